@@ -9,6 +9,7 @@ from mpctl.cores import within_quota
 from mpctl.doctor.documents import Finding, Gpus, HostReport, Limits, TorchFacts, error, warning
 from mpctl.estimate.states import most_at_once
 from mpctl.hosts.checks import Device
+from mpctl.launch.control.server import files_of_launcher
 from mpctl.planning.plan import Plan
 from mpctl.topology import Topology
 from mpctl.units import bytes_text, plural
@@ -150,6 +151,12 @@ def _limits(limits: Limits, needs: Needs) -> Iterator[Finding]:
     if limits.open_files is not None and limits.open_files < files:
         message = f"{limits.open_files:,} open files a process, a rank may need {files:,}"
         yield error("open-files-short", "limits", message, f"ulimit -n {files}")
+    files = files_of_launcher(needs.nodes)  # it raises its own limit as far as it may
+    if needs.nodes > 1 and limits.open_files_hard is not None and limits.open_files_hard < files:
+        few = f"{limits.open_files_hard:,} open files a process at most"
+        message = f"{few}, a launcher of {needs.nodes:,} hosts may need {files:,}"
+        hint = f"raise the hard limit to {files:,} (limits.conf)"
+        yield error("launcher-files-short", "limits", message, hint)
     threads = needs.ranks * (THREADS_OF_A_RANK + (needs.threads or 1))
     for count in (limits.processes, limits.group_processes):
         if count is not None and count < threads:

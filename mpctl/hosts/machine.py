@@ -24,11 +24,13 @@ from __future__ import annotations
 import os
 import platform
 import re
+import resource
 import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -255,6 +257,18 @@ class HostFacts:
     executable: str
     boot: str = ""
     processor: str = ""
+
+
+def raise_file_limit(files: int) -> int:
+    """Let this process, and those that it starts, have so many open files where the system's bound
+    allows them. Returns how many it may have now."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = files if hard == resource.RLIM_INFINITY else min(files, hard)
+    if soft == resource.RLIM_INFINITY or soft >= most:
+        return files if soft == resource.RLIM_INFINITY else soft
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def host_facts() -> HostFacts:

@@ -9,29 +9,32 @@ reports (control/cluster.py).
 An attempt goes through the phases of AttemptPhase, never back (NEXT).
 
 Only the host of a rank sees its process and its breadcrumb. The launcher gets both from the node
-agents and writes them to RUN/nodes/status.json (StatusFile) every STATUS_SECONDS, when a stop is
-asked for, and once more when the attempt is over; `mpctl status` and `mpctl stop` read it, on any
-host. The file is replaced atomically but not synchronised: after a crash of the host its content
-cannot be relied on.
+agents and writes them to RUN/nodes/status.json (StatusFile) every STATUS_SECONDS, with more than
+RANKS_PER_STATUS ranks up to LONGEST_STATUS, when a stop is asked for, and once more when the
+attempt is over; `mpctl status` and `mpctl stop` read it, on any host. The file is replaced
+atomically but not synchronised: after a crash of the host its content cannot be relied on.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from errno import EADDRINUSE
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Literal
 
 import psutil
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass as checked
 
 from mpctl.durable import write_whole
+from mpctl.launch.compact_status import COMPACT_SCHEMA, compact, expand
 from mpctl.rundir.breadcrumb import FINISHED, JOINED, BreadcrumbState
 from mpctl.rundir.collective_log import CollectiveProgress
 from mpctl.rundir.rank_files import FailureRecord
@@ -39,8 +42,17 @@ from mpctl.rundir.slow import SlowPart
 from mpctl.rundir.summary import Failure, RunStatus
 
 STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
-STATUS_SECONDS = 2.0
+STATUS_SECONDS, LONGEST_STATUS = 2.0, 5.0
+RANKS_PER_STATUS = 4000
 STATUS_BYTES = 1 << 28
+REPORTS_PER_SECOND = 500
+
+
+def report_seconds(hosts: int) -> float:
+    """Seconds between two reports of a host about ranks that run on: 1, with many hosts more, so
+    that the launcher reads at most REPORTS_PER_SECOND. That ranks have joined, failed or ended is
+    reported at once."""
+    return max(1.0, hosts / REPORTS_PER_SECOND)
 
 
 class AttemptPhase(StrEnum):
@@ -159,7 +171,7 @@ class NodeState:
     unkilled: Sequence[int] = ()
     ended: Sequence[str] = ()
 
-    @property
+    @cached_property
     def phase(self) -> AttemptPhase:
         """The phase of the attempt on this host. A lost host counts as failed."""
         starts = [rank.breadcrumb.start for rank in self.ranks.values()]
@@ -176,8 +188,8 @@ class AttemptState:
 
     nodes: Sequence[NodeState] = ()
 
-    @property
-    def ranks(self) -> dict[int, RankState]:
+    @cached_property
+    def ranks(self) -> Mapping[int, RankState]:
         """Every rank that a host has reported, by rank."""
         return {rank: state for node in self.nodes for rank, state in sorted(node.ranks.items())}
 
@@ -237,19 +249,17 @@ class AttemptState:
 @checked(frozen=True)
 class AttemptReport:
     """The content of status.json. time: when it was written, in seconds since 1970; slow: what
-    holds up the run. Version 1 had no phase, older ones of version 2 nothing slow."""
+    holds up the run. Version 3 is written as compact_status.py says; versions 1, which had no
+    phase, and 2 were written in this form."""
 
     time: float
     state: AttemptState
     phase: AttemptPhase = AttemptPhase.RUNNING
-    schema: Literal["mpctl.attempt/1", "mpctl.attempt/2"] = "mpctl.attempt/2"
+    schema: Literal["mpctl.attempt/1", "mpctl.attempt/2", "mpctl.attempt/3"] = COMPACT_SCHEMA
     slow: Sequence[SlowPart] = ()
 
 
 REPORT: TypeAdapter[AttemptReport] = TypeAdapter(AttemptReport)
-_EACH = "__all__"
-STEP_TIMES = {"state": {"nodes": {_EACH: {"ranks": {_EACH: {"breadcrumb": {"steps"}}}}}}}
-"""What is left out of the file: the launcher has judged by it, and it is long."""
 
 
 @dataclass
@@ -267,9 +277,9 @@ class StatusFile:
 
     def write(self, state: AttemptState, phase: AttemptPhase) -> None:
         """Write this state; a file that cannot be written is left unchanged."""
-        self.next_write = time.monotonic() + STATUS_SECONDS
-        report = AttemptReport(time.time(), state, phase, slow=self.slow)
-        content = REPORT.dump_json(report, exclude=STEP_TIMES).decode()
+        pause = STATUS_SECONDS * len(state.ranks) / RANKS_PER_STATUS
+        self.next_write = time.monotonic() + min(max(STATUS_SECONDS, pause), LONGEST_STATUS)
+        content = compact(AttemptReport(time.time(), state, phase, slow=self.slow))
         with suppress(OSError):
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_whole(self.path, content, sync=False)
@@ -280,8 +290,10 @@ def read_status(path: Path) -> AttemptReport | None:
     try:
         if not path.is_file() or path.stat().st_size > STATUS_BYTES:
             return None
-        return REPORT.validate_json(path.read_bytes())
-    except (OSError, ValidationError):
+        document = json.loads(path.read_bytes())
+        is_compact = document["schema"] == COMPACT_SCHEMA
+        return REPORT.validate_python(expand(document) if is_compact else document)
+    except (OSError, ValueError, LookupError, TypeError, StopIteration, RecursionError):
         return None
 
 

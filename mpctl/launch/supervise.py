@@ -30,7 +30,14 @@ from typing import TYPE_CHECKING, Any
 
 from mpctl.errors import InputError, RunFailed
 from mpctl.hosts.checks import common_machine
-from mpctl.launch.attempt import AttemptPhase, AttemptState, NodeState, RunChange, StatusFile
+from mpctl.launch.attempt import (
+    AttemptPhase,
+    AttemptState,
+    NodeState,
+    RunChange,
+    StatusFile,
+    report_seconds,
+)
 from mpctl.launch.cluster import Attempt, Cluster
 from mpctl.launch.diagnose import AttemptEvidence, find_failure, full_disk_text, without_ranks
 from mpctl.launch.elastic import fit_hosts, least_nodes
@@ -331,7 +338,12 @@ class Supervisor:
         saves = SaveMonitor(self.on_event)
         attempt = self.cluster.start(name_origin(self.plan))
         watched = WatchedAttempt(attempt, StatusFile(run.status))
-        watch = RunWatch(launch, self.plan.world_size, address=attempt.address)
+        watch = RunWatch(
+            launch,
+            self.plan.world_size,
+            address=attempt.address,
+            period=report_seconds(self.plan.job.cluster.nodes),
+        )
         slow = SlowPartsMonitor(self.plan.job, run.slow, partial(self._say_slow, watched.status))
         grace = FailureGracePeriod(attempt)
         stop = StopGracePeriod(watched, launch, self.stops, self.on_event)

@@ -1,4 +1,5 @@
-"""Checks once a second whether torchrun and its ranks still run, and finds the cause of a hang.
+"""Checks once a second whether torchrun and its ranks still run, and finds the cause of a hang;
+where there are many hosts, as often as each of them reports.
 
 Ranks notice a peer that has ended. The launcher notices one that keeps the others waiting in a
 collective for `launch.timeout_seconds`, or for a time learnt from the run's own steps
@@ -12,9 +13,9 @@ computes for long is never hung by itself, whatever it does (a compilation, a fi
 validation); only those that wait for it are.
 
 Time limits are counted by checks, not by a clock: a pause between two checks counts as at most
-LONGEST_PAUSE. While this process is stopped itself (Ctrl-Z) or the machine sleeps, no check is made
-and no time counts. The node agents of other hosts do count: they end their ranks once they have
-heard nothing for `launch.silence_seconds` (node/agent.py).
+LONGEST_PAUSE periods. While this process is stopped itself (Ctrl-Z) or the machine sleeps, no check
+is made and no time counts. The node agents of other hosts do count: they end their ranks once they
+have heard nothing for `launch.silence_seconds` (node/agent.py).
 """
 
 from __future__ import annotations
@@ -36,18 +37,27 @@ from mpctl.units import ranks_text
 
 LONGEST_PAUSE = 2.0
 CHECK_SECONDS = 1.0
-STOPPED_CHECKS = 5
+STOPPED_SECONDS = 5.0
 Stacks = Callable[[], Mapping[int, str]]
 
 
 class RunWatch:
-    """Watches one attempt. address: the rendezvous of its ranks, `127.0.0.1:29500`; hang: what was
-    found, None if nothing; timeout: how long a rank may wait. Counters have the consecutive checks
-    at which a rank, a torchrun or the start was in that state; waited has the seconds that a rank
-    has been in one wait."""
+    """Watches one attempt. address: the rendezvous of its ranks, `127.0.0.1:29500`; period: seconds
+    between two checks, in which each host reports once (report_seconds in attempt.py); hang: what
+    was found, None if nothing; timeout: how long a rank may wait. Counters have the consecutive
+    checks at which a rank, a torchrun or the start was in that state; waited has the seconds that a
+    rank has been in one wait."""
 
-    def __init__(self, launch: LaunchSpec, world_size: int, *, address: str) -> None:
+    def __init__(
+        self,
+        launch: LaunchSpec,
+        world_size: int,
+        *,
+        address: str,
+        period: float = CHECK_SECONDS,
+    ) -> None:
         self.launch, self.world_size, self.address = launch, world_size, address
+        self.period = period
         self.timeout = LearntTimeout(launch)
         self.is_queued = launch.device == "cuda"
         self.hang: Verdict | None = None
@@ -64,11 +74,11 @@ class RunWatch:
         self.program = ProgramWatch(launch) if launch.program else None
 
     def is_healthy(self, attempt: Attempt) -> bool:
-        """Whether no hang was found; checks at most once a second."""
+        """Whether no hang was found; checks at most once a period."""
         now = time.monotonic()
         if self.hang is None and now >= self.next_check:
             elapsed, self.last_check = now - self.last_check, now
-            self.next_check = now + CHECK_SECONDS
+            self.next_check = now + self.period
             self.hang = self.check(attempt.snapshot(), elapsed, attempt.stacks)
         return self.hang is None
 
@@ -77,7 +87,7 @@ class RunWatch:
     ) -> Verdict | None:
         """Check the state of all hosts and ranks at this moment. elapsed: seconds since the last
         check; stacks: called for where ranks are, by rank, once something is found."""
-        elapsed = min(elapsed, LONGEST_PAUSE)
+        elapsed = min(elapsed, LONGEST_PAUSE * self.period)
         ranks = state.ranks
         before, self.before = self.before, ranks
         for rank, seen in ranks.items():
@@ -125,15 +135,22 @@ class RunWatch:
     def _stopped(self, ranks: Mapping[int, RankState]) -> Verdict | None:
         """Ranks whose process was stopped at several checks in a row."""
         for rank, seen in ranks.items():
-            self.stopped[rank] = self.stopped[rank] + 1 if seen.is_stopped else 0
-        found = sorted(rank for rank, checks in self.stopped.items() if checks >= STOPPED_CHECKS)
+            if seen.is_stopped:
+                self.stopped[rank] += 1
+            elif rank in self.stopped:
+                del self.stopped[rank]
+        found = sorted(rank for rank, checks in self.stopped.items() if self._is_long(checks))
         return Verdict(found[0], stopped_text(found)) if found else None
+
+    def _is_long(self, checks: int) -> bool:
+        """Whether a process that was stopped at so many checks in a row is not continued soon."""
+        return checks * self.period >= STOPPED_SECONDS
 
     def _stopped_torchrun(self, state: AttemptState) -> Verdict | None:
         for node in state.nodes:
             checks = self.stopped_torchruns[node.node] + 1 if node.torchrun in STOPPED else 0
             self.stopped_torchruns[node.node] = checks
-            if checks >= STOPPED_CHECKS:
+            if self._is_long(checks):
                 where = f" of host {node.host}" if len(state.nodes) > 1 else ""
                 text = f"torchrun{where}, which runs the ranks, is stopped (SIGSTOP)"
                 return Verdict(None, text)
@@ -141,15 +158,17 @@ class RunWatch:
 
     def _start(self, ranks: Mapping[int, RankState]) -> Verdict | None:
         """Until all ranks have joined: a verdict once the start makes no more progress."""
+        if self.has_started:
+            return None
         starts = [ranks.get(rank, RankState()).breadcrumb.start for rank in range(self.world_size)]
-        if self.has_started or min(starts) >= JOINED:
+        if min(starts) >= JOINED:
             self.has_started = True
             return None
         start = (sum(bool(rank.process) for rank in ranks.values()), *starts)
         self.idle_checks = self.idle_checks + 1 if start == self.start else 0
         self.start = start
         seconds = self.launch.start_seconds
-        if self.idle_checks * CHECK_SECONDS < seconds:
+        if self.idle_checks * self.period < seconds:
             return None
         message = f"the start made no progress for {seconds:g} s (launch.start_seconds)"
         return Verdict(None, f"{message}: {_missing(starts, self.address)}")
@@ -169,8 +188,11 @@ class RunWatch:
                 and now.breadcrumb.beats == then.breadcrumb.beats
                 and now.processor_seconds == then.processor_seconds
             )
-            self.silent[rank] = self.silent[rank] + 1 if is_silent else 0
-            if self.silent[rank] * CHECK_SECONDS >= seconds:
+            if not is_silent:
+                self.silent.pop(rank, None)
+                continue
+            self.silent[rank] += 1
+            if self.silent[rank] * self.period >= seconds:
                 message = f"no heartbeat and no processor time used for {seconds:g} s"
                 end = f"its process is in state '{now.process}'"
                 return Verdict(rank, f"{message} (launch.timeout_seconds); {end}")

@@ -127,6 +127,15 @@ def test_a_job_needs_memory_disk_files_and_processes() -> None:
     assert "200.0 GiB are free" in lacking["world-fits-memory"].message
 
 
+def test_a_launcher_of_many_hosts_needs_a_file_for_each() -> None:
+    limits = {"open_files": 100_000, "open_files_hard": 1024}
+    many = findings(host(limits=limits), needs=Needs(device="cpu", nodes=1000))
+    message = "1,024 open files a process at most, a launcher of 1,000 hosts may need 2,128"
+    assert many["launcher-files-short"].message == message
+    few = findings(host(limits=limits), needs=Needs(device="cpu", nodes=250))
+    assert "launcher-files-short" not in few
+
+
 def test_a_gpu_must_have_the_memory_of_a_rank_free() -> None:
     devices = [gpu(0), gpu(1, memory_used=50 * GIB)]
     needs = Needs(device="cuda", ranks=2, gpu_bytes=40 * GIB)

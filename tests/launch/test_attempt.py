@@ -45,7 +45,8 @@ def test_the_state_is_read_back_as_it_was(tmp_path: Path) -> None:
     )
     assert report.state.nodes[0].host == "n2" and report.state.ranks == attempt.state.ranks
     read = report.state.ranks[3].breadcrumb
-    assert (read.beat_time, read.text_time, read.collectives) == (100.5, 100.25, progress)
+    assert (read.beat_time, read.text_time) == pytest.approx((100.5, 100.25), abs=0.01)
+    assert read.collectives == progress
 
 
 def test_a_full_disk_does_not_fill_with_halves_of_it(tmp_path: Path) -> None:

@@ -12,12 +12,13 @@ import pytest
 from mpctl.launch import watch
 from mpctl.launch.attempt import AttemptPhase, AttemptState, NodeState, RankState
 from mpctl.launch.verdict import Verdict
-from mpctl.launch.watch import STOPPED_CHECKS, RunWatch
+from mpctl.launch.watch import STOPPED_SECONDS, RunWatch
 from mpctl.rundir.breadcrumb import JOINED, JOINING, Breadcrumb
 from mpctl.spec.launch import LaunchSpec
 from tests.launch.attempts import new_breadcrumb, state_of
 from tests.launch.command import endless, wait_for
 
+CHECKS = round(STOPPED_SECONDS)
 LAUNCH = LaunchSpec(start_seconds=3, timeout_seconds=4)
 
 
@@ -91,21 +92,21 @@ def test_healthy_ranks_are_left_alone(scene: Scene) -> None:
 
 def test_a_stopped_rank_is_a_hang_after_some_checks(scene: Scene) -> None:
     scene.processes.states[1] = psutil.STATUS_STOPPED
-    assert scene.checks(STOPPED_CHECKS - 1, scene.beat) == ""
+    assert scene.checks(CHECKS - 1, scene.beat) == ""
     scene.processes.states[1] = psutil.STATUS_RUNNING  # continued in time
     assert scene.checks(1, scene.beat) == ""
     scene.processes.states[1] = psutil.STATUS_STOPPED
-    assert scene.checks(STOPPED_CHECKS - 1, scene.beat) == ""
+    assert scene.checks(CHECKS - 1, scene.beat) == ""
     assert scene.checks(1, scene.beat).startswith("1: its process is stopped (SIGSTOP")
 
 
 def test_all_ranks_and_torchrun_stopped(scene: Scene) -> None:
     scene.processes.states[None] = psutil.STATUS_STOPPED
-    assert "torchrun, which runs the ranks, is stopped" in scene.checks(STOPPED_CHECKS, scene.beat)
+    assert "torchrun, which runs the ranks, is stopped" in scene.checks(CHECKS, scene.beat)
     scene.watch.stopped.clear()
     scene.watch.stopped_torchruns.clear()
     scene.processes.states |= {0: psutil.STATUS_STOPPED, 1: psutil.STATUS_STOPPED}
-    words = scene.checks(STOPPED_CHECKS, scene.beat)
+    words = scene.checks(CHECKS, scene.beat)
     assert words.startswith("0: ") and words.endswith("so is rank 1")
 
 

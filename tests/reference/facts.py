@@ -82,7 +82,8 @@ SET = {
 }
 SCHEMAS = {
     "mpctl.attempt/1": "nodes/status.json of a run of older versions, which is read",
-    "mpctl.attempt/2": "nodes/status.json of a run: the phase of its attempt, all hosts and ranks, "
+    "mpctl.attempt/2": "the same, with the phase of its attempt",
+    "mpctl.attempt/3": "nodes/status.json of a run: the phase of its attempt, all hosts and ranks, "
     "as the launcher last knew them",
     "mpctl.blamed/1": "nodes/blamed.json of a run: the failures that each host is blamed for",
     "mpctl.bench/2": "`mpctl bench ... --json` and OUT/report.json: rows and findings of any bench",

@@ -51,19 +51,21 @@ HINT = "use other hosts, or raise launch.exclude_after"
 @dataclass
 class AgentAttempt:
     """torchrun on hosts of a cluster. links: of these hosts, in the order of nodes; address: the
-    rendezvous of the ranks; failures: why the agent of a node did not start or has ended."""
+    rendezvous of the ranks; failures: why the agent of a node did not start or has ended; known:
+    what each host last reported, with its state as the launcher sees it."""
 
     server: ControlServer
     links: Sequence[HostLink]
     number: int
     address: str
     failures: Callable[[], dict[int, Issue]]
+    known: dict[int, tuple[NodeState | None, NodeState]] = field(default_factory=dict)
 
     def poll(self) -> AttemptPhase:
-        return self.snapshot().phase
+        return AttemptPhase.of_hosts({state.phase for state in self._states()})
 
     def snapshot(self) -> AttemptState:
-        return AttemptState([self._state(node, link) for node, link in enumerate(self.links)])
+        return AttemptState(self._states())
 
     def request_stop(self) -> None:
         for link in self.links:
@@ -87,19 +89,34 @@ class AgentAttempt:
                 stacks |= {int(rank): str(text) for rank, text in of_host.items()}
         return stacks
 
-    def _state(self, node: int, link: HostLink) -> NodeState:
-        """What a host last reported; its failures at times of the launcher's clock."""
-        state = link.reports.get(self.number, NodeState(node=node))
-        shift = link.clock_shift
-        failures = [failure | {"time": failure["time"] + shift} for failure in state.failures]
-        return replace(state, host=link.name, lost=self._lost(link, state), failures=failures)
+    def _states(self) -> list[NodeState]:
+        """The states of the hosts, in the order of nodes; only those that a report or a loss has
+        changed are made anew."""
+        issues = self.failures() if any(link.lost for link in self.links) else {}
+        return [self._state(node, link, issues) for node, link in enumerate(self.links)]
 
-    def _lost(self, link: HostLink, state: NodeState) -> str:
-        """A host whose ranks have ended is not lost to the attempt."""
-        if state.code is not None:
-            return ""
-        failure = self.failures().get(link.node) if link.lost else None
-        return f"{link.lost}: {failure.message}" if failure else link.lost
+    def _state(self, node: int, link: HostLink, issues: Mapping[int, Issue]) -> NodeState:
+        """What a host last reported; its failures at times of the launcher's clock."""
+        reported = link.reports.get(self.number)
+        known = self.known.get(node)
+        # The words of a loss and the shift of the clock become better with time.
+        is_final = known is not None and not known[1].lost and not known[1].failures
+        if known is not None and is_final and known[0] is reported and not link.lost:
+            return known[1]
+        state, shift = reported or NodeState(node=node), link.clock_shift
+        failures = [failure | {"time": failure["time"] + shift} for failure in state.failures]
+        lost = _lost(link, state, issues)
+        state = replace(state, host=link.name, lost=lost, failures=failures)
+        self.known[node] = reported, state
+        return state
+
+
+def _lost(link: HostLink, state: NodeState, issues: Mapping[int, Issue]) -> str:
+    """Why a host is lost to an attempt; one whose ranks have ended is not."""
+    if state.code is not None or not link.lost:
+        return ""
+    failure = issues.get(link.node)
+    return f"{link.lost}: {failure.message}" if failure else link.lost
 
 
 def never() -> bool:
@@ -350,7 +367,7 @@ class AgentCluster:
         """Place the hosts for the next attempt. Reconnects to lost ones, and waits for them where
         no spare host can take their place. Returns a reason for each host that cannot be used if
         fewer than `least` can, else []. is_stopped: to give up."""
-        self._note_losses(self.server.links)
+        again = self._note_losses(self.server.links)
         lost = [link for link in self.server.links if not link.is_ready]
         gone = {link.node: link.lost or "lost" for link in lost}
         issues = self._reconnect(lost, least, is_stopped) if lost else []
@@ -372,20 +389,29 @@ class AgentCluster:
             bad = [Issue("host-excluded", names[host], reasons[host], HINT) for host in barred]
             return [*issues, *refused.values(), *bad]
         found = {host: issue.message for host, issue in (refused | sick).items()}
+        self._say_resting({h: again[h] for h in again.keys() - {*placement.used}})
         self._place(placement, gone | found | reasons)
         for host in sick.keys() - {*placement.used}:
             self._dismiss(host, sick[host])
         self.next_try = time.monotonic() + RETURN_SECONDS
         return []
 
-    def _note_losses(self, links: Sequence[HostLink]) -> None:
-        """Count those of these hosts that were lost since they were last looked at."""
+    def _note_losses(self, links: Sequence[HostLink]) -> dict[int, float]:
+        """Count those of these hosts that were lost since they were last looked at. Returns the
+        seconds for which those that were lost before should not be used."""
+        again: dict[int, float] = {}
         for link in links:
             if link.lost and link.node not in self.away:
                 self.away.add(link.node)
                 seconds = self.returns.note_loss(link.node, time.monotonic())
                 if seconds:
-                    self.on_event(f"{link.name} was lost again: not used for {seconds:g} s")
+                    again[link.node] = seconds
+        return again
+
+    def _say_resting(self, again: Mapping[int, float]) -> None:
+        for host, seconds in sorted(again.items()):
+            name = self.server.links[host].name
+            self.on_event(f"{name} was lost again: not used for {seconds:g} s")
 
     def _place(self, placement: Placement, reasons: Mapping[int, str]) -> None:
         """Use a placement, and report what it changes. reasons: why hosts are not wanted."""
@@ -503,7 +529,7 @@ class AgentCluster:
         RETURN_SECONDS."""
         used = {*self.placement.used}
         idle = [link for link in self.server.links if link.node not in used]
-        self._note_losses(idle)
+        self._say_resting(self._note_losses(idle))
         missing = [link for link in idle if link.node in self.away or self._is_awaited(link)]
         back = [link for link in missing if link.is_ready and self._may_return(link.node)]
         if back:

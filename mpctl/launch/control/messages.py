@@ -121,9 +121,10 @@ class Request:
 @checked(frozen=True)
 class Welcome:
     """The launcher's first message. silence: seconds without a message after which either end
-    considers the other lost."""
+    considers the other lost; report_seconds: between two reports about ranks that run on."""
 
-    silence: float
+    silence: float = SILENCE_SECONDS
+    report_seconds: float = 1.0
     type: Literal["welcome"] = "welcome"
 
 
@@ -158,12 +159,12 @@ def encode(message: FromAgent | FromLauncher) -> bytes:
 
 class Connection:
     """The agent's end, once both ends have proved that they know the key. is_open: until the
-    launcher closes it or a message arrives that the launcher cannot have sent; silence: seconds
-    without a message after which the launcher is considered lost, which it says in its first."""
+    launcher closes it or a message arrives that the launcher cannot have sent; terms: what it
+    says in its first message."""
 
     def __init__(self, opened: socket.socket, handshake: Handshake) -> None:
         self.socket, self.is_open = opened, True
-        self.silence = SILENCE_SECONDS
+        self.terms = Welcome()
         self.sent = handshake.messages_of("agent")
         self.received = handshake.messages_of("launcher")
         self.pending = bytearray()
@@ -184,7 +185,7 @@ class Connection:
     def send(self, message: FromAgent) -> None:
         """Send a message; a peer that is gone closes the connection."""
         try:
-            self.socket.settimeout(self.silence)
+            self.socket.settimeout(self.terms.silence)
             self.socket.sendall(self.sent.seal(encode(message)))
         except OSError:
             self.is_open = False
@@ -206,7 +207,7 @@ class Connection:
             while (body := self._next_body()) is not None:
                 message = FROM_LAUNCHER.validate_json(body)
                 if isinstance(message, Welcome):
-                    self.silence = message.silence
+                    self.terms = message
                 messages.append(message)
         except (ValueError, Unproved):
             self.is_open = False

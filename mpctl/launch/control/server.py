@@ -22,7 +22,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from mpctl.launch.attempt import NodeState
+from mpctl.hosts.machine import raise_file_limit
+from mpctl.launch.attempt import NodeState, report_seconds
 from mpctl.launch.control.admission import Admission
 from mpctl.launch.control.messages import (
     FROM_AGENT,
@@ -47,8 +48,12 @@ from mpctl.launch.control.messages import (
     parse_head,
 )
 
-HELLO_SECONDS, SPARE, BUFFER_BYTES = 30.0, 1024, 1 << 16
+HELLO_SECONDS, BUFFER_BYTES = 30.0, 1 << 16
+SPARE, LEAST_SPARE, OTHER_FILES = 1024, 8, 128
+"""Unproved connections beyond one a host, also where open files are few; open files of a launcher
+for other things."""
 CLOSE_SECONDS = 20.0
+REASON_LINES, REASON_LENGTH = 3, 300
 PORT_TRIES = 20
 CLOCK_SAMPLES = 8
 GONE = "its node agent ended"
@@ -112,6 +117,10 @@ class ControlServer:
     def open(self, addresses: Sequence[str] = ()) -> None:
         """Listen at these addresses of this host, at all of them by default, at a free port. Raises
         OSError when it cannot."""
+        hosts = len(self.links)
+        files = raise_file_limit(files_of_launcher(hosts) + SPARE)
+        spare = min(SPARE, files - files_of_launcher(hosts))
+        self.admission.most = hosts + max(spare, LEAST_SPARE)
         self.sockets = listen(addresses)
         self.port = self.sockets[0].getsockname()[1]
         self.thread.start()
@@ -188,7 +197,7 @@ class ControlServer:
             while link is not None:
                 self._receive(link, await _next_message(reader, opening, MESSAGE_BYTES))
         except (Unproved, ValueError) as error:
-            why = f"a message from its node agent was refused: {_first_line(error)}"
+            why = f"a message from its node agent was refused: {_reason(error)}"
         except (OSError, EOFError, TimeoutError, asyncio.CancelledError):
             pass  # it was killed, says nothing, or the server is closed
         finally:
@@ -199,12 +208,16 @@ class ControlServer:
     def _welcome(
         self, hello: FromAgent, writer: asyncio.StreamWriter, handshake: Handshake
     ) -> HostLink | None:
+        """Answer a hello: its link, welcomed, or None for a peer that gets no seat and is sent
+        away."""
+        sealing = handshake.messages_of("launcher")
         if not isinstance(hello, Hello) or (link := self._find(hello)) is None:
+            writer.write(sealing.seal(encode(Command("bye"))))
             return None
         link.connected = link.heard = time.monotonic()
-        link.writer, link.sealing = writer, handshake.messages_of("launcher")
-        self._write(link, Welcome(self.silence))
+        link.writer, link.sealing = writer, sealing
         link.hello = hello
+        self._write(link, Welcome(self.silence, report_seconds(len(self.links))))
         return link
 
     def _find(self, hello: Hello) -> HostLink | None:
@@ -275,8 +288,16 @@ class ControlServer:
             link.results.popitem()[1].set_exception(RuntimeError(link.lost))
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
+def files_of_launcher(hosts: int) -> int:
+    """Open files that a launcher of so many hosts needs: each host has a connection, and may have
+    another one that is not yet proved."""
+    return OTHER_FILES + 2 * hosts
+
+
+def _reason(error: Exception) -> str:
+    """What is wrong with a message, in one line."""
+    lines = (line.strip() for line in str(error).splitlines())
+    return ": ".join([line for line in lines if line][:REASON_LINES])[:REASON_LENGTH]
 
 
 async def _next_message(reader: asyncio.StreamReader, opening: MessageKey, most: int) -> FromAgent:

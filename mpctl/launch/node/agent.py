@@ -6,10 +6,10 @@ It connects to the launcher's control server (launch/control/), where both prove
 key in the run directory, and tries for S seconds where something answers that does not prove
 itself: the launcher closes connections while strangers open too many. It sends the facts of this
 host and then obeys the launcher: start torchrun, end it, answer requests. It reports the state of
-its ranks every REPORT_SECONDS, and at once when their phase has changed: all have joined, one has
-failed, torchrun has ended. When the connection closes, when nothing is heard for
-`launch.silence_seconds` or when a signal asks it to end, it ends its ranks and exits; when it is
-killed, the kernel kills torchrun and the ranks with it.
+its ranks once a second, where there are many hosts less often (attempt.py), and at once when their
+phase has changed: all have joined, one has failed, torchrun has ended. When the connection closes,
+when nothing is heard for `launch.silence_seconds` or when a signal asks it to end, it ends its
+ranks and exits; when it is killed, the kernel kills torchrun and the ranks with it.
 
 Each request (REQUESTS) is one function that is called in a thread, so that pings and reports
 continue meanwhile.
@@ -55,7 +55,7 @@ from mpctl.launch.node.processes import HostRanks
 from mpctl.launch.node.torchrun import RANK_VARIABLES, NodeStart, NodeTorchrun, SpareTorchrun
 from mpctl.rundir.directory import RunDir
 
-POLL_SECONDS, REPORT_SECONDS, CONNECT_SECONDS = 0.05, 1.0, 20.0
+POLL_SECONDS, CONNECT_SECONDS = 0.05, 20.0
 PROVE_SECONDS, KEY_SECONDS = 5.0, 5.0
 """How long a peer may take to prove itself; how long a network file system may take to show the
 key."""
@@ -111,7 +111,7 @@ class Agent:
                 for message in self.connection.receive(POLL_SECONDS):
                     self.heard, self.is_welcome = time.monotonic(), True
                     self._obey(message)
-                silence = self.connection.silence
+                silence = self.connection.terms.silence
                 if time.monotonic() - self.heard > silence:
                     told = f"the launcher was silent for {silence:g} s (launch.silence_seconds)"
                     print(told, file=sys.stderr)
@@ -170,7 +170,7 @@ class Agent:
             self._send(NodeState(node=start.node, host=socket.gethostname(), code=1))
 
     def _report_if_due(self) -> None:
-        """Report once REPORT_SECONDS have passed, or when something has ended since."""
+        """Report when the launcher expects one, or when something has ended since."""
         if self.node is None or (self.reported and self.reported.code is not None):
             return
         before = AttemptPhase.STARTING if self.reported is None else self.reported.phase
@@ -178,7 +178,8 @@ class Agent:
             self._send(self.node.snapshot())
 
     def _send(self, state: NodeState) -> None:
-        self.reported, self.next_report = state, time.monotonic() + REPORT_SECONDS
+        self.reported = state
+        self.next_report = time.monotonic() + self.connection.terms.report_seconds
         self.connection.send(Report(self.attempt, state))
 
 
@@ -259,6 +260,29 @@ def say_hello(connection: Connection, node: int | None) -> None:
     connection.send(Hello(known_name(), host_facts(), node, local, remote))
 
 
+def serve_launcher(
+    make_agent: Callable[[Connection], Agent],
+    addresses: str,
+    key: bytes,
+    seconds: float,
+    node: int | None,
+) -> None:
+    """Serve a launcher until the launch is over or the connection is lost. One that closes the
+    connection before it has answered the hello is tried again, for `seconds` in all: this end has
+    proved itself once it has sent its proof, the launcher may not have read it. Raises OSError when
+    there is none."""
+    deadline = time.monotonic() + seconds
+    while True:
+        connection = connect(addresses, key, max(1.0, deadline - time.monotonic()))
+        say_hello(connection, node)
+        agent = make_agent(connection)
+        agent.serve()
+        if agent.is_welcome or time.monotonic() > deadline:
+            return
+        connection.socket.close()
+        time.sleep(FIRST_PAUSE)
+
+
 def _end(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
 
@@ -287,12 +311,11 @@ def main(
         key = wait_for_key(options.key)
     except OSError as error:
         sys.exit(f"{known_name()} {NO_RUN_DIR}: {error}")
+    agent = partial(Agent, RunDir(options.run), starter=starter, requests=requests)
     try:
-        connection = connect(options.connect, key, options.seconds)
+        serve_launcher(agent, options.connect, key, options.seconds, options.node)
     except OSError as error:
         sys.exit(f"the launcher cannot be reached: {error}")
-    say_hello(connection, options.node)
-    Agent(RunDir(options.run), connection, starter, requests).serve()
 
 
 if __name__ == "__main__":

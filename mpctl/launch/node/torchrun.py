@@ -38,6 +38,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -49,7 +50,7 @@ from typing import Literal
 import psutil
 
 from mpctl.hosts.network import HOST, free_port
-from mpctl.launch.attempt import AttemptPhase, NodeState
+from mpctl.launch.attempt import STOPPED, AttemptPhase, NodeState
 from mpctl.launch.node.processes import UNREADABLE, HostRanks, kill_tree
 from mpctl.launch.node.program import HostProgram
 from mpctl.rundir.breadcrumb import BREADCRUMBS
@@ -136,6 +137,7 @@ class WaitingTorchrun:
         """Run torchrun with these arguments and append its output to a log. Returns False when the
         process has already ended; starting another one then shows why."""
         fork = self.variables is not None and self.variables == lasting(env)
+        self.continue_stopped()
         order = {"arguments": list(arguments), "env": dict(env), "log": str(log), "fork": fork}
         line = json.dumps(order)
         if self.process.poll() is not None or self.process.stdin is None:
@@ -146,6 +148,13 @@ class WaitingTorchrun:
         except OSError:
             return False
         return True
+
+    def continue_stopped(self) -> None:
+        """Continue the process if something has stopped it: it would not read its arguments. It
+        has no ranks that could be meant to stay stopped."""
+        with suppress(*UNREADABLE):
+            if psutil.Process(self.process.pid).status() in STOPPED:
+                self.process.send_signal(signal.SIGCONT)
 
     def end(self) -> None:
         if self.process.stdin is not None and self.is_waiting:

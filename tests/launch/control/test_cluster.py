@@ -434,6 +434,7 @@ def test_a_flapping_host_is_used_where_the_run_cannot_do_without_it(world: World
         world.lose(2)
         assert world.cluster.recover(3) == []
         assert world.used() == [0, 1, 2]
+    assert "used all the same" in world.said() and "not used for" not in world.said()
 
 
 # ---------------------------------------------------------------- spare hosts

@@ -12,6 +12,7 @@ import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,7 @@ from mpctl.launch.control.messages import (
     write_key,
 )
 from mpctl.launch.control.server import ControlServer
-from mpctl.launch.node.agent import Agent, connect
+from mpctl.launch.node.agent import Agent, connect, serve_launcher
 from mpctl.launch.node.torchrun import RANK_VARIABLES, NodeStart
 from mpctl.rundir.directory import RunDir
 from tests.launch.control.peers import agent, serving, until
@@ -101,9 +102,10 @@ def test_an_agent_tries_addresses_until_it_finds_the_launcher() -> None:
         assert found.socket.getpeername()[0] == "127.0.0.2"
 
 
-def test_an_agent_that_is_turned_away_tries_again() -> None:
+def test_an_agent_that_is_turned_away_tries_again(tmp_path: Path) -> None:
     """A launcher closes connections while strangers open too many: with a reset, where something of
-    them was not read."""
+    them was not read; and it may not have read a proof that was sent."""
+    answered: list[bool] = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def turn_away_twice() -> None:
@@ -111,16 +113,23 @@ def test_an_agent_that_is_turned_away_tries_again() -> None:
                 opened, _ = listener.accept()
                 opened.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 opened.close()
-            opened, _ = listener.accept()
-            handshake = Handshake(KEY, opened.recv(CHALLENGE_BYTES), B)
-            opened.sendall(B + handshake.proof("launcher"))
-            handshake.require("agent", opened.recv(PROOF_BYTES))
+            for is_last in (False, True):
+                opened, _ = listener.accept()
+                handshake = Handshake(KEY, opened.recv(CHALLENGE_BYTES), B)
+                opened.sendall(B + handshake.proof("launcher"))
+                handshake.require("agent", opened.recv(PROOF_BYTES))
+                if is_last:
+                    bye = encode(Command("bye"))
+                    opened.sendall(handshake.messages_of("launcher").seal(bye))
+                opened.close()
+                answered.append(is_last)
 
         thread = threading.Thread(target=turn_away_twice)
         thread.start()
-        connect(f"127.0.0.1:{listener.getsockname()[1]}", KEY, 30)
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        serve_launcher(partial(Agent, RunDir(tmp_path)), address, KEY, 30, 0)
         thread.join(30)
-        assert not thread.is_alive()
+        assert answered == [False, True]
 
 
 def test_a_launcher_that_is_silent_is_lost(

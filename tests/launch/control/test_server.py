@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any, cast
 
 import pytest
@@ -28,7 +29,7 @@ from mpctl.launch.control.messages import (
     new_key,
 )
 from mpctl.launch.control.server import ControlServer, HostLink
-from mpctl.launch.node.agent import connect
+from mpctl.launch.node.agent import serve_launcher
 from tests.launch.control.peers import (
     SECONDS,
     RecordingSocket,
@@ -148,6 +149,17 @@ def test_a_source_with_few_connections_keeps_them(server: ControlServer) -> None
         assert until(lambda: ready(server) == [0])
 
 
+@dataclass
+class Visitor:
+    """An agent that leaves once it is welcome."""
+
+    connection: Connection
+    is_welcome: bool = False
+
+    def serve(self) -> None:
+        self.is_welcome = bool(self.connection.receive(SECONDS))
+
+
 def test_a_flood_of_its_own_address_does_not_keep_an_agent_out(server: ControlServer) -> None:
     """Connections are opened without pause, and the oldest of them are closed with resets."""
     server.admission.most, is_over = 10, threading.Event()
@@ -165,10 +177,9 @@ def test_a_flood_of_its_own_address_does_not_keep_an_agent_out(server: ControlSe
     stranger = threading.Thread(target=flood)
     stranger.start()
     try:
-        for node in range(2):
-            connection = connect(f"127.0.0.1:{server.port}", server.key, SECONDS)
-            connection.send(hello(node))
-            assert until(lambda node=node: server.links[node].is_ready)
+        address = f"127.0.0.1:{server.port}"
+        serve_launcher(Visitor, address, server.key, SECONDS, 0)
+        assert server.links[0].hello is not None
     finally:
         is_over.set()
         stranger.join()
@@ -284,7 +295,7 @@ def test_a_silent_host_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
         silent, talking = agent(served, 0), agent(served, 1)
         assert until(lambda: ready(served) == [0, 1])
         assert [m.type for m in silent.receive(SECONDS)][:1] == ["welcome"]
-        assert silent.silence == 0.5
+        assert silent.terms.silence == 0.5
 
         def is_lost() -> str:
             talking.send(Pong())

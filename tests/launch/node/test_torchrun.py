@@ -6,9 +6,11 @@ And a torchrun process that is started before its arguments are known.
 from __future__ import annotations
 
 import importlib.util
+import signal
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
+import psutil
 import pytest
 
 from mpctl.hosts.network import free_port
@@ -22,6 +24,7 @@ from mpctl.launch.node.torchrun import (
 )
 from mpctl.rundir.directory import RunDir
 from mpctl.spec.load import parse
+from tests.launch.control.peers import until
 
 
 def test_the_allocator_grows_segments_unless_the_user_has_settings() -> None:
@@ -92,6 +95,17 @@ def test_one_that_is_not_needed_ends(tmp_path: Path) -> None:
     waiting = WaitingTorchrun(tmp_path)
     waiting.end()
     assert waiting.process.poll() is not None and not waiting.is_waiting
+
+
+def test_one_that_was_stopped_is_continued_for_its_order(tmp_path: Path) -> None:
+    waiting = WaitingTorchrun(tmp_path)
+    waiting.process.send_signal(signal.SIGSTOP)
+    process = psutil.Process(waiting.process.pid)
+    assert until(lambda: process.status() == psutil.STATUS_STOPPED)
+    assert waiting.order([], {}, tmp_path / "log")
+    assert until(lambda: process.status() != psutil.STATUS_STOPPED)
+    waiting.process.kill()
+    waiting.process.wait()
 
 
 def test_one_that_has_died_takes_no_order(tmp_path: Path) -> None:

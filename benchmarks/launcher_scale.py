@@ -1,0 +1,258 @@
+"""What a launch over many hosts costs the launcher:
+`python -m benchmarks.launcher_scale [HOSTS]`. A benchmark, not a test;
+tests/launch/control/test_scale.py holds the bytes of a host.
+
+HOSTS node agents (1,000) of 8 ranks each connect to a control server. They are sockets of one other
+process that speak the protocol: they answer pings and report as often as the launcher asks for it,
+ranks that train (tp 8, pp 8, the rest dp) with logs of their collectives and last steps. The
+launcher does for an attempt what run_launch does at each poll: phase, status.json, hangs, saves,
+stragglers.
+
+Processor time of the launcher's process, in seconds a second (cores), for each part alone and for
+all: other load of the machine makes it slower, not much dearer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import resource
+import secrets
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from mpctl.hosts.machine import host_facts
+from mpctl.launch.attempt import (
+    NodeState,
+    RankState,
+    StatusFile,
+    read_status,
+    report_seconds,
+)
+from mpctl.launch.control.cluster import AgentAttempt
+from mpctl.launch.control.messages import (
+    ANSWER_BYTES,
+    CHALLENGE_BYTES,
+    FROM_LAUNCHER,
+    HEAD,
+    Handshake,
+    Hello,
+    Pong,
+    Report,
+    Result,
+    Welcome,
+    encode,
+    parse_head,
+)
+from mpctl.launch.control.server import ControlServer
+from mpctl.launch.slow_parts import RANKS_PER_SECOND, SlowPartsMonitor
+from mpctl.launch.supervise import POLL_SECONDS, SaveMonitor, WatchedAttempt
+from mpctl.launch.watch import RunWatch
+from mpctl.rundir.breadcrumb import JOINED, BreadcrumbState
+from mpctl.rundir.collective_log import CollectiveProgress, GroupProgress, Ranks, rank_ranges
+from mpctl.rundir.step_log import ROWS, StepTimes
+from mpctl.spec.launch import LaunchSpec
+from mpctl.spec.load import load_job
+
+RANKS = 8
+STAGES = 8
+SECONDS, ENOUGH = 10.0, 0.9
+"""Each measurement; the part of the hosts that must have reported before it, on a machine whose
+other load may starve the agents."""
+CONNECT_SECONDS = 0.005
+"""Between two agents that connect: as a thousand do by ssh, not all in one moment."""
+
+
+def rank_state(rank: int, world: int, step: int) -> RankState:
+    """A rank that computes in a step of a training with tp 8, pp 8 and dp."""
+    first, of_stage = rank // RANKS * RANKS, max(RANKS, world // STAGES)
+    stage = rank // of_stage
+    replicas = range(stage * of_stage + rank % RANKS, (stage + 1) * of_stage, RANKS)
+    chain = range(rank % of_stage, world, of_stage)
+    members: list[tuple[str, Ranks]] = [
+        ("world", range(world)),
+        ("tp", range(first, first + RANKS)),
+        ("dp_cp", replicas),
+    ]
+    members += [("pp", chain)] if len(chain) > 1 else []
+    for other in chain:
+        if abs(other - rank) == of_stage:
+            members += [("pp", (rank, other)), ("pp", (other, rank))]
+    done = 40 * step
+    groups = tuple(
+        GroupProgress(name, rank_ranges(ranks), done, done, "all_reduce", 1 << 24)
+        for name, ranks in members
+    )
+    each = (10_000,) * len(groups)
+    times = StepTimes(step - 1, (500_000,) * ROWS, 1_000_000, 700_000, each, each)
+    doing, now = f"step {step}, stage {stage}, forward of micro batch {rank % 3}", time.time()
+    progress = CollectiveProgress(groups)
+    crumb = BreadcrumbState(doing, JOINED, 2 * step, now, now, progress, times)
+    return RankState("running", 1.3 * step, crumb)
+
+
+def node_state(node: int, hosts: int, step: int = 100) -> NodeState:
+    """The state of a host, as its agent reports it."""
+    ranks = range(node * RANKS, (node + 1) * RANKS)
+    states = {rank: rank_state(rank, hosts * RANKS, step) for rank in ranks}
+    return NodeState(node=node, host=f"n{node}", torchrun="sleeping", ranks=states)
+
+
+async def _agent(hello: Hello, body: bytes, share: float, port: int, key: bytes) -> None:
+    """One agent. body: of its reports; share: at which part of a period it sends them."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    challenge = secrets.token_bytes(CHALLENGE_BYTES)
+    writer.write(challenge)
+    answer = await reader.readexactly(ANSWER_BYTES)
+    handshake = Handshake(key, challenge, answer[:CHALLENGE_BYTES])
+    handshake.require("launcher", answer[CHALLENGE_BYTES:])
+    writer.write(handshake.proof("agent"))
+    sealing, opening = handshake.messages_of("agent"), handshake.messages_of("launcher")
+    writer.write(sealing.seal(encode(hello)))
+
+    async def report(seconds: float) -> None:
+        await asyncio.sleep(seconds * share)
+        while True:
+            writer.write(sealing.seal(body))
+            await asyncio.sleep(seconds)
+
+    reporting: list[asyncio.Task[None]] = []
+    with suppress(OSError, EOFError):
+        while True:
+            length, mac = parse_head(await reader.readexactly(HEAD.size))
+            received = await reader.readexactly(length)
+            opening.check(mac, received)
+            message = FROM_LAUNCHER.validate_json(received)
+            if isinstance(message, Welcome):
+                reporting.append(asyncio.create_task(report(message.report_seconds)))
+            elif message.type == "ping":
+                writer.write(sealing.seal(encode(Pong())))
+            elif message.type == "request":
+                writer.write(sealing.seal(encode(Result(message.number, {}))))
+            elif message.type == "bye":
+                break
+    for task in reporting:
+        task.cancel()
+
+
+def agents(hosts: int, port: int, key: bytes) -> None:
+    """All agents, in this process, until the launcher sends them away."""
+    raise_file_limit()
+
+    facts = host_facts()
+    hellos = [Hello(f"n{node}", facts, node, "127.0.0.1", "127.0.0.1") for node in range(hosts)]
+    bodies = [encode(Report(1, node_state(node, hosts))) for node in range(hosts)]
+
+    async def run() -> None:
+        tasks = []
+        for node, (hello, body) in enumerate(zip(hellos, bodies, strict=True)):
+            one = _agent(hello, body, node / hosts, port, key)
+            tasks.append(asyncio.create_task(one))
+            await asyncio.sleep(CONNECT_SECONDS)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(run())
+
+
+def raise_file_limit() -> None:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+@dataclass
+class Cost:
+    """Cores that something took. each: seconds of processor time of one call."""
+
+    name: str
+    cores: float
+    each: float | None = None
+
+
+def cost(name: str, call: Callable[[], object], every: float) -> Cost:
+    """What a call takes that is made every so many seconds: the least of three."""
+    taken = []
+    for _ in range(3):
+        begin = time.thread_time()
+        call()
+        taken.append(time.thread_time() - begin)
+    return Cost(name, min(taken) / every, min(taken))
+
+
+def measure(hosts: int, folder: Path) -> tuple[list[Cost], int, float]:
+    """The costs of parts and of all, the bytes of status.json, and the polls a second."""
+    raise_file_limit()
+    server = ControlServer([f"n{node}" for node in range(hosts)], silence=3600)
+    server.open(["127.0.0.1"])
+    context = multiprocessing.get_context("spawn")
+    others = context.Process(target=agents, args=(hosts, server.port, server.key))
+    others.start()
+    try:
+        while sum(1 in link.reports for link in server.links) < ENOUGH * hosts:
+            time.sleep(0.1)
+        used, begin = time.process_time(), time.monotonic()
+        time.sleep(SECONDS)
+        reading = (time.process_time() - used) / (time.monotonic() - begin)
+        attempt = AgentAttempt(server, server.links, 1, "127.0.0.1:1", dict)
+        world, stages = hosts * RANKS, STAGES if hosts % STAGES == 0 else 1
+        period = report_seconds(hosts)
+        watched = WatchedAttempt(attempt, StatusFile(folder / "status.json"))
+        watch = RunWatch(LaunchSpec(), world, address="127.0.0.1:1", period=period)
+        saves = SaveMonitor(print)
+        job = load_job("demo", {"cluster.nodes": hosts, "cluster.gpus_per_node": RANKS,
+                                "parallel.tp": RANKS, "parallel.pp": stages})  # fmt: skip
+        slow = SlowPartsMonitor(job, folder / "slow.jsonl", lambda parts, words: None)
+        polls, used, begin = 0, time.process_time(), time.monotonic()
+        while time.monotonic() < begin + SECONDS:
+            watched.poll()
+            watch.is_healthy(attempt)
+            saves.poll(attempt)
+            slow.poll(attempt)
+            time.sleep(POLL_SECONDS)
+            polls += 1
+        seconds = time.monotonic() - begin
+        all_of_it = (time.process_time() - used) / seconds
+        state = attempt.snapshot()
+
+        def write() -> None:
+            watched.status.write(state, watched.phase)
+
+        write()
+        pause = watched.status.next_write - time.monotonic()
+        costs = [
+            Cost(f"reports of {hosts:,} hosts every {period:g} s, pings", reading),
+            cost("phase, 20 times a second", attempt.poll, POLL_SECONDS),
+            cost("hangs", lambda: watch.check(attempt.snapshot()), period),
+            cost("saves, twice a second", lambda: attempt.snapshot().doing(), 0.5),
+            cost("stragglers and slow links", lambda: slow.check(attempt.snapshot()),
+                 max(1.0, world / RANKS_PER_SECOND)),
+            cost(f"status.json, every {pause:.1f} s", write, pause),
+            Cost("all of it", all_of_it),
+        ]  # fmt: skip
+        begin = time.monotonic()
+        assert read_status(watched.status.path) is not None
+        costs.append(Cost("`mpctl status` reads the file in", 0.0, time.monotonic() - begin))
+        return costs, watched.status.path.stat().st_size, polls / seconds
+    finally:
+        server.close()
+        others.join(10)
+        others.kill()
+
+
+def main(arguments: Sequence[str]) -> None:
+    hosts = int(arguments[0]) if arguments else 1000
+    with tempfile.TemporaryDirectory() as folder:
+        costs, size, polls = measure(hosts, Path(folder))
+    for row in costs:
+        each = "" if row.each is None else f"{row.each * 1e3:8.1f} ms"
+        print(f"{row.name:55} {row.cores:6.3f} {each}")
+    print(f"status.json {size / 1e6:.2f} MB; {polls:.1f} polls/s; load {os.getloadavg()[0]:.1f}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,153 @@
+"""RUN/nodes/status.json in few bytes: what many ranks have in common is written once.
+
+    {"schema": "mpctl.attempt/3", "time": 1700000000.0, "phase": "running", "slow": [],
+     "nodes": [{"node": 0, "host": "n0", "torchrun": "sleeping", "ranks": "0-1"}],
+     "processes": ["sleeping"], "doing": ["step 7"],
+     "groups": [["tp", "0-1", 0]], "progress": [[7, 6, "all_reduce", 1024]],
+     "columns": ["process", "doing", "start", ...],
+     "ranks": [[0, 0, 3, 12, 0.4, 1.2, [0], 1.5], [0, 0, 3, 12, 0.3, 1.2, [0], 1.5]]}
+
+A row for each rank, in the order of the nodes and of their `ranks`, with the values of COLUMNS; at
+its end those that are 0 are left out. process, doing and groups are places in the lists of these
+names; beat and text are seconds since the last heartbeat and since the text changed, 0 where that
+is not known; waiting is the place of a group in the row's `groups` + 1, 0 where the rank does not
+wait. A group has its name, its members and a place in `progress`: the numbers of the last
+collective that was started and finished, kind and bytes of the last one started. Fields of a node
+that have their default are left out. What the last steps took is not in the file: the launcher has
+judged by it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import asdict, fields
+from typing import TYPE_CHECKING, Any, Literal
+
+from mpctl.rundir.collective_log import parse_rank_ranges, rank_ranges
+
+if TYPE_CHECKING:
+    from mpctl.launch.attempt import AttemptReport, NodeState, RankState
+
+COMPACT_SCHEMA: Literal["mpctl.attempt/3"] = "mpctl.attempt/3"
+COLUMNS = (
+    "process", "doing", "start", "beats", "beat", "text", "groups", "processor_seconds",
+    "waiting", "number", "major_faults", "swapped_bytes",
+)  # fmt: skip
+LEAST_AGE = 0.01
+"""Times are rounded to this; the age of something that is known is never 0."""
+
+
+class _Places(dict[Hashable, int]):
+    """The place of each value in the list of those that have been asked for."""
+
+    def __missing__(self, value: Hashable) -> int:
+        self[value] = place = len(self)
+        return place
+
+
+def compact(report: AttemptReport) -> str:
+    """The content of the file."""
+    processes, doing, groups, progresses = _Places(), _Places(), _Places(), _Places()
+
+    def age(time: float) -> float:
+        return max(LEAST_AGE, round(report.time - time, 2)) if time else 0
+
+    def row(rank: RankState) -> list[Any]:
+        crumb, progress = rank.breadcrumb, rank.breadcrumb.collectives
+        values = [
+            processes[rank.process],
+            doing[crumb.doing],
+            crumb.start,
+            crumb.beats,
+            age(crumb.beat_time),
+            age(crumb.text_time),
+            [
+                groups[g.name, g.members, progresses[g.started, g.finished, g.kind, g.bytes]]
+                for g in progress.groups
+            ],
+            round(rank.processor_seconds, 2),
+            0 if progress.waiting is None else progress.waiting + 1,
+            progress.number,
+            rank.major_faults,
+            rank.swapped_bytes,
+        ]
+        while values and not values[-1]:
+            values.pop()
+        return values
+
+    nodes = report.state.nodes
+    rows = [row(node.ranks[rank]) for node in nodes for rank in node.ranks]
+    document = {
+        "schema": COMPACT_SCHEMA,
+        "time": report.time,
+        "phase": report.phase,
+        "slow": [asdict(part) for part in report.slow],
+        "nodes": [_node_row(node) for node in nodes],
+        "processes": list(processes),
+        "doing": list(doing),
+        "groups": list(groups),
+        "progress": list(progresses),
+        "columns": COLUMNS,
+        "ranks": rows,
+    }
+    return json.dumps(document, separators=(",", ":"), ensure_ascii=False)
+
+
+def _node_row(node: NodeState) -> dict[str, Any]:
+    """A node's fields that do not have their default, and the numbers of its ranks."""
+    found: dict[str, Any] = {"node": node.node}
+    default = type(node)()
+    for field in fields(node):
+        value = getattr(node, field.name)
+        if field.name != "ranks" and value != getattr(default, field.name):
+            found[field.name] = dict(value) if isinstance(value, Mapping) else value
+    return {**found, "ranks": rank_ranges([*node.ranks])}
+
+
+def _numbers(ranks: str) -> Sequence[int]:
+    return parse_rank_ranges(ranks) if ranks else ()
+
+
+def expand(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The document in the form of an AttemptReport. Raises ValueError, KeyError, TypeError or
+    IndexError for one that is none."""
+    rows, time = iter(document["ranks"]), document["time"]
+    processes, doing, groups = (document[name] for name in ("processes", "doing", "groups"))
+    names = ("started", "finished", "kind", "bytes")
+    progress = [dict(zip(names, one, strict=True)) for one in document["progress"]]
+    groups = [
+        {"name": name, "members": members, **progress[place]} for name, members, place in groups
+    ]
+
+    def moment(age: float) -> float:
+        return time - age if age else 0.0
+
+    def rank(row: list[Any]) -> dict[str, Any]:
+        found = dict(zip(document["columns"], row, strict=False))
+        waiting = found.get("waiting", 0)
+        return {
+            "process": processes[found.get("process", 0)],
+            "processor_seconds": found.get("processor_seconds", 0.0),
+            "major_faults": found.get("major_faults", 0),
+            "swapped_bytes": found.get("swapped_bytes", 0),
+            "breadcrumb": {
+                "doing": doing[found.get("doing", 0)],
+                "start": found.get("start", 0),
+                "beats": found.get("beats", 0),
+                "beat_time": moment(found.get("beat", 0)),
+                "text_time": moment(found.get("text", 0)),
+                "collectives": {
+                    "groups": [groups[place] for place in found.get("groups", ())],
+                    "waiting": waiting - 1 if waiting else None,
+                    "number": found.get("number", 0),
+                },
+            },
+        }
+
+    nodes = [
+        {**node, "ranks": {number: rank(next(rows)) for number in _numbers(node["ranks"])}}
+        for node in document["nodes"]
+    ]
+    common = {name: document[name] for name in ("schema", "time", "phase", "slow")}
+    return {**common, "state": {"nodes": nodes}}

@@ -1,0 +1,91 @@
+"""What one more host costs the launcher: bytes of its reports and of status.json, reports a second.
+
+`python -m benchmarks.launcher_scale` measures processor time.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.launcher_scale import node_state
+from mpctl.hosts.machine import raise_file_limit
+from mpctl.launch.attempt import (
+    LONGEST_STATUS,
+    STATUS_SECONDS,
+    AttemptPhase,
+    AttemptState,
+    NodeState,
+    RankState,
+    StatusFile,
+    read_status,
+    report_seconds,
+)
+from mpctl.launch.control.cluster import AgentAttempt
+from mpctl.launch.control.messages import Report, encode
+from mpctl.launch.control.server import ControlServer, HostLink
+from mpctl.rundir.breadcrumb import BreadcrumbState
+
+HOSTS = 20
+
+
+def test_a_host_takes_few_bytes(tmp_path: Path) -> None:
+    """8 ranks on each, in 6 to 8 groups: 1,000 hosts stay below 1 MB."""
+    state = AttemptState([node_state(node, HOSTS) for node in range(HOSTS)])
+    status = StatusFile(tmp_path / "status.json")
+    status.write(state, AttemptPhase.RUNNING)
+    assert status.path.stat().st_size <= 1000 * HOSTS
+    assert len(encode(Report(1, state.nodes[0]))) <= 16_000
+    report = read_status(status.path)
+    assert report is not None
+    without_steps = {rank: seen.breadcrumb.collectives for rank, seen in state.ranks.items()}
+    assert {r: s.breadcrumb.collectives for r, s in report.state.ranks.items()} == without_steps
+    assert report.state.ranks == state.ranks
+
+
+def test_a_large_world_is_written_less_often_and_reports_less_often(tmp_path: Path) -> None:
+    status = StatusFile(tmp_path / "status.json")
+    for ranks, pause in ((8, STATUS_SECONDS), (8000, 4.0), (100_000, LONGEST_STATUS)):
+        state = AttemptState([NodeState(ranks=dict.fromkeys(range(ranks), RankState()))])
+        begin = time.monotonic()
+        status.write(state, AttemptPhase.RUNNING)
+        assert pause <= status.next_write - begin <= pause + time.monotonic() - begin
+    assert [report_seconds(hosts) for hosts in (1, 500, 1000)] == [1.0, 1.0, 2.0]
+
+
+def test_only_what_changed_is_made_anew() -> None:
+    links = [HostLink(node, f"n{node}") for node in range(3)]
+    attempt = AgentAttempt(ControlServer([]), links, 1, "127.0.0.1:1", dict)
+    for link in links:
+        link.reports[1] = NodeState(node=link.node)
+    before = attempt.snapshot().nodes
+    rank = RankState(breadcrumb=BreadcrumbState(start=3))
+    links[1].reports[1] = NodeState(node=1, ranks={0: rank})
+    links[2].lost = "gone"
+    after = attempt.snapshot().nodes
+    assert after[0] is before[0] and after[1] is not before[1]
+    assert after[1].ranks == {0: rank} and after[2].lost == "gone"
+    links[2].lost = ""
+    assert attempt.snapshot().nodes[2].lost == ""
+    assert attempt.poll() is AttemptPhase.STARTING
+
+
+def test_the_limit_of_open_files_is_raised_as_far_as_it_may_be() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        assert raise_file_limit(512) == 512
+        assert raise_file_limit(300) == 512
+        if hard != resource.RLIM_INFINITY:
+            assert raise_file_limit(hard + 1) == hard
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("content", ['{"schema": "mpctl.attempt/3"}', "[" * 100_000, "[1]"])
+def test_a_broken_status_is_none(tmp_path: Path, content: str) -> None:
+    (tmp_path / "status.json").write_text(content)
+    assert read_status(tmp_path / "status.json") is None
