@@ -33,7 +33,7 @@ def test_threads_of_a_rank_stay_as_in_the_job(tmp_path: Path, threads: int | Non
     there = resolved_job(make_plan(written), NODE, hosts=2).launch.threads_per_rank
     assert there == (threads or 16)  # 64 cores for 4 ranks
     ranks = 4
-    assert Submission(plan, []).cpus == (threads and ranks * threads)
+    assert Submission(plan, [], {}).cpus == (threads and ranks * threads)
     pod = pod_template(plan, tmp_path, name="llama")
     (container,) = pod["spec"]["containers"]
     assert container["resources"]["limits"]["cpu"] == str(ranks * (threads or 1))

@@ -148,9 +148,7 @@ class AgentOrder:
     seconds: float
 
     @classmethod
-    def of(
-        cls, run: RunDir, key: str = f"{KEY}ID", port: int = 0, *, seconds: float
-    ) -> AgentOrder:
+    def of(cls, run: RunDir, key: str = f"{KEY}ID", port: int = 0, *, seconds: float) -> AgentOrder:
         """key: the name of the file. A launch chooses key and port; the defaults are shown."""
         return cls(run.path.resolve(), run.nodes.resolve() / key, port, seconds)
 
