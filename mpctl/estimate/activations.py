@@ -5,8 +5,8 @@ The saved bytes are the sum of the tensors of estimate/saved.py. The peak is fou
 through the chunk, from its exit to its entry: at each point the tensors of the later layers are
 freed, and memory holds gradients of the hidden states, of a layer's products, of weights on their
 way to the gradient buffer, and recomputed tensors. Where autograd sums the gradients of a tied word
-table, the head's dW waits for the embedding's; mpctl's heads and lookups add to the gradient itself,
-on a grid only lookups do.
+table, the head's dW waits for the embedding's; mpctl's heads and lookups add to the gradient
+itself, on a grid only lookups do.
 
 By hand, gpt of one fp32 layer, rows r = bs, no dropout: at the end of the MLP's backward there are
 the gradients of the hidden states r h and of its activation r f, and a matrix's h f, in addition to

@@ -279,8 +279,8 @@ class ClosingTimes(NamedTuple):
 
 
 def part_of_group(group: str) -> str:
-    """The part of a step that messages over this group belong to; raises ValueError for a group that
-    no part has."""
+    """The part of a step that messages over this group belong to; raises ValueError for a group
+    that no part has."""
     if group in PART_OF_GROUP:
         return PART_OF_GROUP[group]
     if set(group.split("-")) <= {axis.name for axis in GRID_AXES}:

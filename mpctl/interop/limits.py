@@ -117,7 +117,7 @@ class LauncherLimits:
 def refused(setting: str, value: object, message: str, hint: str = "") -> Issue:
     """The issue of a setting that a launcher cannot express: for `training.dtype` its rule is
     `emit-dtype`."""
-    rule = setting.partition(".")[2].replace("_", "-")
+    rule = (setting.partition(".")[2] or setting).replace("_", "-")
     return Issue(f"emit-{rule}", setting, f"{value}, and {message}", hint)
 
 

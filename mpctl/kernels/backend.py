@@ -335,8 +335,8 @@ class KernelBackend:
             out.copy_(dy.T @ x)
 
     def add_rows(self, rows: Tensor, vectors: Tensor, out: Tensor) -> None:
-        """Add vectors [m, h] to the rows [m] of out [n, h], in an order that repeats: a row may occur
-        several times."""
+        """Add vectors [m, h] to the rows [m] of out [n, h], in an order that repeats: a row may
+        occur several times."""
         add_rows(rows, vectors, out)
 
     def adamw(self, step: AdamWStep) -> bool:

@@ -96,8 +96,8 @@ class _VocabTable(nn.Module):
 
 
 def look_up(rows: Tensor, table: nn.Parameter) -> Tensor:
-    """The rows [..] of a table [n, h] -> [.., h]. Backward adds to the table's gradient where a sink
-    takes its rows."""
+    """The rows [..] of a table [n, h] -> [.., h]. Backward adds to the table's gradient where a
+    sink takes its rows."""
     sink = sink_of(table)
     if sink is None:
         return F.embedding(rows, table)

@@ -20,13 +20,14 @@ COPIES_IN_FLIGHT = 2
 while a layer is computed, its own input and that of the layer before it."""
 
 ROWS_BLOCK = 1 << 20
-"""Elements that mpctl's lookups convert at a time on a CPU before they add them to the gradient of a
-word table (kernels/rows.py)."""
+"""Elements that mpctl's lookups convert at a time on a CPU before they add them to the gradient of
+a word table (kernels/rows.py)."""
 
 
 def row_sums_bytes(elements: float, *, width: int, wide: int) -> float:
-    """Bytes of the vectors of equal words, summed on a GPU before they are added to the gradient of a
-    word table, and converted if that is wider. width, wide: bytes of an element of the vectors and
+    """Bytes of the vectors of equal words, summed on a GPU before they are added to the gradient of
+    a word table, and converted if that is wider. width, wide: bytes of an element of the vectors
+    and
     of the gradient. Where the table has fewer bytes of `width`, its own gradient is made."""
     return elements * (width if width == wide else width + wide)
 

@@ -1,4 +1,4 @@
-"""Vectors added to rows: equal to a table's own gradient, in any type, rows that repeat included."""
+"""Vectors added to rows: equal to a table's own gradient, in any type, rows that repeat too."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Random small jobs of two to four ranks: every kind of model in layouts and precisions that a worker
-runs.
+"""Random small jobs of two to four ranks: every kind of model in layouts and precisions that a
+worker runs.
 
-A job follows from (seed, number): the same two make the same job anywhere. Sizes are such that every
-part of the memory can be the largest: word tables of up to 3,000 words over samples of 16 tokens,
-and samples of 64 tokens with few words.
+A job follows from (seed, number). Every part of the memory can be the largest: word tables of up to
+3,000 words over samples of 16 tokens, and samples of 64 tokens with few words.
 """
 
 from __future__ import annotations

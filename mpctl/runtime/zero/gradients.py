@@ -12,9 +12,9 @@ are summed, not averaged:
 Where `parallel.zero_size` cuts the replicas into groups, each of them divides every bucket, and the
 ranks with equal slices sum them once a step, after the last reduction within their groups.
 
-Products add to the gradients of matrices where the device's can, and to those of word tables always,
-as lookups do (layers/parameters.py): under ZeRO 2 and 3 the bucket of a tied table has its full
-size from the head's backward on.
+Products add to the gradients of matrices where the device's can, and to those of word tables
+always, as lookups do (layers/parameters.py): under ZeRO 2 and 3 the bucket of a tied table has its
+full size from the head's backward on.
 
 The first gradient of a parameter overwrites that of the previous step, later ones are added; a
 parameter that has none when its bucket is reduced gets 0. Only if autograd itself accumulates,
