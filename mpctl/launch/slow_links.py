@@ -31,8 +31,9 @@ where two or more are left.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -103,8 +104,9 @@ class LinkWatch:
         for key, wire in wires.items():
             self.past.setdefault(key, wire.time)
         slow: dict[Key, SlowWire] = {}
+        usual_of_others = _times_of_others(wires.values())
         for key, wire in wires.items():
-            usual = self._usual(key, wire, wires)
+            usual = min(self.past[key], usual_of_others[_like(wire)])
             longer = max(1.0, median(growth.get(rank, 1.0) for rank in wire.ranks))
             still = STILL if key in self.since else 1.0
             is_slow = wire.time >= still * FACTOR * longer * usual
@@ -136,16 +138,6 @@ class LinkWatch:
             wires[key] = Wire(key[0], ranks, hosts, is_message, least, length, size)
         return wires
 
-    def _usual(self, key: Key, wire: Wire, wires: Mapping[Key, Wire]) -> float:
-        """What this wire took at first, or what others like it take, if that is less."""
-        others = [
-            other.time
-            for name, other in wires.items()
-            if name != key and other.axis == wire.axis and other.size == wire.size
-            and len(other.hosts) == len(wire.hosts) and set(other.hosts) != set(wire.hosts)
-        ]  # fmt: skip
-        return min(self.past[key], median(others)) if others else self.past[key]
-
     def _parts(
         self, slow: Mapping[Key, SlowWire], wires: Mapping[Key, Wire], newest: int
     ) -> list[SlowPart]:
@@ -159,6 +151,31 @@ class LinkWatch:
             left = tuple(host for host in wire.hosts if host not in fast)
             links[wire.axis, left if len(left) > 1 else wire.hosts].append(one)
         return [_describe(axis, hosts, found, newest) for (axis, hosts), found in links.items()]
+
+
+def _like(wire: Wire) -> tuple[str, int, int, frozenset[str]]:
+    """What wires have in common that are compared with the same others."""
+    return wire.axis, wire.size, len(wire.hosts), frozenset(wire.hosts)
+
+
+def _times_of_others(wires: Iterable[Wire]) -> dict[tuple[str, int, int, frozenset[str]], float]:
+    """What wires between other hosts take, of the same axis, size and number of hosts: their
+    median, infinite where there are none. Each class is sorted once: a pipeline of thousands of
+    ranks has thousands of wires."""
+    of_hosts: defaultdict[tuple[str, int, int, frozenset[str]], list[float]] = defaultdict(list)
+    of_class: defaultdict[tuple[str, int, int], list[float]] = defaultdict(list)
+    for wire in wires:
+        of_hosts[_like(wire)].append(wire.time)
+        of_class[_like(wire)[:3]].append(wire.time)
+    for all_times in of_class.values():
+        all_times.sort()
+    usual: dict[tuple[str, int, int, frozenset[str]], float] = {}
+    for like, own in of_hosts.items():
+        others = of_class[like[:3]].copy()
+        for one in own:
+            del others[bisect_left(others, one)]
+        usual[like] = median(others) if others else float("inf")
+    return usual
 
 
 def _describe(
