@@ -78,10 +78,11 @@ class Bucket(NamedTuple):
     bucket. chunks: the stage's chunks that use them. unit, last_unit: numbers of the first and of
     the last unit (entry, layers, exit in forward order) that uses one of them, a word table the
     head as well; of the last one backward computes gradients first. layer: the module around whose
-    passes ZeRO 3 gathers them, "" for the full chunk. goes_back: whether backward computes any gradient in that module.
-    is_trained: False for frozen parameters. partial: the group over which each rank holds only a
-    part of the gradient's sum (ParameterSpec.partial_kind), empty where it is complete. is_shared:
-    whether other stages hold them too. undecayed: the names of those without weight decay.
+    passes ZeRO 3 gathers them, "" for the full chunk. goes_back: whether backward computes any
+    gradient in that module. is_trained: False for frozen parameters. partial: the group over which
+    each rank holds only a part of the gradient's sum (ParameterSpec.partial_kind), empty where it
+    is complete. is_shared: whether other stages hold them too. undecayed: the names of those
+    without weight decay.
     """
 
     names: tuple[str, ...]
