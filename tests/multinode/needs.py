@@ -29,6 +29,9 @@ NEEDS = {
     ),
     "ssh": Need(("sshd", "ssh", "ssh-keygen"), ("openssh-server", "openssh-client")),
     "netns": Need(("ip",), ("iproute2",)),
+    "nfs": Need(
+        ("exportfs", "rpc.mountd", "rpc.nfsd", "mount.nfs4"), ("nfs-kernel-server", "nfs-common")
+    ),
 }
 """By the word that a test file gives to `pytest.mark.cluster`."""
 
