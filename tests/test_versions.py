@@ -1,19 +1,241 @@
-"""What mpctl relies on and another version of Python or torch may change."""
+"""What mpctl relies on and another version of Python, torch or Triton may change.
+
+PRIVATE lists every private name of theirs that mpctl uses: the name, the arguments that a call gives
+it by position or name (`-`: a type, a value, or a method of C without a signature) and the files.
+Each was seen to work in the versions of tests/matrix.py and constraints.txt, where this file is run:
+a name that is gone, or that has lost an argument, fails here and not in the middle of a training.
+"""
 
 from __future__ import annotations
 
 import ast
+import inspect
+import pkgutil
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
 
 import mpctl
+from mpctl.runtime.forked_agent import REPLACED, unknown_torch
 
 PACKAGE = Path(mpctl.__file__).parent
+
+PRIVATE = """
+._cdata | - | kernels/triton/columns.py rehearsal/audit.py rehearsal/host_sync.py rehearsal/kernel_counts.py runtime/memory.py
+._destroy | - | rehearsal/fake_backend.py
+._schema | - | rehearsal/audit.py rehearsal/kernel_counts.py
+._sequence_nr | - | rehearsal/audit.py
+._timeout | - | runtime/mesh.py
+atexit._run_exitfuncs | - | runtime/process.py
+os._exit | - | doctor/probe.py hosts/health.py hosts/modules.py runtime/forking.py runtime/process.py
+sys._getframe | - | rehearsal/audit.py rehearsal/host_sync.py
+threading._shutdown | - | runtime/process.py
+torch._C | - | rehearsal/audit.py rehearsal/fake_backend.py rehearsal/kernel_counts.py
+torch._C._autograd._get_sequence_nr | - | rehearsal/audit.py
+torch._C._current_autograd_node | - | rehearsal/audit.py
+torch._C._dispatch_has_kernel_for_dispatch_key | - | rehearsal/fake_backend.py rehearsal/kernel_counts.py
+torch._C._distributed_c10d.AllgatherOptions | - | transport/group.py
+torch._C._distributed_c10d.FakeWork | - | rehearsal/fake_backend.py
+torch._C._distributed_c10d.FileStore | - | runtime/probes/torch_report.py
+torch._C._distributed_c10d.HashStore | - | runtime/mesh.py
+torch._C._distributed_c10d.PrefixStore | - | runtime/mesh.py runtime/store.py
+torch._C._distributed_c10d.ReduceScatterOptions | - | transport/group.py
+torch._C._distributed_c10d.Store | - | checkpoint/writer.py runtime/mesh.py runtime/store.py
+torch._C._distributed_c10d.TCPStore | - | runtime/store.py
+torch._foreach_add_ | self scalar | kernels/triton/adamw.py
+torch._foreach_copy_ | self src | runtime/optimizer.py runtime/zero/gradients.py
+torch._foreach_mul_ | self other | runtime/optimizer.py
+torch._foreach_norm | self dtype | runtime/zero/gradients.py
+torch._foreach_sub_ | self other | kernels/triton/adamw.py
+torch._foreach_zero_ | self | runtime/zero/gradients.py
+torch._fused_sdp_choice | query key value attn_mask dropout_p is_causal enable_gqa | kernels/backend.py kernels/partial_attention.py
+torch._ops.OpOverload | - | rehearsal/audit.py rehearsal/kernel_counts.py
+torch._scaled_mm | self mat2 scale_a scale_b bias out_dtype use_fast_accum | kernels/fp8.py
+torch._subclasses.fake_tensor.DataDependentOutputException | - | runtime/memory.py
+torch._subclasses.fake_tensor.FakeTensor | - | kernels/grouped.py runtime/memory.py
+torch._subclasses.fake_tensor.FakeTensorMode | allow_non_fake_inputs | rehearsal/fake_backend.py
+torch.distributed.distributed_c10d._get_default_store | - | runtime/mesh.py runtime/process_group.py
+torch.ops.aten._index_put_impl_ | - | rehearsal/host_sync.py
+torch.ops.aten._local_scalar_dense | - | rehearsal/host_sync.py runtime/memory.py
+torch.ops.aten._local_scalar_dense.default | - | runtime/memory.py
+torch.ops.aten._pin_memory | - | rehearsal/host_sync.py
+torch.ops.aten._pin_memory.default | - | rehearsal/host_sync.py
+torch.ops.aten._scaled_dot_product_cudnn_attention | query key value attn_bias compute_log_sumexp dropout_p is_causal return_debug_mask scale | kernels/partial_attention.py
+torch.ops.aten._scaled_dot_product_cudnn_attention_backward | grad_out query key value out logsumexp philox_seed philox_offset attn_bias cum_seq_q cum_seq_k max_q max_k dropout_p is_causal scale | kernels/partial_attention.py
+torch.ops.aten._scaled_dot_product_efficient_attention | query key value attn_bias compute_log_sumexp dropout_p is_causal scale | kernels/partial_attention.py rehearsal/fake_backend.py
+torch.ops.aten._scaled_dot_product_efficient_attention_backward | grad_out_ query key value attn_bias out logsumexp philox_seed philox_offset dropout_p grad_input_mask is_causal scale | kernels/partial_attention.py
+torch.ops.aten._scaled_dot_product_flash_attention | query key value dropout_p is_causal return_debug_mask scale | kernels/partial_attention.py rehearsal/fake_backend.py
+torch.ops.aten._scaled_dot_product_flash_attention_backward | grad_out query key value out logsumexp cum_seq_q cum_seq_k max_q max_k dropout_p is_causal philox_seed philox_offset scale | kernels/partial_attention.py
+torch.ops.aten._scaled_dot_product_flash_attention_for_cpu | query key value dropout_p is_causal scale | kernels/partial_attention.py
+torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward | grad_out query key value out logsumexp dropout_p is_causal scale | kernels/partial_attention.py
+torch.ops.aten._to_copy | - | rehearsal/host_sync.py
+torch.ops.aten._to_copy.default | - | rehearsal/host_sync.py
+torch.ops.aten._unique2 | - | rehearsal/host_sync.py
+torch.ops.aten._unsafe_view | self size | layers/fp8.py
+torch.utils._python_dispatch.TorchDispatchMode | - | rehearsal/audit.py rehearsal/host_sync.py runtime/memory.py
+torch.utils._python_dispatch._disable_current_modes | - | kernels/attention.py
+torch.utils._python_dispatch._get_current_dispatch_mode | - | kernels/triton/__init__.py
+torch.utils._pytree.tree_leaves | - | rehearsal/host_sync.py rehearsal/kernel_counts.py runtime/memory.py
+"""
+# A method of an object, whose type no reader of the text knows.
+OWNERS = {
+    "._cdata": "torch:Tensor._cdata",
+    "._destroy": "torch:library.Library._destroy",
+    "._schema": "torch:ops.aten.add.Tensor._schema",
+    "._sequence_nr": "torch:_C._functions.AccumulateGrad._sequence_nr",
+    "._timeout": "torch._C._distributed_c10d:Backend.Options._timeout",
+}
+NAMED_TUPLES = frozenset(
+    {"_asdict", "_field_defaults", "_fields", "_make", "_replace"}
+)  # documented
+
+# Public, but known to change: where it is imported from, and its arguments.
+PUBLIC = {
+    "torch.distributed.elastic.agent.server.api:WorkerSpec": "local_world_size",
+    "torch.distributed.elastic.multiprocessing:LogsSpecs": "log_dir redirects tee",
+    "torch.distributed.run:config_from_args": "args",
+    "torch.distributed.run:parse_args": "args",
+    "torch:mm": "self mat2 out_dtype out",
+    "torch:addmm": "self mat1 mat2 out_dtype out",
+}
+
+
+def _rows() -> Iterator[tuple[str, str, str]]:
+    for line in PRIVATE.strip().splitlines():
+        name, arguments, files = line.split("|")
+        yield name.strip(), arguments.strip(), files.strip()
 
 
 def _modules() -> Iterator[tuple[str, ast.Module]]:
     for path in sorted(PACKAGE.rglob("*.py")):
-        yield str(path.relative_to(PACKAGE.parent)), ast.parse(path.read_text())
+        yield str(path.relative_to(PACKAGE)), ast.parse(path.read_text("utf-8"))
+
+
+def _is_private(name: str) -> bool:
+    return any(part.startswith("_") and not part.startswith("__") for part in name.split("."))
+
+
+def _own_names(module: ast.Module) -> set[str]:
+    """Names that a module defines or assigns."""
+    defined = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    return {
+        node.name if isinstance(node, defined) else getattr(node, "attr", None) or node.id  # type: ignore[attr-defined]
+        for node in ast.walk(module)
+        if isinstance(node, defined)
+        or (isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store))
+    }
+
+
+def _dotted(node: ast.expr, names: dict[str, str]) -> str:
+    """The full name of an expression a.b.c, by what the module has imported; "" of another."""
+    if isinstance(node, ast.Name):
+        return names.get(node.id, "")
+    if isinstance(node, ast.Attribute) and (owner := _dotted(node.value, names)):
+        return f"{owner}.{node.attr}"
+    return ""
+
+
+def _assigned(node: ast.AST) -> list[tuple[ast.expr, ast.expr]]:
+    """What a statement assigns, each with its value: of a = b.c, and of a, d = b.c, e."""
+    if not isinstance(node, ast.Assign):
+        return []
+    target, value = node.targets[0], node.value
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+        return list(zip(target.elts, value.elts, strict=False))
+    return [(target, value)]
+
+
+def _foreign(module: ast.Module, own: set[str]) -> Iterator[str]:
+    """Private names of others that a module uses; `.name` of an object of unknown type. own: names
+    that mpctl defines."""
+    names: dict[str, str] = {}
+    for node in ast.walk(module):
+        if isinstance(node, ast.Import):
+            names |= {a.asname or a.name.split(".")[0]: a.name if a.asname else
+                      a.name.split(".")[0] for a in node.names}  # fmt: skip
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
+    for node in ast.walk(module):
+        for target, value in _assigned(node):
+            if isinstance(target, ast.Name) and (name := _dotted(value, names)):
+                names[target.id] = name
+    yield from (n for n in names.values() if _is_private(n) and not n.startswith("mpctl."))
+    for node in ast.walk(module):
+        if isinstance(node, ast.Attribute) and _is_private(node.attr):
+            name = _dotted(node, names)
+            if name and not name.startswith("mpctl."):
+                yield name
+            elif not name and f".{node.attr}" in OWNERS:
+                yield f".{node.attr}"
+            elif not name and node.attr not in own | NAMED_TUPLES:
+                yield f".{node.attr}"
+
+
+def test_every_private_name_is_in_the_table_with_its_files() -> None:
+    modules = dict(_modules())
+    own = set().union(*map(_own_names, modules.values()))
+    used: dict[str, set[str]] = defaultdict(set)
+    for file, module in modules.items():
+        for name in _foreign(module, own):
+            used[name].add(file)
+    found = {name: " ".join(sorted(files)) for name, files in used.items()}
+    assert found == {name: files for name, _, files in _rows()}
+
+
+def test_a_private_name_is_found_however_it_is_reached() -> None:
+    text = "import torch\nfrom torch._ops import X\nops = torch.ops.aten\n"
+    text += "def f(x):\n    ops._a(x)\n    torch._b(x)\n    x._c\n    x._own\n    x._replace()\n"
+    assert {*_foreign(ast.parse(text), {"_own"})} == {
+        "torch._ops.X", "torch.ops.aten._a", "torch._b", "._c",
+    }  # fmt: skip
+
+
+def _arguments(name: str, found: Any) -> set[str]:
+    """Names of the arguments that a function takes; those of all forms of an operation in C."""
+    operation = found if hasattr(found, "overloads") else None
+    operation = operation or getattr(
+        torch.ops.aten, name.rpartition(".")[2].rpartition(":")[2], None
+    )
+    if operation is not None and not inspect.isfunction(found):
+        forms = [getattr(operation, form)._schema for form in operation.overloads()]
+        return {a.name for form in forms for a in form.arguments}
+    return set(inspect.signature(found).parameters)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [*((name, arguments) for name, arguments, _ in _rows()), *PUBLIC.items()],
+)
+def test_it_is_there_and_takes_these_arguments(name: str, arguments: str) -> None:
+    found = pkgutil.resolve_name(OWNERS.get(name, name))
+    if arguments != "-":
+        assert {*arguments.split()} <= _arguments(name, found)
+
+
+def test_torchruns_methods_have_the_parameters_that_forked_ranks_replace() -> None:
+    assert unknown_torch() == "" and len(REPLACED) == 4
+
+
+def test_messages_have_one_of_their_two_names() -> None:
+    """torch 2.13 renames them; transport/group.py takes the one that is there."""
+    import torch.distributed as dist
+
+    for now, before in (
+        ("all_gather_single", "all_gather_into_tensor"),
+        ("reduce_scatter_single", "reduce_scatter_tensor"),
+    ):
+        function = getattr(dist, now, None) or getattr(dist, before)
+        assert {"group", "async_op"} <= set(inspect.signature(function).parameters)
+
+
+def test_a_compiled_kernel_is_launched_by_its_grid() -> None:
+    """`compiled[grid](*arguments)`, as kernels/triton/launch.py keeps it."""
+    compiler = pytest.importorskip("triton.compiler")
+    assert [*inspect.signature(compiler.CompiledKernel.__getitem__).parameters] == ["self", "grid"]
 
 
 def _data_members(module: ast.Module) -> list[str]:
@@ -34,7 +256,7 @@ def _data_members(module: ast.Module) -> list[str]:
 def test_isinstance_asks_for_methods_alone() -> None:
     """Since Python 3.12, isinstance on a Protocol does not see what __getattr__ gives, as the
     parameters of an nn.Module: a Protocol with an attribute is then never met."""
-    found = {name: members for name, module in _modules() if (members := _data_members(module))}
+    found = {file: members for file, module in _modules() if (members := _data_members(module))}
     assert not found, "make it a method, or an ABC that its classes name as a base"
 
 
