@@ -1,9 +1,9 @@
 """What mpctl relies on and another version of Python, torch or Triton may change.
 
-PRIVATE lists every private name of theirs that mpctl uses: the name, the arguments that a call gives
-it by position or name (`-`: a type, a value, or a method of C without a signature) and the files.
-Each was seen to work in the versions of tests/matrix.py and constraints.txt, where this file is run:
-a name that is gone, or that has lost an argument, fails here and not in the middle of a training.
+tests/recorded/private_names.tsv lists every private name of theirs that mpctl uses: the name, the
+arguments that mpctl gives it (`-`: a type, a value, or a method without a signature) and the files.
+`make test-matrix` runs this file in each version: a name that is gone, or that has lost an
+argument, fails here and not in the middle of a training.
 """
 
 from __future__ import annotations
@@ -21,66 +21,12 @@ import torch
 
 import mpctl
 from mpctl.runtime.forked_agent import REPLACED, unknown_torch
+from tests.matrix import TESTED
 
 PACKAGE = Path(mpctl.__file__).parent
 
-PRIVATE = """
-._cdata | - | kernels/triton/columns.py rehearsal/audit.py rehearsal/host_sync.py rehearsal/kernel_counts.py runtime/memory.py
-._destroy | - | rehearsal/fake_backend.py
-._schema | - | rehearsal/audit.py rehearsal/kernel_counts.py
-._sequence_nr | - | rehearsal/audit.py
-._timeout | - | runtime/mesh.py
-atexit._run_exitfuncs | - | runtime/process.py
-os._exit | - | doctor/probe.py hosts/health.py hosts/modules.py runtime/forking.py runtime/process.py
-sys._getframe | - | rehearsal/audit.py rehearsal/host_sync.py
-threading._shutdown | - | runtime/process.py
-torch._C | - | rehearsal/audit.py rehearsal/fake_backend.py rehearsal/kernel_counts.py
-torch._C._autograd._get_sequence_nr | - | rehearsal/audit.py
-torch._C._current_autograd_node | - | rehearsal/audit.py
-torch._C._dispatch_has_kernel_for_dispatch_key | - | rehearsal/fake_backend.py rehearsal/kernel_counts.py
-torch._C._distributed_c10d.AllgatherOptions | - | transport/group.py
-torch._C._distributed_c10d.FakeWork | - | rehearsal/fake_backend.py
-torch._C._distributed_c10d.FileStore | - | runtime/probes/torch_report.py
-torch._C._distributed_c10d.HashStore | - | runtime/mesh.py
-torch._C._distributed_c10d.PrefixStore | - | runtime/mesh.py runtime/store.py
-torch._C._distributed_c10d.ReduceScatterOptions | - | transport/group.py
-torch._C._distributed_c10d.Store | - | checkpoint/writer.py runtime/mesh.py runtime/store.py
-torch._C._distributed_c10d.TCPStore | - | runtime/store.py
-torch._foreach_add_ | self scalar | kernels/triton/adamw.py
-torch._foreach_copy_ | self src | runtime/optimizer.py runtime/zero/gradients.py
-torch._foreach_mul_ | self other | runtime/optimizer.py
-torch._foreach_norm | self dtype | runtime/zero/gradients.py
-torch._foreach_sub_ | self other | kernels/triton/adamw.py
-torch._foreach_zero_ | self | runtime/zero/gradients.py
-torch._fused_sdp_choice | query key value attn_mask dropout_p is_causal enable_gqa | kernels/backend.py kernels/partial_attention.py
-torch._ops.OpOverload | - | rehearsal/audit.py rehearsal/kernel_counts.py
-torch._scaled_mm | self mat2 scale_a scale_b bias out_dtype use_fast_accum | kernels/fp8.py
-torch._subclasses.fake_tensor.DataDependentOutputException | - | runtime/memory.py
-torch._subclasses.fake_tensor.FakeTensor | - | kernels/grouped.py runtime/memory.py
-torch._subclasses.fake_tensor.FakeTensorMode | allow_non_fake_inputs | rehearsal/fake_backend.py
-torch.distributed.distributed_c10d._get_default_store | - | runtime/mesh.py runtime/process_group.py
-torch.ops.aten._index_put_impl_ | - | rehearsal/host_sync.py
-torch.ops.aten._local_scalar_dense | - | rehearsal/host_sync.py runtime/memory.py
-torch.ops.aten._local_scalar_dense.default | - | runtime/memory.py
-torch.ops.aten._pin_memory | - | rehearsal/host_sync.py
-torch.ops.aten._pin_memory.default | - | rehearsal/host_sync.py
-torch.ops.aten._scaled_dot_product_cudnn_attention | query key value attn_bias compute_log_sumexp dropout_p is_causal return_debug_mask scale | kernels/partial_attention.py
-torch.ops.aten._scaled_dot_product_cudnn_attention_backward | grad_out query key value out logsumexp philox_seed philox_offset attn_bias cum_seq_q cum_seq_k max_q max_k dropout_p is_causal scale | kernels/partial_attention.py
-torch.ops.aten._scaled_dot_product_efficient_attention | query key value attn_bias compute_log_sumexp dropout_p is_causal scale | kernels/partial_attention.py rehearsal/fake_backend.py
-torch.ops.aten._scaled_dot_product_efficient_attention_backward | grad_out_ query key value attn_bias out logsumexp philox_seed philox_offset dropout_p grad_input_mask is_causal scale | kernels/partial_attention.py
-torch.ops.aten._scaled_dot_product_flash_attention | query key value dropout_p is_causal return_debug_mask scale | kernels/partial_attention.py rehearsal/fake_backend.py
-torch.ops.aten._scaled_dot_product_flash_attention_backward | grad_out query key value out logsumexp cum_seq_q cum_seq_k max_q max_k dropout_p is_causal philox_seed philox_offset scale | kernels/partial_attention.py
-torch.ops.aten._scaled_dot_product_flash_attention_for_cpu | query key value dropout_p is_causal scale | kernels/partial_attention.py
-torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward | grad_out query key value out logsumexp dropout_p is_causal scale | kernels/partial_attention.py
-torch.ops.aten._to_copy | - | rehearsal/host_sync.py
-torch.ops.aten._to_copy.default | - | rehearsal/host_sync.py
-torch.ops.aten._unique2 | - | rehearsal/host_sync.py
-torch.ops.aten._unsafe_view | self size | layers/fp8.py
-torch.utils._python_dispatch.TorchDispatchMode | - | rehearsal/audit.py rehearsal/host_sync.py runtime/memory.py
-torch.utils._python_dispatch._disable_current_modes | - | kernels/attention.py
-torch.utils._python_dispatch._get_current_dispatch_mode | - | kernels/triton/__init__.py
-torch.utils._pytree.tree_leaves | - | rehearsal/host_sync.py rehearsal/kernel_counts.py runtime/memory.py
-"""
+PRIVATE = Path(__file__).parent / "recorded" / "private_names.tsv"
+
 # A method of an object, whose type no reader of the text knows.
 OWNERS = {
     "._cdata": "torch:Tensor._cdata",
@@ -89,9 +35,8 @@ OWNERS = {
     "._sequence_nr": "torch:_C._functions.AccumulateGrad._sequence_nr",
     "._timeout": "torch._C._distributed_c10d:Backend.Options._timeout",
 }
-NAMED_TUPLES = frozenset(
-    {"_asdict", "_field_defaults", "_fields", "_make", "_replace"}
-)  # documented
+# Documented, though they begin so.
+NAMED_TUPLES = frozenset({"_asdict", "_field_defaults", "_fields", "_make", "_replace"})
 
 # Public, but known to change: where it is imported from, and its arguments.
 PUBLIC = {
@@ -105,9 +50,10 @@ PUBLIC = {
 
 
 def _rows() -> Iterator[tuple[str, str, str]]:
-    for line in PRIVATE.strip().splitlines():
-        name, arguments, files = line.split("|")
-        yield name.strip(), arguments.strip(), files.strip()
+    for line in PRIVATE.read_text("utf-8").splitlines():
+        if not line.startswith("#"):
+            name, arguments, files = line.split("\t")
+            yield name, arguments, files
 
 
 def _modules() -> Iterator[tuple[str, ast.Module]]:
@@ -121,13 +67,16 @@ def _is_private(name: str) -> bool:
 
 def _own_names(module: ast.Module) -> set[str]:
     """Names that a module defines or assigns."""
-    defined = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    return {
-        node.name if isinstance(node, defined) else getattr(node, "attr", None) or node.id  # type: ignore[attr-defined]
-        for node in ast.walk(module)
-        if isinstance(node, defined)
-        or (isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store))
-    }
+    found: set[str] = set()
+    for node in ast.walk(module):
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                found.add(node.name)
+            case ast.Name(ctx=ast.Store()):
+                found.add(node.id)
+            case ast.Attribute(ctx=ast.Store()):
+                found.add(node.attr)
+    return found
 
 
 def _dotted(node: ast.expr, names: dict[str, str]) -> str:
@@ -169,9 +118,7 @@ def _foreign(module: ast.Module, own: set[str]) -> Iterator[str]:
             name = _dotted(node, names)
             if name and not name.startswith("mpctl."):
                 yield name
-            elif not name and f".{node.attr}" in OWNERS:
-                yield f".{node.attr}"
-            elif not name and node.attr not in own | NAMED_TUPLES:
+            elif not name and (f".{node.attr}" in OWNERS or node.attr not in own | NAMED_TUPLES):
                 yield f".{node.attr}"
 
 
@@ -186,6 +133,11 @@ def test_every_private_name_is_in_the_table_with_its_files() -> None:
     assert found == {name: files for name, _, files in _rows()}
 
 
+def test_the_table_names_the_versions_that_are_tested() -> None:
+    first = PRIVATE.read_text("utf-8").splitlines()[0]
+    assert first == f"# Seen to work with torch {', '.join(TESTED.values())}."
+
+
 def test_a_private_name_is_found_however_it_is_reached() -> None:
     text = "import torch\nfrom torch._ops import X\nops = torch.ops.aten\n"
     text += "def f(x):\n    ops._a(x)\n    torch._b(x)\n    x._c\n    x._own\n    x._replace()\n"
@@ -196,10 +148,8 @@ def test_a_private_name_is_found_however_it_is_reached() -> None:
 
 def _arguments(name: str, found: Any) -> set[str]:
     """Names of the arguments that a function takes; those of all forms of an operation in C."""
-    operation = found if hasattr(found, "overloads") else None
-    operation = operation or getattr(
-        torch.ops.aten, name.rpartition(".")[2].rpartition(":")[2], None
-    )
+    last = name.rpartition(".")[2].rpartition(":")[2]
+    operation = getattr(torch.ops.aten, last, None)
     if operation is not None and not inspect.isfunction(found):
         forms = [getattr(operation, form)._schema for form in operation.overloads()]
         return {a.name for form in forms for a in form.arguments}

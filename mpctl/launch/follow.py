@@ -33,8 +33,8 @@ OnAnswer = Callable[[Any], None]
 
 @dataclass
 class MetricsFollower:
-    """Writes each record of a run to the sinks, then passes it on to `then`, and its warning, if it
-    has one, to `on_event`. last: the step of the last record."""
+    """Writes each record of a run to the sinks, then passes it on to `then`. last: the step of the
+    last record."""
 
     run: RunDir
     sinks: list[tuple[str, CsvFile | EventFiles]]
@@ -57,8 +57,6 @@ class MetricsFollower:
                     "metrics.jsonl is not affected"
                 )
         self.last = record["step"]
-        if isinstance(words := record.get("warning"), str):
-            self.on_event(f"warning: {words}")
         self.then(record)
 
 

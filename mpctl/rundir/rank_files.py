@@ -64,9 +64,8 @@ class StepRecord(RequiredStepFields, RoutingFigures, total=False):
     {"dp_cp": 0.003, "tp": 0.02}; empty of one rank, absent in records of older versions.
     reserved_memory_bytes: the most that torch's allocator on rank 0 has taken from its GPU; mfu,
     hfu: model and hardware FLOP of a rank in the step over what its device's data sheet promises
-    for that time (estimate/flops.py); these three are absent where they are not known. warning: in
-    the first record of an attempt, what of the machine makes it slower than planned, for the
-    launcher's screen. People may add keys; readers keep every number that they find.
+    for that time (estimate/flops.py); these three are absent where they are not known. People may
+    add keys; readers keep every number that they find.
     """
 
     time: float
@@ -76,7 +75,6 @@ class StepRecord(RequiredStepFields, RoutingFigures, total=False):
     loss_scale: float
     skipped: bool
     skip_reason: str
-    warning: str
     memory_bytes: list[int]
     predicted_step_seconds: float | None
     validation_loss: float

@@ -2,10 +2,13 @@
 
 What several ranks of a group compute alike (norms without sequence parallelism, biases, the update
 of a replica under ZeRO 0) stays equal only if they run the same kernels: Triton's and torch's round
-differently, and so do two kernels of attention. A host without a C compiler, or one compilation
-that fails on a shared cache, would let its ranks drift away from the others unnoticed. So the ranks
-compare their choices before they build the model: one maximum over all ranks of [d, -d], d being a
-digest of the choice in words. By hand, d 5 on one rank and 7 on the other: [7, -5], and 7 is not 5.
+differently. A host without a C compiler, or one compilation that fails on a shared cache, would let
+its ranks drift away from the others unnoticed. So the ranks compare their choices before they build
+the model: one maximum over all ranks of [d, -d], d being a digest of the choice in words. By hand,
+d 5 on one rank and 7 on the other: [7, -5], and 7 is not 5. No two ranks compute the same
+attention, so one that differs is only a warning: it may be slower, and rounds differently.
+
+Warnings are lines of a rank's log, which the launcher shows (runs/logs.py).
 """
 
 from __future__ import annotations
@@ -46,7 +49,7 @@ class FallbackKernels(KernelBackend):
 
 
 class KernelsDiffer(RunFailed):
-    """The ranks chose different kernels; is_echo: those of this rank are the usual ones."""
+    """Some ranks have Triton's kernels, others not; is_echo: this rank has them."""
 
     def __init__(self, words: str, *, is_echo: bool) -> None:
         super().__init__(words)
@@ -55,8 +58,8 @@ class KernelsDiffer(RunFailed):
 
 def machine_kernels(device: torch.device, world: Group) -> KernelBackend:
     """The fastest kernels that run on the device of every rank: on CUDA Triton's, or torch's if no
-    rank has Triton, with a warning in the log. All ranks of `world` call it. Raises KernelsDiffer
-    if their choices differ."""
+    rank has Triton, with a warning. All ranks of `world` call it. Raises KernelsDiffer if only some
+    have it."""
     if device.type != "cuda":
         return TORCH_BACKEND
     kernels = find_kernels(device)
@@ -65,8 +68,8 @@ def machine_kernels(device: torch.device, world: Group) -> KernelBackend:
 
 
 def find_kernels(device: torch.device) -> KernelBackend:
-    """Triton's kernels after a first launch on a CUDA device, or FallbackKernels, with a line in
-    the log. Torch's attention becomes FlashAttention-3 where that is installed."""
+    """Triton's kernels after a first launch on a CUDA device, or FallbackKernels, with a warning.
+    Torch's attention becomes FlashAttention-3 where that is installed."""
     # Imported here, since it registers operations with torch: 20 ms at each rank's start on a CPU.
     from mpctl.kernels.triton.backend import fused_kernels
 
@@ -77,14 +80,14 @@ def find_kernels(device: torch.device) -> KernelBackend:
     except Exception as error:
         reason = next(iter(str(error).splitlines()), "")
         fallback = FallbackKernels(f"{type(error).__name__}: {reason}")
-        print(f"warning: {fallback.warning}", flush=True)
+        print(f"WARNING: {fallback.warning}", flush=True)
         return fallback
 
 
 def require_same(kernels: KernelBackend, world: Group, device: torch.device) -> None:
-    """Return if all ranks of `world`, which all call it, chose the same kernels. Raises
-    KernelsDiffer on every rank otherwise: as the cause on the ranks without Triton; if all have it,
-    on those whose attention is computed as on the fewest ranks."""
+    """Return if all ranks of `world`, which all call it, have Triton's kernels, or none has; those
+    whose attention is computed as on the fewest ranks warn. Raises KernelsDiffer on every rank
+    otherwise, as the cause on those without Triton."""
     words = choice(kernels, device)
     digest = int.from_bytes(hashlib.sha256(words.encode()).digest()[:7], "big")
     ends = torch.tensor([digest, -digest], device=device)
@@ -96,7 +99,13 @@ def require_same(kernels: KernelBackend, world: Group, device: torch.device) -> 
     texts = [bytes(row).rstrip(b"\0").decode(errors="replace")
              for row in world.all_gather(row[None], 0).tolist()]  # fmt: skip
     lacks = torch.tensor([isinstance(kernels, FallbackKernels)], device=device).to(torch.uint8)
-    raise _difference(kernels, world.rank, texts, world.all_gather(lacks, 0).tolist())
+    odd = [rank for rank, one in enumerate(world.all_gather(lacks, 0).tolist()) if one]
+    if 0 < len(odd) < len(texts):
+        raise _difference(kernels, world.rank, texts, odd)
+    usual, _ = Counter(texts).most_common(1)[0]
+    if words != usual:
+        print(f"WARNING: on host {platform.node()} {words}; on most ranks {usual}: all wait for "
+              "the slower, and losses differ by rounding", flush=True)  # fmt: skip
 
 
 def choice(kernels: KernelBackend, device: torch.device) -> str:
@@ -109,23 +118,16 @@ def choice(kernels: KernelBackend, device: torch.device) -> str:
 
 
 def _difference(
-    kernels: KernelBackend, rank: int, texts: list[str], lacks: list[int]
+    kernels: KernelBackend, rank: int, texts: list[str], odd: list[int]
 ) -> KernelsDiffer:
-    counts = Counter(texts)
-    usual = max(counts, key=lambda text: (counts[text], text == texts[0]))
-    is_odd = lacks if 0 < sum(lacks) < len(lacks) else [text != usual for text in texts]
-    odd = [number for number, found in enumerate(is_odd) if found]
-    if rank not in odd:
+    if not isinstance(kernels, FallbackKernels):
         time.sleep(ECHO_SECONDS)  # so that the cause is recorded first
-        words = f"{ranks_text(odd)} chose other kernels than rank {rank}"
-        return KernelsDiffer(words, is_echo=True)
-    others = next(number for number in range(len(texts)) if number not in odd)
-    here = texts[rank]
-    if isinstance(kernels, FallbackKernels):
-        here = f"no Triton ({kernels.reason})"
+        return KernelsDiffer(f"{ranks_text(odd)} without Triton, which rank {rank} has",
+                             is_echo=True)  # fmt: skip
+    other = next(number for number in range(len(texts)) if number not in odd)
     return KernelsDiffer(
-        f"kernels differ: on host {platform.node()} {here}, on rank {others} {texts[others]}; "
-        "what ranks compute alike would drift apart (every host needs the same torch, Triton, C "
-        "compiler, Python's headers and FlashAttention)",
+        f"host {platform.node()} has no Triton ({kernels.reason}), rank {other} has {texts[other]}: "
+        "what both compute would drift apart (every host needs the same torch, Triton, a C compiler "
+        "and Python's headers)",
         is_echo=False,
     )

@@ -166,18 +166,13 @@ class Worker:
         """Join the other ranks, train, write RUN/ranks/rank-N.json."""
         with garbage_collection_paused():
             trainer = self._build()
-        from mpctl.runtime.kernel_choice import FallbackKernels
         from mpctl.runtime.report import CommunicationSeconds, DeviceFigures
 
         communication, device = CommunicationSeconds(), DeviceFigures.of(trainer)
         print(trainer.model)
         print(f"attention: {', '.join(device.attention)}", flush=True)
         metrics = LineFile(self.run_dir / "metrics.jsonl")
-        kernels = trainer.environment.kernels
-        warning = kernels.warning if isinstance(kernels, FallbackKernels) else ""
         for record in trainer.run():
-            if warning:
-                record["warning"], warning = warning, ""
             communication.add(record)
             device.add(record)
             print(f"step {record['step']}: {loss_text(record)}")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import platform
+from contextlib import redirect_stdout
+from io import StringIO
 from typing import Any
 
 import torch
 
 from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
 from mpctl.kernels.triton.backend import TritonKernels
-from mpctl.launch.follow import MetricsFollower
-from mpctl.rundir.directory import RunDir
+from mpctl.runs.logs import is_warning
 from mpctl.runtime.kernel_choice import (
     FallbackKernels,
     KernelsDiffer,
@@ -43,18 +44,19 @@ def kernels_of(name: str) -> KernelBackend:
 
 def compared(rank: int, size: int, names: list[str]) -> dict[str, Any]:
     """How a rank with the kernels of this name fares: its failure's words, whether it only echoes
-    another's, and the messages that it took."""
-    log: list[Collective] = []
+    another's, what it prints, and the messages that it took."""
+    log, printed = list[Collective](), StringIO()
     try:
-        require_same(kernels_of(names[rank]), grouped(rank, size, log, "world"), CPU)
+        with redirect_stdout(printed):
+            require_same(kernels_of(names[rank]), grouped(rank, size, log, "world"), CPU)
     except KernelsDiffer as error:
         record = failure_record(error, rank=rank, coords={}, doing="")
         return {"error": record["error"], "is_echo": record["is_echo"], "messages": len(log)}
-    return {"error": "", "messages": len(log)}
+    return {"error": "", "printed": printed.getvalue(), "messages": len(log)}
 
 
 def test_ranks_with_other_kernels_end_the_start() -> None:
-    """One of three lacks Triton; one attends by another library; none differs; all lack Triton."""
+    """One of three lacks Triton, or two; none differs; all lack it; one attends otherwise."""
     cases = {
         "lacks": ["cuDNN's kernel", "none", "cuDNN's kernel"],
         "most lack": ["none", "none", "cuDNN's kernel"],
@@ -65,34 +67,26 @@ def test_ranks_with_other_kernels_end_the_start() -> None:
     found = run_each({name: (compared, names) for name, names in cases.items()}, 3)
     host = platform.node()
     for name in ("same", "all lack"):
-        assert found[name] == [{"error": "", "messages": 1}] * 3
+        assert found[name] == [{"error": "", "printed": "", "messages": 1}] * 3
     causes = {name: [rank for rank, one in enumerate(ranks) if not one.get("is_echo", True)]
               for name, ranks in found.items()}  # fmt: skip
-    assert causes == {"lacks": [1], "most lack": [0, 1], "attends": [1], "same": [], "all lack": []}
-    lacking = f"kernels differ: on host {host} no Triton ({NO_COMPILER}), on rank "
-    assert found["lacks"][1]["error"].startswith(f"{lacking}0 Named, attention by cuDNN's kernel; ")
-    assert all(one["error"].startswith(f"{lacking}2 Named, ") for one in found["most lack"][:2])
-    assert found["attends"][1]["error"].startswith(
-        f"kernels differ: on host {host} Named, attention by cuDNN's kernel, on rank 0 Named, "
-        "attention by FlashAttention-3; "
+    assert causes == {"lacks": [1], "most lack": [0, 1], "attends": [], "same": [], "all lack": []}
+    lacking = f"host {host} has no Triton ({NO_COMPILER}), rank "
+    assert found["lacks"][1]["error"].startswith(f"{lacking}0 has Named, attention by cuDNN's ")
+    assert all(one["error"].startswith(f"{lacking}2 has Named, ") for one in found["most lack"][:2])
+    assert found["lacks"][0]["error"] == "rank 1 without Triton, which rank 0 has"
+    printed = [one["printed"] for one in found["attends"]]
+    assert printed[0] == printed[2] == "" and is_warning(printed[1])
+    assert printed[1].startswith(
+        f"WARNING: on host {host} Named, attention by cuDNN's kernel; on most ranks Named, "
+        "attention by FlashAttention-3: "
     )
-    assert found["lacks"][0]["error"] == "rank 1 chose other kernels than rank 0"
 
 
 def test_fused_kernels_are_those_of_a_cuda_device_that_runs_them(capfd: Any) -> None:
     assert machine_kernels(CPU, Group()) is TORCH_BACKEND
     kernels, line = find_kernels(torch.device("cuda")), capfd.readouterr().out
     if isinstance(kernels, FallbackKernels):
-        assert line == f"warning: {kernels.warning}\n"
+        assert line == f"WARNING: {kernels.warning}\n" and is_warning(line)
     else:
         assert isinstance(kernels, TritonKernels) and not line
-
-
-def test_a_warning_of_the_ranks_is_on_the_launchers_screen_once(tmp_path: Any) -> None:
-    screen: list[str] = []
-    follower = MetricsFollower(RunDir(tmp_path), [], screen.append, lambda record: None)
-    record: Any = {"step": 1, "loss": 1.0}
-    follower.record({**record, "warning": FallbackKernels(NO_COMPILER).warning})
-    follower.record({**record, "step": 2})
-    (line,) = screen
-    assert line.startswith(f"warning: Triton is missing ({NO_COMPILER}): each dropout takes 15 ")
