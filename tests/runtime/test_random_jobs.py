@@ -4,8 +4,8 @@ Peaks lie between 80 and 103 % of the plan. Where they are less, the plan adds w
 the same moment: a CPU's working block of the loss and the whole gradient of a tied word table under
 ZeRO 2 and 3.
 
-Two jobs of each kind are rehearsed in every run of the tests. The slow tests train 60 that change
-with the date; `MPCTL_JOBS=20261127 pytest -m slow tests/runtime/test_random_jobs.py` repeats those
+A job of each kind is rehearsed in every run of the tests, a second one among the slow tests. Those
+train 60 that change with the date; `MPCTL_JOBS=20261127 pytest -m slow tests/runtime/test_random_jobs.py` repeats those
 of a day, which are printed with a failure.
 """
 
@@ -31,7 +31,10 @@ LEAST, MOST = 0.8, 1.03
 SEED = os.environ.get("MPCTL_JOBS") or f"{datetime.now(UTC):%Y%m%d}"
 
 
-@pytest.mark.parametrize("number", range(2 * len(KINDS)))
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(n, marks=[pytest.mark.slow] * (n >= len(KINDS))) for n in range(2 * len(KINDS))],
+)
 def test_a_rehearsal_takes_what_is_planned(number: int) -> None:
     _, job, plan = random_job("rehearsed", number)
     assert plan.estimate is not None
