@@ -5,7 +5,8 @@ the same moment: a CPU's working block of the loss and the whole gradient of a t
 ZeRO 2 and 3.
 
 A job of each kind is rehearsed in every run of the tests, a second one among the slow tests. Those
-train 60 that change with the date; `MPCTL_JOBS=20261127 pytest -m slow tests/runtime/test_random_jobs.py` repeats those
+train 60 that change with the date; `MPCTL_JOBS=20261127 pytest -m slow
+tests/runtime/test_random_jobs.py` repeats those
 of a day, which are printed with a failure.
 """
 
