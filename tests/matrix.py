@@ -50,6 +50,11 @@ COMBINATIONS = (
     Combination("3.12", {"torch": "2.11.0", "numpy": "2.3.5"}),
     Combination("3.13", {"torch": "2.15.0"}),
 )
+TESTED = {
+    "3.11": re.findall(r"^torch==(.*)$", (ROOT / "constraints.txt").read_text("utf-8"), re.M)[0],
+    **{one.python: one.pins["torch"] for one in COMBINATIONS},
+}
+"""torch's versions that are tested, by Python's: the first by `make test`."""
 BOUND_TO_TORCH = frozenset({"torch", "triton", "torchao"})  # which pip chooses by torch
 DEV = frozenset({"pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "transformers"})
 """What these tests need of the extra `dev`."""

@@ -8,13 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.matrix import COMBINATIONS, ROOT, Combination, constraints, find_python, package, run
+from tests.matrix import (
+    COMBINATIONS,
+    ROOT,
+    TESTED,
+    Combination,
+    constraints,
+    find_python,
+    package,
+    run,
+)
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 PINNED = dict(
     line.split("==") for line in (ROOT / "constraints.txt").read_text().split() if "==" in line
 )
-TESTED = {"3.11": PINNED["torch"], **{one.python: one.pins["torch"] for one in COMBINATIONS}}
 
 
 def test_the_bounds_of_pyproject_are_tested() -> None:
