@@ -125,9 +125,9 @@ def _difference(
         return KernelsDiffer(f"{ranks_text(odd)} without Triton, which rank {rank} has",
                              is_echo=True)  # fmt: skip
     other = next(number for number in range(len(texts)) if number not in odd)
+    here = f"host {platform.node()} has no Triton ({kernels.reason})"
     return KernelsDiffer(
-        f"host {platform.node()} has no Triton ({kernels.reason}), rank {other} has {texts[other]}: "
-        "what both compute would drift apart (every host needs the same torch, Triton, a C compiler "
-        "and Python's headers)",
+        f"{here}, rank {other} has {texts[other]}: what both compute would drift apart (every host "
+        "needs the same torch, Triton, a C compiler and Python's headers)",
         is_echo=False,
     )
