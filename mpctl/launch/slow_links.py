@@ -38,7 +38,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from mpctl.launch.stragglers import Times
-from mpctl.rundir.collective_log import CollectiveProgress
+from mpctl.rundir.collective_log import CollectiveProgress, parse_rank_ranges
 from mpctl.rundir.slow import SlowPart
 from mpctl.rundir.step_log import WINDOW
 from mpctl.units import bytes_text, ranks_text
@@ -82,10 +82,11 @@ class SlowWire:
 
 @dataclass
 class LinkWatch:
-    """Finds the slow links of one attempt. hosts: of each rank; past: the first time of each wire;
-    since: of the slow ones, the step from which on."""
+    """Finds the slow links of one attempt. hosts: of each rank; members: the ranks of each group;
+    past: the first time of each wire; since: of the slow ones, the step from which on."""
 
     hosts: Mapping[int, str] = field(default_factory=dict)
+    members: dict[Key, tuple[int, ...]] = field(default_factory=dict)
     past: dict[Key, float] = field(default_factory=dict)
     since: dict[Key, int] = field(default_factory=dict)
 
@@ -119,16 +120,15 @@ class LinkWatch:
     def _wires(self, times: Times, progress: Mapping[int, CollectiveProgress]) -> dict[Key, Wire]:
         """The groups between hosts whose members have all reported, with the least time."""
         seen: defaultdict[Key, list[tuple[int, int, bool]]] = defaultdict(list)
-        members: dict[Key, tuple[int, ...]] = {}
         for rank, of in times.items():
             groups = progress[rank].groups
             for group, spent, size in zip(groups, of.waits, of.sizes, strict=False):
-                if group.key not in members:
-                    members[group.key] = tuple(group.ranks)
                 seen[group.key].append((spent, size, group.kind == "send"))
         wires: dict[Key, Wire] = {}
         for key, found in seen.items():
-            ranks = members[key]
+            if key not in self.members:
+                self.members[key] = tuple(parse_rank_ranges(key[1]))
+            ranks = self.members[key]
             hosts = tuple(dict.fromkeys(self.hosts.get(rank, "") for rank in ranks))
             if len(found) < len(ranks) or len(hosts) < 2 or "" in hosts:
                 continue

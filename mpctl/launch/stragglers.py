@@ -123,7 +123,7 @@ class StragglerWatch:
         recent = {rank: _median_of(of, of.steps[-WINDOW:]) for rank, of in times.items()}
         return {r: max(1.0, n / self.past[r]) for r, n in recent.items() if self.past.get(r)}
 
-    def _judge(self, times: Times, steps: Sequence[int]) -> dict[int, Straggler]:
+    def _judge(self, times: Times, steps: range) -> dict[int, Straggler]:
         """By both laws; that of equals goes before."""
         by_stage: defaultdict[int, list[int]] = defaultdict(list)
         for rank in sorted(times):
@@ -131,8 +131,14 @@ class StragglerWatch:
         found: dict[int, Straggler] = {}
         figures: dict[int, Figures] = {}
         for stage, ranks in by_stage.items():
-            counted = [s for s in steps if all(times[r].of(s) != NOT_COMPARED for r in ranks)]
-            own = {rank: {step: float(times[rank].of(step)) for step in counted} for rank in ranks}
+            windows = {rank: times[rank].window(steps) for rank in ranks}
+            columns = zip(steps, *windows.values(), strict=True)
+            counted = [step for step, *of_step in columns if NOT_COMPARED not in of_step]
+            places = [step - steps.start for step in counted]
+            own = {
+                rank: dict(zip(counted, [float(window[place]) for place in places], strict=True))
+                for rank, window in windows.items()
+            }
             for rank, judged in compare(own).items():
                 self._note(found, rank, judged, times[rank], judged.excess, is_by_past=False)
             if all(self.past.get(rank) for rank in ranks):
@@ -222,11 +228,15 @@ def compare(figures: Mapping[int, Figures]) -> dict[int, Judgement]:
     steps = sorted(set.intersection(*(set(one) for one in figures.values())))
     slow: dict[int, list[tuple[int, float, float]]] = {name: [] for name in figures}
     for step in steps:
-        ordered = sorted(one[step] for one in figures.values())
-        for name, one in figures.items():
-            usual = _median_without(ordered, bisect_left(ordered, one[step]))
-            if one[step] >= FACTOR * usual and usual > 0:
-                slow[name].append((step, one[step] / usual, one[step] - usual))
+        of_step = [one[step] for one in figures.values()]
+        ordered = sorted(of_step)
+        least = FACTOR * _median_without(ordered, len(ordered) - 1)
+        for name, figure in zip(figures, of_step, strict=True):
+            if figure < least:  # no median of others is less than that without the greatest
+                continue
+            usual = _median_without(ordered, bisect_left(ordered, figure))
+            if figure >= FACTOR * usual and usual > 0:
+                slow[name].append((step, figure / usual, figure - usual))
     return {name: _judgement(found, steps) for name, found in slow.items()}
 
 
@@ -253,7 +263,7 @@ def common_steps(times: Iterable[StepTimes]) -> range:
     return range(max(end - WINDOW, *(steps.start for steps in logged)), end)
 
 
-def _median_of(of: StepTimes, steps: Iterable[int]) -> float:
+def _median_of(of: StepTimes, steps: range) -> float:
     """The median of what a rank computed in these steps; 0 where none counts."""
-    counted = [n for step in steps if (n := of.of(step)) != NOT_COMPARED]
+    counted = [n for n in of.window(steps) if n != NOT_COMPARED]
     return median(counted) if counted else 0.0

@@ -98,6 +98,11 @@ class StepTimes:
         """What the rank computed in a step that it has."""
         return self.computing[step - self.steps.start]
 
+    def window(self, steps: range) -> tuple[int, ...]:
+        """What the rank computed in each of consecutive steps that it has."""
+        first = self.steps.start
+        return self.computing[steps.start - first : steps.stop - first]
+
 
 def read_step_times(content: bytes | memoryview, groups: int) -> StepTimes:
     """The times from STEP_LOG_BYTES of a breadcrumb; groups: how many the collective log has. Empty
