@@ -46,6 +46,8 @@ STATUS_SECONDS, LONGEST_STATUS = 2.0, 5.0
 RANKS_PER_STATUS = 4000
 STATUS_BYTES = 1 << 28
 REPORTS_PER_SECOND = 500
+LAUNCHER_ABSENT = "the launcher did not run"
+"""How the reason begins for which a host is lost that ended its ranks for want of the launcher."""
 
 
 def report_seconds(hosts: int) -> float:

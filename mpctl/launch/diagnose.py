@@ -37,7 +37,7 @@ from math import inf
 from pathlib import Path
 
 from mpctl.hosts.probes import write_probe
-from mpctl.launch.attempt import AttemptPhase, AttemptState, RankState
+from mpctl.launch.attempt import LAUNCHER_ABSENT, AttemptPhase, AttemptState, RankState
 from mpctl.launch.verdict import WATCHDOG, Verdict, WaitGraph, ended_verdict, nccl_verdict
 from mpctl.launch.watch import stopped_text
 from mpctl.layout.topology import job_topology
@@ -183,6 +183,8 @@ class FailedAttempt:
             failure = self._recorded(causes[0])
             return self._blamed(failure, (r["rank"] for r in causes)) if is_of_host else failure
         if lost := state.lost:
+            if lost[0].lost.startswith(LAUNCHER_ABSENT):
+                return self._of_no_rank(lost[0].lost)
             error = f"host {lost[0].host} (node {lost[0].node}): {lost[0].lost}"
             blamed = lost[0].host if len(lost) == 1 else ""
             return replace(self._of_no_rank(error), blamed=blamed)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from mpctl.launch.attempt import AttemptPhase, AttemptState, NodeState, RankState
+from mpctl.launch.attempt import LAUNCHER_ABSENT, AttemptPhase, AttemptState, NodeState, RankState
 from mpctl.launch.diagnose import (
     LONGEST_LINE,
     AttemptEvidence,
@@ -525,6 +525,13 @@ def test_a_host_that_is_lost_alone_is_blamed(attempt: Attempt) -> None:
     assert attempt.failure_of(n1, silent, code=None).blamed == "n2"
     gone = replace(n1, lost="it has not answered for 20 s")
     assert attempt.failure_of(gone, silent, code=None).blamed == ""
+
+
+def test_no_host_is_blamed_for_a_launcher_that_was_stopped(attempt: Attempt) -> None:
+    n1, n2 = attempt.node(range(2), host="n1", code=None), attempt.node(range(2, 4), host="n2")
+    why = f"{LAUNCHER_ABSENT} for 30 s, and hosts end their ranks after 20 s without it"
+    failure = attempt.failure_of(n1, replace(n2, lost=why, code=None), code=None)
+    assert (failure.blamed, failure.error) == ("", why)
 
 
 def test_the_host_of_a_stopped_or_hung_rank_is_blamed(attempt: Attempt) -> None:

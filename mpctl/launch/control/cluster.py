@@ -24,7 +24,7 @@ from typing import Protocol
 from mpctl.errors import InputError, Issue, RunFailed
 from mpctl.hosts.checks import Device, cluster_host_issues, differing_hosts, doubled_hosts
 from mpctl.hosts.machine import HostFacts
-from mpctl.launch.attempt import AttemptPhase, AttemptState, NodeState
+from mpctl.launch.attempt import LAUNCHER_ABSENT, AttemptPhase, AttemptState, NodeState
 from mpctl.launch.control.health import check_hosts
 from mpctl.launch.control.messages import Command, Hello, Start, write_key
 from mpctl.launch.control.placement import RETURN_SECONDS, Placement, ReturnPolicy
@@ -115,7 +115,7 @@ def _lost(link: HostLink, state: NodeState, issues: Mapping[int, Issue]) -> str:
     """Why a host is lost to an attempt; one whose ranks have ended is not."""
     if state.code is not None or not link.lost:
         return ""
-    failure = issues.get(link.node)
+    failure = None if link.lost.startswith(LAUNCHER_ABSENT) else issues.get(link.node)
     return f"{link.lost}: {failure.message}" if failure else link.lost
 
 

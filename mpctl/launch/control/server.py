@@ -7,6 +7,9 @@ ControlServer, from its own thread.
 Whoever connects must prove at once that it knows the key of the launch (admission.py); nothing else
 of it is read before. Of unproved connections at most as many as the launch has hosts, and SPARE
 more, stay open. A peer that knows the key has HELLO_SECONDS to say hello.
+
+Agents that heard no ping for `silence` seconds end themselves. If that is because this process did
+not run, the hosts are lost for that reason, and no host is at fault.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mpctl.hosts.machine import raise_file_limit
-from mpctl.launch.attempt import NodeState, report_seconds
+from mpctl.launch.attempt import LAUNCHER_ABSENT, NodeState, report_seconds
 from mpctl.launch.control.admission import Admission
 from mpctl.launch.control.messages import (
     FROM_AGENT,
@@ -57,6 +60,10 @@ REASON_LINES, REASON_LENGTH = 3, 300
 PORT_TRIES = 20
 CLOCK_SAMPLES = 8
 GONE = "its node agent ended"
+SETTLE_SECONDS = 5.0
+"""After this process has run on, the time in which it learns which agents have ended meanwhile."""
+CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""Counts the time in which the machine sleeps, where the system has such a clock."""
 
 
 @dataclass
@@ -97,7 +104,8 @@ class ControlServer:
 
     silence: seconds without a message after which either end considers the other lost; key: what a
     host must read in the run directory to take part, a new one when None; port: where agents
-    connect.
+    connect; pinged: when the hosts were last pinged, by CLOCK; absence: why agents have ended that
+    are found gone until `settled` (time.monotonic()).
     """
 
     def __init__(
@@ -111,6 +119,8 @@ class ControlServer:
         self.loop = asyncio.new_event_loop()
         self.admission = Admission(self.loop, self.key, len(self.links) + SPARE, self._admit)
         self.connections = set[asyncio.Task[None]]()
+        self.pinged = time.clock_gettime(CLOCK)
+        self.absence, self.settled = "", float("-inf")
         self.thread = threading.Thread(target=self._serve, name="control", daemon=True)
         self.started: Future[None] = Future()
 
@@ -202,7 +212,9 @@ class ControlServer:
             pass  # it was killed, says nothing, or the server is closed
         finally:
             if link and link.writer is writer:
-                self._lose(link, why)
+                self._note_absence()
+                absence = self.absence if time.monotonic() < self.settled else ""
+                self._lose(link, absence or why)
             writer.close()
 
     def _welcome(
@@ -253,8 +265,27 @@ class ControlServer:
             self._abandon(link)
         self._write(link, request)
 
+    def _note_absence(self) -> None:
+        """Note it if this process did not run for so long that the agents have ended; what hosts
+        sent meanwhile was not read, so that none of them was silent."""
+        now = time.clock_gettime(CLOCK)
+        seconds = now - self.pinged
+        if seconds <= self.silence:
+            return
+        self.pinged = now
+        self.settled = time.monotonic() + SETTLE_SECONDS
+        self.absence = (
+            f"{LAUNCHER_ABSENT} for {seconds:.0f} s (it was stopped, its machine slept or had no "
+            f"processor time for it), and hosts end their ranks after {self.silence:g} s without "
+            "it (launch.silence_seconds)"
+        )
+        for link in self.links:
+            link.heard = time.monotonic()
+
     async def _ping(self) -> None:
         while True:
+            self._note_absence()
+            self.pinged = time.clock_gettime(CLOCK)
             for link in self.links:
                 try:
                     self._check(link)

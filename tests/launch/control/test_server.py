@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import resource
 import socket
 import struct
@@ -305,6 +306,35 @@ def test_a_silent_host_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
         reason = "it has not answered for 0.5 s (launch.silence_seconds)"
         assert served.links[0].lost == reason and ready(served) == [1]
         assert is_closed(silent.socket)
+
+
+def stand_still(server: ControlServer, seconds: float) -> None:
+    """Keep the thread of a server from running, as a stopped process does."""
+    server.loop.call_soon_threadsafe(time.sleep, seconds)
+    time.sleep(seconds)
+
+
+def test_a_launcher_that_stood_still_says_so_of_the_hosts_that_left_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server_module, "PING_SECONDS", 0.02)
+    with serving("n0", "n1", silence=0.5) as served:
+        gone, patient = agent(served, 0), agent(served, 1)
+        assert until(lambda: ready(served) == [0, 1])
+        server_stands = threading.Thread(target=stand_still, args=(served, 1.0))
+        server_stands.start()
+        time.sleep(0.7)
+        gone.socket.close()
+        server_stands.join()
+        assert until(lambda: served.links[0].lost)
+        assert re.fullmatch(
+            r"the launcher did not run for 1 s \(it was stopped, .*\), and hosts end their ranks "
+            r"after 0\.5 s without it \(launch\.silence_seconds\)",
+            served.links[0].lost,
+        )
+        patient.send(Pong())
+        time.sleep(0.2)
+        assert ready(served) == [1], "it said nothing while nobody read it"
 
 
 def test_an_error_about_one_host_does_not_end_the_pings(
