@@ -32,6 +32,7 @@ NEEDS = {
     "nfs": Need(
         ("exportfs", "rpc.mountd", "rpc.nfsd", "mount.nfs4"), ("nfs-kernel-server", "nfs-common")
     ),
+    "loss": Need(("iptables",), ("iptables",)),
 }
 """By the word that a test file gives to `pytest.mark.cluster`."""
 

@@ -3,6 +3,7 @@
     with loopback_hosts(folder) as hosts:        n1 and n2 are 127.0.0.1 at two ports
     with namespace_hosts(folder) as hosts:       n1 and n2 have addresses, host names and processes
         hosts.cut("n2")                          of their own, and a link that can be cut
+        hosts.drop(0.05)                         or loses packets
 
 The keys, the known hosts and the configuration of the ssh client are in `folder`; nothing of the
 user's own ssh is read or changed. hosts.config is for `ssh -F`.
@@ -127,6 +128,14 @@ class SshHosts:
     def mend(self, name: str) -> None:
         """Bring the link of a host up again."""
         _ip("link", "set", self.hosts[name].link, "up")
+
+    def drop(self, share: float) -> None:
+        """Lose a share of the packets that reach each host, by chance, from now on."""
+        by_chance = ["-m", "statistic", "--mode", "random", "--probability", str(share)]
+        rule = ["-A", "INPUT", "!", "-i", "lo", *by_chance, "-j", "DROP"]
+        for host in self.hosts.values():
+            inside = [path_of("ip"), "netns", "exec", host.namespace, path_of("iptables")]
+            subprocess.run([*inside, *rule], check=True, capture_output=True)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -149,6 +150,29 @@ def test_a_stopped_launcher_is_not_waited_for(
     wait_for(lambda: not {"agent", "torchrun", "rank"} & run.processes().keys(), 35)
     kill(run.launched.process, signal.SIGCONT)
     assert run.ended().code == 1
+    said = " ".join(run.launched.stderr.rpartition("✗")[2].split())
+    assert said.startswith("the launcher did not run for ")
+    assert "and hosts end their ranks after 20 s without it (launch.silence_seconds)" in said
+    run.require_nothing_left(5)
+
+
+def test_a_launcher_may_be_stopped_for_less_than_its_silence(
+    ssh_hosts: SshHosts, data: Path, tmp_path: Path
+) -> None:
+    silence = ("--set", "launch.silence_seconds=60")
+    run = ssh_launch(ssh_hosts, data, tmp_path / "run", *TP_DP, *ENDLESS, *silence).at_step(2)
+    kill(run.launched.process, signal.SIGSTOP)
+    before = len(run.launched.records)
+    time.sleep(30)
+    meanwhile = len(run.launched.records)
+    assert meanwhile > before + 2
+    kill(run.launched.process, signal.SIGCONT)
+    run.at_step(meanwhile + 5)
+    kill(run.launched.process, signal.SIGTERM)
+    run.ended()
+    assert run.launched.summary["status"] == "stopped", run.launched.stderr
+    assert run.launched.summary["attempts"] == 1
+    assert "launch.silence_seconds" not in run.launched.stderr
     run.require_nothing_left(5)
 
 

@@ -40,6 +40,21 @@ def test_hosts_with_addresses_of_their_own_train_as_one_process(
     run.require_nothing_left(5)
 
 
+@pytest.mark.cluster("loss")
+def test_lost_packets_cost_time_and_nothing_else(
+    namespaces: SshHosts, data: Path, tmp_path: Path
+) -> None:
+    """One in twenty of those between the hosts, and of those from the launcher."""
+    expected = column(train(tiny_job(data), tmp_path / "one"))
+    run = ssh_launch(namespaces, data, tmp_path / "run", *LAYOUT).at_step(2)
+    namespaces.drop(0.05)
+    run.ended()
+    assert run.code == 0, run.launched.stderr
+    assert run.launched.summary["attempts"] == 1
+    assert run.launched.losses == pytest.approx(expected, rel=1e-5)
+    run.require_nothing_left(5)
+
+
 def test_a_cut_link_is_a_dead_node_and_both_sides_end(
     namespaces: SshHosts, data: Path, tmp_path: Path
 ) -> None:
