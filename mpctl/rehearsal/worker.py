@@ -240,6 +240,7 @@ class Rehearsal:
         trainer.fp8.load({name: [[1.0, 1.0, 1.0]] for name in trainer.fp8.names})
         for kind, tensors in trainer.state_tensors().items():
             tracker.name(kind, tensors)
+        tracker.passing = trainer.passing_tensors
         tracker.restart()
         return trainer
 

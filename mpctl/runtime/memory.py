@@ -8,7 +8,10 @@ are exact: an allocator's rounding (512 on CUDA), its fragmentation and the libr
 are not in them.
 
 Kinds: parameters, gradients and optimizer are named by the owner. Of the others, `activations` are
-those that an earlier forward has left alive, `temporaries` those that the current action has made.
+those that an earlier forward, or the backward of inputs, has left alive, `temporaries` those that
+the current action has made, and those that are alive only to be sent, received or reduced: messages
+between stages, and under ZeRO 2 and 3 the full-size gradients of a micro batch. The plan has both
+in what it calls temporary.
 
 `MemoryWatch` measures one step of a run, on CUDA through the allocator: the first step that begins
 with the optimizer's moments, which is the second of a fresh run; every later step takes as much. It
@@ -40,6 +43,8 @@ from mpctl.spec.job import JobSpec
 Kind = Literal["parameters", "gradients", "optimizer", "activations", "temporaries"]
 KINDS: tuple[Kind, ...] = ("parameters", "gradients", "optimizer", "activations", "temporaries")
 States = Callable[[], Mapping[Kind, list[Tensor]]]
+Passing = Callable[[], Iterable[Tensor]]
+"""Tensors that are alive to be sent, received or reduced, now."""
 SAVING_KINDS = ("forward", "backward_input")  # actions that leave tensors for a later one
 _DEVICE, _ITEM = torch.ops.prim.device.default, torch.ops.aten._local_scalar_dense.default
 _RESIZE = torch.ops.inductor.resize_storage_bytes_.default
@@ -47,7 +52,7 @@ _RESIZE = torch.ops.inductor.resize_storage_bytes_.default
 
 @dataclass(slots=True)
 class _Entry:
-    """A storage in memory; reference: removes the entry when the storage is freed."""
+    """A storage in memory, of no size once it is freed; reference: removes the entry then."""
 
     size: int
     kind: Kind
@@ -57,23 +62,31 @@ class _Entry:
 class MemoryTracker(TorchDispatchMode):
     """Counts the bytes of storages on a device while it is entered.
 
-    activity: says which action is running. bytes_by_kind, total: current bytes; peak: the maximum
+    activity: says which action is running; passing: lists what is left alive without being saved
+    for backward. bytes_by_kind, total: current bytes; peak: the maximum
     since `restart`; at_peak: bytes by kind at the peak; peak_activations: the maximum of
     activations. own_only: leaves out mapped memory (through which the ranks of a host exchange
     messages) and memory of other libraries (numpy arrays). A number read from a fake tensor is 1.
     """
 
     def __init__(
-        self, device: torch.device, *, activity: Activity | None = None, own_only: bool = False
+        self,
+        device: torch.device,
+        *,
+        activity: Activity | None = None,
+        passing: Passing = tuple,
+        own_only: bool = False,
     ) -> None:
         super().__init__()
         self.device, self.own_only, self.activity = device, own_only, activity or Activity()
+        self.passing = passing
         self.entries: dict[int, _Entry] = {}
         self.bytes_by_kind: Counter[Kind] = Counter()
         self.total = 0
         self.action: Step | None = None
         self.is_saving = False
-        self.created: list[int] = []  # storages that the current action has made
+        self.created: list[_Entry] = []  # storages that the current action has made
+        self.passed: list[_Entry] = []  # of earlier ones that save: passing as they ended
         self.restart()
 
     @classmethod
@@ -107,14 +120,21 @@ class MemoryTracker(TorchDispatchMode):
         action = self.activity.current
         if action == self.action:
             return
-        if self.is_saving:
-            for key in self.created:
-                entry = self.entries.get(key)
-                if entry is not None and entry.kind == "temporaries":
-                    self._move(entry, "activations")
-            self.peak_activations = max(self.peak_activations, self.bytes_by_kind["activations"])
+        if self.is_saving or self.passed:
+            self._sort_left([*self.passed, *(self.created if self.is_saving else ())])
         self.action, self.created = action, []
         self.is_saving = action is not None and action.action.kind in SAVING_KINDS
+
+    def _sort_left(self, left: list[_Entry]) -> None:
+        """Count what actions that save have left alive as activations, unless it is passing; that
+        is asked again after the next action, for a message may be saved as well."""
+        storages = (tensor.untyped_storage()._cdata for tensor in self.passing())
+        passing = {id(self.entries[key]) for key in storages if key in self.entries}
+        self.passed = [entry for entry in left if id(entry) in passing]
+        for entry in left:
+            if entry.kind == "temporaries" and id(entry) not in passing:
+                self._move(entry, "activations")
+        self.peak_activations = max(self.peak_activations, self.bytes_by_kind["activations"])
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -139,7 +159,7 @@ class MemoryTracker(TorchDispatchMode):
             self.close_action()
             entry = self.entries[key] = _Entry(0, "temporaries")
             entry.reference = weakref.ref(storage, lambda _: self._remove(key))
-            self.created.append(key)
+            self.created.append(entry)
         entry, size = self.entries[key], storage.nbytes()
         if entry.size == size:
             return
@@ -153,6 +173,7 @@ class MemoryTracker(TorchDispatchMode):
         entry = self.entries.pop(key)
         self.bytes_by_kind[entry.kind] -= entry.size
         self.total -= entry.size
+        entry.size = 0
 
     def _move(self, entry: _Entry, kind: Kind) -> None:
         self.bytes_by_kind[entry.kind] -= entry.size
@@ -192,9 +213,12 @@ class MemoryWatch:
         self.measured: dict[str, int | None] = {}
 
     @contextmanager
-    def step(self, optimizer: Optimizer, states: States, *, is_last: bool) -> Iterator[None]:
+    def step(
+        self, optimizer: Optimizer, states: States, passing: Passing, *, is_last: bool
+    ) -> Iterator[None]:
         """Enter it around a step's gradients and update. states: the tensors that persist from step
-        to step, by kind; is_last: whether it is the last step of the run."""
+        to step, by kind; passing: see MemoryTracker; is_last: whether it is the last step of the
+        run."""
         if not self.is_on or self.measured or not (optimizer.adam.state or is_last):
             yield
         elif self.device.type == "cuda":
@@ -205,7 +229,9 @@ class MemoryWatch:
             reserved = torch.cuda.max_memory_reserved(self.device)
             self._note(optimizer, states, {"activations": None, "peak": peak, "reserved": reserved})
         else:
-            tracker = MemoryTracker(self.device, activity=self.activity, own_only=True)
+            tracker = MemoryTracker(
+                self.device, activity=self.activity, passing=passing, own_only=True
+            )
             for kind, tensors in states().items():
                 tracker.add(kind, tensors)
             tracker.restart()

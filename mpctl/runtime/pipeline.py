@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -67,6 +68,13 @@ class PipelineRunner:
         self.sample = torch.empty(0, dtype=dtype, device=device)
         self.activity, self.listeners, self.keys = activity or Activity(), listeners, keys
         self.deferred_wgrad = deferred_wgrad or DeferredWgrad()
+        self.running: _ProgramRun | None = None
+
+    @property
+    def passing_tensors(self) -> list[Tensor]:
+        """The messages between stages that exist now, and the buffers of those to come."""
+        spares = [spare.buffer for spare in self.links.spares.values()]
+        return [*spares, *(self.running.messages if self.running is not None else ())]
 
     def train(self, batches: Iterator[Batch], *, step: int, scale: float = 1.0) -> Tensor:
         """Add the gradients of a step's micro batches, times `scale`, to the parameters'; returns
@@ -150,6 +158,7 @@ class _ProgramRun:
     def execute(self, steps: Iterable[Step]) -> Tensor:
         """Do every step of the program; returns the sum of the losses, divided by `samples`."""
         activity = self.runner.activity
+        self.runner.running = self
         for step in steps:
             activity.move(step)
             if step.peer is None:
@@ -160,7 +169,14 @@ class _ProgramRun:
                 self._receive(step.action, step.peer)
         self._wait_for_sends(0)
         activity.move(None)
+        self.runner.running = None
         return self.loss
+
+    @property
+    def messages(self) -> list[Tensor]:
+        """Received and not used yet, or not sent completely."""
+        pending = [*chain.from_iterable(self.received.values()), *self.sending]
+        return [*chain.from_iterable(self.results.values()), *(p.result for p in pending)]
 
     def _compute(self, action: Action) -> None:
         tensors = [pending.wait() for pending in self.received.pop(action, [])]

@@ -122,6 +122,10 @@ class Trainer:
             "parameters": [*self.model.parameters(), *flat],
         }
 
+    def passing_tensors(self) -> list[Tensor]:
+        """The tensors that are alive now only to be sent, received or reduced."""
+        return [*self.pipeline.passing_tensors, *self.gradients.passing_tensors]
+
     @property
     def doing(self) -> str:
         """What this rank is doing: `step 3, stage 1, forward of micro batch 2`, and the save that
@@ -199,7 +203,8 @@ class Trainer:
         needs_loss, read = self.guard.needs_loss, self.environment.read_figures
         is_early = needs_loss or not self.environment.runs_ahead
         is_last = self.step + 1 == self.job.training.steps
-        with self.memory_watch.step(self.optimizer, self.state_tensors, is_last=is_last):
+        watched = self.optimizer, self.state_tensors, self.passing_tensors
+        with self.memory_watch.step(*watched, is_last=is_last):
             loss = self._compute_gradients()
             shared = self._share_status(loss)
             if is_early:

@@ -53,6 +53,11 @@ class Pending:
     work: Work | None = None
     sent: Tensor | None = None
 
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What exists as long as this does."""
+        return (self.result,) if self.sent is None else (self.result, self.sent)
+
     def wait(self) -> Tensor:
         """The result. The host waits for it; on CUDA the current stream does, and kernels may still
         be running when this returns."""

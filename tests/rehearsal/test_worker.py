@@ -252,6 +252,31 @@ def test_a_tracker_by_hand() -> None:
         assert tracker.total == 16 and tracker.peak == 48
 
 
+def test_what_is_passing_is_temporary() -> None:
+    """A message that a forward leaves alive is no activation while it is sent; if it is saved as
+    well, it is one from then on."""
+    messages: list[torch.Tensor] = []
+    tracker = MemoryTracker(torch.device("cpu"), passing=lambda: messages)
+    with tracker:
+        tracker.activity.move(Step("compute", Action("forward", 0)))
+        saved, message = torch.ones(4), torch.ones(2)
+        messages[:] = [message, saved]
+        tracker.activity.move(None)
+        tracker.close_action()
+        assert tracker.bytes_by_kind["activations"] == 0 and tracker.total == 24
+        messages[:] = [message]
+        tracker.activity.move(Step("compute", Action("backward", 0)))
+        tracker.close_action()
+        assert tracker.bytes_by_kind["activations"] == tracker.peak_activations == 16
+        messages.clear()
+        del message
+        tracker.activity.move(None)
+        tracker.close_action()
+        assert tracker.bytes_by_kind == {"activations": 16, "temporaries": 0}
+        del saved
+        assert tracker.total == tracker.bytes_by_kind["activations"] == 0
+
+
 def test_fused_attention_keeps_no_scores() -> None:
     """The example of fake_backend.py; in 32 bit with a mask, the mask as numbers besides."""
     device = torch.device("meta")

@@ -102,6 +102,11 @@ class BucketGradients:
         """The tensor that is kept from step to step."""
         return self.local if self.full is None else self.full
 
+    @property
+    def passing_tensors(self) -> list[Tensor]:
+        """The gradients that exist until they are copied or reduced."""
+        return list(self.waiting.values())
+
     def _accumulator(self, number: int) -> Callable[[Tensor], None]:
         def accumulate(parameter: Tensor) -> None:
             if parameter.grad is not None:  # otherwise it is deferred (layers/parameters.py)
@@ -241,6 +246,12 @@ class ShardedGradients(BucketGradients):
         self.slices = list(shard.parameter_slices(self.local))
         for number, parameter in enumerate(shard.parameters):
             parameter.register_post_accumulate_grad_hook(self._accumulator(number))
+
+    @property
+    def passing_tensors(self) -> list[Tensor]:
+        """As BucketGradients', with the full size and the early gradients."""
+        full = () if self.full is None else (self.full,)
+        return [*super().passing_tensors, *self.early.values(), *full]
 
     def _add(self, number: int, gradient: Tensor) -> None:
         if self.full is None:

@@ -69,6 +69,12 @@ class GradientOverlap(PassListener):
             if action.chunk in store.shard.bucket.chunks and bool(self.deferred[i]) == is_deferred
         ]
 
+    @property
+    def passing_tensors(self) -> list[Tensor]:
+        """The gradients that exist until they are copied or reduced, and those being reduced."""
+        reducing = [tensor for _, pending, _ in self.in_flight for tensor in pending.tensors]
+        return [*reducing, *(tensor for store in self.stores for tensor in store.passing_tensors)]
+
     def restart(self, inspect: Inspect | None = None) -> None:
         """Expect every bucket again, before a step. inspect: called with each bucket before it is
         reduced."""
