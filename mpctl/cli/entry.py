@@ -12,10 +12,14 @@ import os
 import sys
 from collections.abc import Sequence
 
+COLLECTIONS = (200_000, 50, 100)
+"""Thresholds of the garbage collector, in place of 700, 10, 10. A launcher of 1,000 hosts, which
+keeps what the last reports of them said, would spend 0.3 of a core on collections."""
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command line, by default that of this process, and exit with its exit code."""
-    gc.set_threshold(200_000, 50, 100)
+    gc.set_threshold(*COLLECTIONS)
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     from mpctl.cli.app import run
     from mpctl.render.output import show_marks

@@ -13,29 +13,37 @@ names; beat and text are seconds since the last heartbeat and since the text cha
 is not known; waiting is the place of a group in the row's `groups` + 1, 0 where the rank does not
 wait. A group has its name, its members and a place in `progress`: the numbers of the last
 collective that was started and finished, kind and bytes of the last one started. Fields of a node
-that have their default are left out. What the last steps took is not in the file: the launcher has
-judged by it.
+that have their default are left out.
+
+Of more than WHOLE_RANKS ranks the groups are left out in which nobody waits and whose members are
+all in the same collective; where the file is longer than LARGEST characters all the same, all are:
+readers want the groups to say whom ranks wait for. What the last steps took is not in the file: the
+launcher has judged by it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Mapping, Sequence, Set
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from mpctl.rundir.collective_log import parse_rank_ranges, rank_ranges
 
 if TYPE_CHECKING:
-    from mpctl.launch.attempt import AttemptReport, NodeState, RankState
+    from mpctl.launch.attempt import AttemptReport, AttemptState, NodeState, RankState
 
 COMPACT_SCHEMA: Literal["mpctl.attempt/3"] = "mpctl.attempt/3"
 COLUMNS = (
     "process", "doing", "start", "beats", "beat", "text", "groups", "processor_seconds",
     "waiting", "number", "major_faults", "swapped_bytes",
 )  # fmt: skip
+WHOLE_RANKS, LARGEST = 2000, 1_000_000
 LEAST_AGE = 0.01
 """Times are rounded to this; the age of something that is known is never 0."""
+GroupKey = tuple[str, str]
+"""A group by its name and its members."""
 
 
 class _Places(dict[Hashable, int]):
@@ -48,6 +56,28 @@ class _Places(dict[Hashable, int]):
 
 def compact(report: AttemptReport) -> str:
     """The content of the file."""
+    is_whole = len(report.state.ranks) <= WHOLE_RANKS
+    content = _content(report, None if is_whole else _uneven_groups(report.state))
+    return content if len(content) <= LARGEST else _content(report, frozenset())
+
+
+def _uneven_groups(state: AttemptState) -> Set[GroupKey]:
+    """The groups in which a rank waits, or whose members are not known to be in the same
+    collective."""
+    numbers: defaultdict[GroupKey, list[int]] = defaultdict(list)
+    waited: set[GroupKey] = set()
+    for rank in state.ranks.values():
+        progress = rank.breadcrumb.collectives
+        if progress.waits_in is not None:
+            waited.add(progress.waits_in.key)
+        for group in progress.groups:
+            numbers[group.key].append(group.started)
+    uneven = {key for key, found in numbers.items() if len(found) < 2 or len(set(found)) > 1}
+    return waited | uneven
+
+
+def _content(report: AttemptReport, kept: Set[GroupKey] | None) -> str:
+    """The content with these groups, with all when None."""
     processes, doing, groups, progresses = _Places(), _Places(), _Places(), _Places()
 
     def age(time: float) -> float:
@@ -55,6 +85,10 @@ def compact(report: AttemptReport) -> str:
 
     def row(rank: RankState) -> list[Any]:
         crumb, progress = rank.breadcrumb, rank.breadcrumb.collectives
+        of_rank, waits_in = progress.groups, progress.waits_in
+        if kept is not None:
+            of_rank = tuple(group for group in of_rank if group.key in kept)
+        waiting = 0 if waits_in is None or waits_in not in of_rank else of_rank.index(waits_in) + 1
         values = [
             processes[rank.process],
             doing[crumb.doing],
@@ -64,11 +98,11 @@ def compact(report: AttemptReport) -> str:
             age(crumb.text_time),
             [
                 groups[g.name, g.members, progresses[g.started, g.finished, g.kind, g.bytes]]
-                for g in progress.groups
+                for g in of_rank
             ],
             round(rank.processor_seconds, 2),
-            0 if progress.waiting is None else progress.waiting + 1,
-            progress.number,
+            waiting,
+            progress.number if waiting else 0,
             rank.major_faults,
             rank.swapped_bytes,
         ]

@@ -1,8 +1,9 @@
 """Watches an attempt for stragglers and slow links, and says when one is named and when it is over.
 
-Once a second it compares what the ranks have logged (stragglers.py, slow_links.py). What is named
-or over is a message of the launch, a line of RUN/slow.jsonl and a RunChange, which
-`launch.metrics` and `launch.hook` get; what is slow now is in RUN/nodes/status.json.
+Once a second, in large worlds less often, it compares what the ranks have logged (stragglers.py,
+slow_links.py). What is named or over is a message of the launch, a line of RUN/slow.jsonl and a
+RunChange, which `launch.metrics` and `launch.hook` get; what is slow now is in
+RUN/nodes/status.json.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from mpctl.rundir.slow import SlowPart, append_slow
 from mpctl.spec.job import JobSpec
 
 CHECK_SECONDS = 1.0
-RANKS_PER_SECOND = 1000
+RANKS_PER_SECOND = 500
 """Larger worlds are compared less often, so that the launcher has time for other things."""
 WORSE = 1.5
 """The growth of the ratio at which a slow part is named again."""
@@ -48,7 +49,7 @@ class SlowPartsMonitor:
         self.links = LinkWatch()
 
     def poll(self, attempt: Attempt) -> None:
-        """Compare the ranks, at most once a second."""
+        """Compare the ranks when that is due."""
         now = self.clock()
         if now >= self.next_check:
             pause = max(CHECK_SECONDS, self.job.world_size / RANKS_PER_SECOND)

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import resource
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks.launcher_scale import RANKS, STAGES, node_state
 from mpctl.hosts.machine import raise_file_limit
+from mpctl.launch import compact_status
 from mpctl.launch.attempt import (
     LONGEST_STATUS,
     STATUS_SECONDS,
@@ -28,7 +30,9 @@ from mpctl.launch.control.cluster import AgentAttempt
 from mpctl.launch.control.messages import Report, encode
 from mpctl.launch.control.server import ControlServer, HostLink
 from mpctl.launch.slow_parts import SlowPartsMonitor
+from mpctl.launch.verdict import WaitGraph
 from mpctl.rundir.breadcrumb import BreadcrumbState
+from mpctl.rundir.collective_log import CollectiveProgress
 from mpctl.spec.load import load_job
 
 HOSTS = 20
@@ -46,6 +50,44 @@ def test_a_host_takes_few_bytes(tmp_path: Path) -> None:
     without_steps = {rank: seen.breadcrumb.collectives for rank, seen in state.ranks.items()}
     assert {r: s.breadcrumb.collectives for r, s in report.state.ranks.items()} == without_steps
     assert report.state.ranks == state.ranks
+
+
+def waiting(state: RankState, place: int, *more: int) -> RankState:
+    """A rank that waits in a group of its own, by its place, and has started some more there."""
+    groups = [*state.breadcrumb.collectives.groups]
+    for at in (place, *more):
+        groups[at] = replace(groups[at], started=groups[at].started + 1)
+    progress = CollectiveProgress(tuple(groups), place, groups[place].started)
+    return replace(state, breadcrumb=replace(state.breadcrumb, collectives=progress))
+
+
+def test_the_file_of_a_large_world_says_whom_ranks_wait_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 1 waits in its tp group, where all others are one collective behind."""
+    nodes = [node_state(node, HOSTS) for node in range(HOSTS)]
+    first = {**nodes[0].ranks, 1: waiting(nodes[0].ranks[1], 1, 2)}
+    state = AttemptState([replace(nodes[0], ranks=first), *nodes[1:]])
+    status = StatusFile(tmp_path / "status.json")
+    status.write(state, AttemptPhase.RUNNING)
+    whole = status.path.stat().st_size
+    sizes = []
+    monkeypatch.setattr(compact_status, "WHOLE_RANKS", HOSTS)
+    for largest in (whole, 100):
+        monkeypatch.setattr(compact_status, "LARGEST", largest)
+        status.write(state, AttemptPhase.RUNNING)
+        sizes.append(status.path.stat().st_size)
+        report = read_status(status.path)
+        assert report is not None
+        seen = report.state.collectives()
+        if largest > 100:
+            assert WaitGraph(seen).waits.keys() == {1}
+            for queued in (False, True):
+                was, now = (WaitGraph(c, queued=queued) for c in (state.collectives(), seen))
+                assert (was.ends, was.missed_by(0)) == (now.ends, now.missed_by(0))
+        else:
+            assert not any(progress.groups for progress in seen.values())
+    assert sizes[1] < sizes[0] < 0.75 * whole
 
 
 def test_a_large_world_is_written_less_often_and_reports_less_often(tmp_path: Path) -> None:
