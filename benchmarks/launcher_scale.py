@@ -30,13 +30,7 @@ from pathlib import Path
 
 from mpctl.cli.entry import COLLECTIONS
 from mpctl.hosts.machine import host_facts
-from mpctl.launch.attempt import (
-    NodeState,
-    RankState,
-    StatusFile,
-    read_status,
-    report_seconds,
-)
+from mpctl.launch.attempt import report_seconds
 from mpctl.launch.control.cluster import AgentAttempt
 from mpctl.launch.control.messages import (
     ANSWER_BYTES,
@@ -54,56 +48,18 @@ from mpctl.launch.control.messages import (
 )
 from mpctl.launch.control.server import ControlServer
 from mpctl.launch.slow_parts import RANKS_PER_SECOND, SlowPartsMonitor
+from mpctl.launch.status_file import StatusFile, read_status
 from mpctl.launch.supervise import POLL_SECONDS, SaveMonitor, WatchedAttempt
 from mpctl.launch.watch import RunWatch
-from mpctl.rundir.breadcrumb import JOINED, BreadcrumbState
-from mpctl.rundir.collective_log import CollectiveProgress, GroupProgress, Ranks, rank_ranges
-from mpctl.rundir.step_log import ROWS, StepTimes
 from mpctl.spec.launch import LaunchSpec
 from mpctl.spec.load import load_job
+from tests.launch.control.training_hosts import RANKS, STAGES, node_state
 
-RANKS = 8
-STAGES = 8
 SECONDS, REPORTED_SECONDS = 10.0, 120.0
 """The least of a measurement; in which all hosts must have reported before it."""
 CONNECT_SECONDS, AGAIN_SECONDS = 0.005, 0.5
 """Between two agents that connect: as a thousand do by ssh, not all in one moment; and before one
 comes again that a launcher without processor time has turned away."""
-
-
-def rank_state(rank: int, world: int, step: int) -> RankState:
-    """A rank that computes in a step of a training with tp 8, pp 8 and dp."""
-    first, of_stage = rank // RANKS * RANKS, max(RANKS, world // STAGES)
-    stage = rank // of_stage
-    replicas = range(stage * of_stage + rank % RANKS, (stage + 1) * of_stage, RANKS)
-    chain = range(rank % of_stage, world, of_stage)
-    members: list[tuple[str, Ranks]] = [
-        ("world", range(world)),
-        ("tp", range(first, first + RANKS)),
-        ("dp_cp", replicas),
-    ]
-    members += [("pp", chain)] if len(chain) > 1 else []
-    for other in chain:
-        if abs(other - rank) == of_stage:
-            members += [("pp", (rank, other)), ("pp", (other, rank))]
-    done = 40 * step
-    groups = tuple(
-        GroupProgress(name, rank_ranges(ranks), done, done, "all_reduce", 1 << 24)
-        for name, ranks in members
-    )
-    each = (10_000,) * len(groups)
-    times = StepTimes(step - 1, (500_000,) * ROWS, 1_000_000, 700_000, each, each)
-    doing, now = f"step {step}, stage {stage}, forward of micro batch {rank % 3}", time.time()
-    progress = CollectiveProgress(groups)
-    crumb = BreadcrumbState(doing, JOINED, 2 * step, now, now, progress, times)
-    return RankState("running", 1.3 * step, crumb)
-
-
-def node_state(node: int, hosts: int, step: int = 100) -> NodeState:
-    """The state of a host, as its agent reports it."""
-    ranks = range(node * RANKS, (node + 1) * RANKS)
-    states = {rank: rank_state(rank, hosts * RANKS, step) for rank in ranks}
-    return NodeState(node=node, host=f"n{node}", torchrun="sleeping", ranks=states)
 
 
 async def _agent(hello: Hello, body: bytes, share: float, port: int, key: bytes) -> None:

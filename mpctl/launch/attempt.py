@@ -9,32 +9,21 @@ reports (control/cluster.py).
 An attempt goes through the phases of AttemptPhase, never back (NEXT).
 
 Only the host of a rank sees its process and its breadcrumb. The launcher gets both from the node
-agents and writes them to RUN/nodes/status.json (StatusFile) every STATUS_SECONDS, with more than
-RANKS_PER_STATUS ranks up to LONGEST_STATUS, when a stop is asked for, and once more when the
-attempt is over; `mpctl status` and `mpctl stop` read it, on any host. The file is replaced
-atomically but not synchronised: after a crash of the host its content cannot be relied on.
+agents and writes them to RUN/nodes/status.json (status_file.py).
 """
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from errno import EADDRINUSE
 from functools import cached_property
 from itertools import chain
-from pathlib import Path
 from typing import Literal
 
 import psutil
-from pydantic import TypeAdapter
-from pydantic.dataclasses import dataclass as checked
 
-from mpctl.durable import write_whole
-from mpctl.launch.compact_status import COMPACT_SCHEMA, compact, expand
 from mpctl.rundir.breadcrumb import FINISHED, JOINED, BreadcrumbState
 from mpctl.rundir.collective_log import CollectiveProgress
 from mpctl.rundir.rank_files import FailureRecord
@@ -42,9 +31,6 @@ from mpctl.rundir.slow import SlowPart
 from mpctl.rundir.summary import Failure, RunStatus
 
 STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
-STATUS_SECONDS, LONGEST_STATUS = 2.0, 5.0
-RANKS_PER_STATUS = 4000
-STATUS_BYTES = 1 << 28
 REPORTS_PER_SECOND = 500
 LAUNCHER_ABSENT = "the launcher did not run"
 """How the reason begins for which a host is lost that ended its ranks for want of the launcher."""
@@ -246,57 +232,6 @@ class AttemptState:
     def doing(self) -> dict[int, str]:
         """What each rank reports that it is doing."""
         return {rank: state.breadcrumb.doing for rank, state in self.ranks.items()}
-
-
-@checked(frozen=True)
-class AttemptReport:
-    """The content of status.json. time: when it was written, in seconds since 1970; slow: what
-    holds up the run. Version 3 is written as compact_status.py says; versions 1, which had no
-    phase, and 2 were written in this form."""
-
-    time: float
-    state: AttemptState
-    phase: AttemptPhase = AttemptPhase.RUNNING
-    schema: Literal["mpctl.attempt/1", "mpctl.attempt/2", "mpctl.attempt/3"] = COMPACT_SCHEMA
-    slow: Sequence[SlowPart] = ()
-
-
-REPORT: TypeAdapter[AttemptReport] = TypeAdapter(AttemptReport)
-
-
-@dataclass
-class StatusFile:
-    """Writes the state of one attempt while it runs. next_write: by time.monotonic(); slow: what
-    holds up the run."""
-
-    path: Path
-    next_write: float = float("-inf")
-    slow: Sequence[SlowPart] = ()
-
-    @property
-    def is_due(self) -> bool:
-        return time.monotonic() >= self.next_write
-
-    def write(self, state: AttemptState, phase: AttemptPhase) -> None:
-        """Write this state; a file that cannot be written is left unchanged."""
-        pause = STATUS_SECONDS * len(state.ranks) / RANKS_PER_STATUS
-        self.next_write = time.monotonic() + min(max(STATUS_SECONDS, pause), LONGEST_STATUS)
-        content = compact(AttemptReport(time.time(), state, phase, slow=self.slow))
-        with suppress(OSError):
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_whole(self.path, content, sync=False)
-
-
-def read_status(path: Path) -> AttemptReport | None:
-    """The report in a file; None when there is none, or the file holds something else."""
-    try:
-        if not path.is_file() or path.stat().st_size > STATUS_BYTES:
-            return None
-        document = json.loads(path.read_bytes())
-        is_compact = document["schema"] == COMPACT_SCHEMA
-        return REPORT.validate_python(expand(document) if is_compact else document)
-    except (OSError, ValueError, LookupError, TypeError, StopIteration, RecursionError):
-        return None
 
 
 @dataclass(frozen=True)

@@ -36,9 +36,10 @@ from typing import Any, Literal
 
 from mpctl.checkpoint.folder import list_checkpoints
 from mpctl.errors import Issue
-from mpctl.launch.attempt import RunChange, read_status
+from mpctl.launch.attempt import RunChange
 from mpctl.launch.follow import OnRecord
 from mpctl.launch.metrics_port import answering
+from mpctl.launch.status_file import read_status
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.goodput import Goodput
 from mpctl.rundir.rank_files import StepRecord

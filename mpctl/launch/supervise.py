@@ -30,14 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpctl.errors import InputError, RunFailed
 from mpctl.hosts.checks import common_machine
-from mpctl.launch.attempt import (
-    AttemptPhase,
-    AttemptState,
-    NodeState,
-    RunChange,
-    StatusFile,
-    report_seconds,
-)
+from mpctl.launch.attempt import AttemptPhase, AttemptState, NodeState, RunChange, report_seconds
 from mpctl.launch.cluster import Attempt, Cluster
 from mpctl.launch.diagnose import AttemptEvidence, find_failure, full_disk_text, without_ranks
 from mpctl.launch.elastic import fit_hosts, least_nodes
@@ -48,6 +41,7 @@ from mpctl.launch.program_watch import reached_step
 from mpctl.launch.restarts import RestartPolicy, skip_batches
 from mpctl.launch.set_up import name_origin
 from mpctl.launch.slow_parts import SlowPartsMonitor
+from mpctl.launch.status_file import StatusFile
 from mpctl.launch.watch import RunWatch
 from mpctl.rundir.launcher import requested_signals
 from mpctl.rundir.slow import SlowPart

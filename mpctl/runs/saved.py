@@ -27,7 +27,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, Validati
 from mpctl.checkpoint.folder import list_checkpoints
 from mpctl.checkpoint.manifest import read_manifest
 from mpctl.errors import InputError, Issue
-from mpctl.launch.attempt import read_status
+from mpctl.launch.status_file import read_status
 from mpctl.locks import is_held
 from mpctl.planning.summary import sizes_text
 from mpctl.rundir.directory import RunDir

@@ -16,7 +16,8 @@ from typing import Any, Literal
 from typing_extensions import TypedDict
 
 from mpctl.clusters.backend import ScheduledJob
-from mpctl.launch.attempt import AttemptPhase, RankState, read_status
+from mpctl.launch.attempt import AttemptPhase, RankState
+from mpctl.launch.status_file import read_status
 from mpctl.launch.verdict import ProcessView, WaitGraph, hang_verdict
 from mpctl.layout.topology import job_topology
 from mpctl.rundir.blamed import read_blamed

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from mpctl.clusters.backend import ScheduledJob
-from mpctl.launch.attempt import AttemptPhase, read_status
+from mpctl.launch.attempt import AttemptPhase
+from mpctl.launch.status_file import read_status
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.launcher import requested_signals, write_stop_request
 from mpctl.runs.saved import SavedRun, is_running, read_run

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mpctl.launch.attempt import AttemptPhase, AttemptState, NodeState, RankState, StatusFile
+from mpctl.launch.attempt import AttemptPhase, AttemptState, NodeState, RankState
+from mpctl.launch.status_file import StatusFile
 from mpctl.rundir.breadcrumb import RANK_BYTES, Breadcrumb, BreadcrumbState, read_breadcrumb
 
 

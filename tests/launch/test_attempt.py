@@ -11,15 +11,8 @@ from typing import Any
 
 import pytest
 
-from mpctl.launch.attempt import (
-    NEXT,
-    AttemptPhase,
-    AttemptState,
-    NodeState,
-    RankState,
-    StatusFile,
-    read_status,
-)
+from mpctl.launch.attempt import NEXT, AttemptPhase, AttemptState, NodeState, RankState
+from mpctl.launch.status_file import StatusFile, read_status
 from mpctl.launch.supervise import WatchedAttempt
 from mpctl.rundir.breadcrumb import FINISHED, JOINED, JOINING, BreadcrumbState
 from mpctl.rundir.collective_log import CollectiveProgress, GroupProgress

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mpctl.launch.attempt import STATUS_SECONDS
+from mpctl.launch.status_file import STATUS_SECONDS
 from tests.launch.command import PATIENCE
 from tests.launch.programs import run_program, write
 

@@ -15,15 +15,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from mpctl.cli.app import run as mpctl
 from mpctl.launch import monitoring
-from mpctl.launch.attempt import (
-    AttemptPhase,
-    AttemptState,
-    NodeState,
-    RankState,
-    RunChange,
-    StatusFile,
-)
+from mpctl.launch.attempt import AttemptPhase, AttemptState, NodeState, RankState, RunChange
 from mpctl.launch.monitoring import METRICS, call_hook, monitored, monitoring_issues
+from mpctl.launch.status_file import StatusFile
 from mpctl.rundir.breadcrumb import BreadcrumbState
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.goodput import recorded_goodput

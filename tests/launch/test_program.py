@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mpctl.launch.attempt import read_status
+from mpctl.launch.status_file import read_status
 from mpctl.rundir.directory import RunDir
 from tests.launch.command import Launched, start, wait_for
 from tests.launch.programs import (

@@ -6,15 +6,9 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from mpctl.launch.attempt import (
-    AttemptPhase,
-    AttemptState,
-    NodeState,
-    RankState,
-    StatusFile,
-    read_status,
-)
+from mpctl.launch.attempt import AttemptPhase, AttemptState, NodeState, RankState
 from mpctl.launch.slow_parts import SlowPartsMonitor
+from mpctl.launch.status_file import StatusFile, read_status
 from mpctl.rundir.breadcrumb import JOINED, BreadcrumbState
 from mpctl.rundir.slow import SlowPart, read_slow
 from mpctl.rundir.step_log import WINDOW, StepTimes

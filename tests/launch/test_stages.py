@@ -10,7 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mpctl.launch.attempt import AttemptPhase, read_status
+from mpctl.launch.attempt import AttemptPhase
+from mpctl.launch.status_file import read_status
 from mpctl.rundir.breadcrumb import rank_memory, read_breadcrumb
 from tests.launch.command import Launched, endless, launch, poison
 

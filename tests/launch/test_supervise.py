@@ -21,16 +21,11 @@ from mpctl.clusters.local import LocalAttempt, LocalCluster
 from mpctl.errors import Issue, RunFailed
 from mpctl.hosts.machine import Machine
 from mpctl.launch import supervise
-from mpctl.launch.attempt import (
-    AttemptPhase,
-    AttemptState,
-    NodeState,
-    StatusFile,
-    read_status,
-)
+from mpctl.launch.attempt import AttemptPhase, AttemptState, NodeState
 from mpctl.launch.follow import RecordReader
 from mpctl.launch.launch_plan import LaunchPlan, plan_launch
 from mpctl.launch.set_up import set_up_run as write_run
+from mpctl.launch.status_file import StatusFile, read_status
 from mpctl.launch.summary import summarise
 from mpctl.launch.supervise import SaveMonitor
 from mpctl.rundir.directory import RunDir

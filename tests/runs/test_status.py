@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from mpctl.launch.attempt import AttemptPhase, AttemptState, NodeState, RankState, StatusFile
+from mpctl.launch.attempt import AttemptPhase, AttemptState, NodeState, RankState
+from mpctl.launch.status_file import StatusFile
 from mpctl.rundir.blamed import BlameRecord
 from mpctl.rundir.breadcrumb import JOINED, BreadcrumbState
 from mpctl.rundir.launcher import START_TOLERANCE, this_launcher

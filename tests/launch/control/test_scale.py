@@ -12,28 +12,19 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.launcher_scale import RANKS, STAGES, node_state
 from mpctl.hosts.machine import raise_file_limit
-from mpctl.launch import compact_status
-from mpctl.launch.attempt import (
-    LONGEST_STATUS,
-    STATUS_SECONDS,
-    AttemptPhase,
-    AttemptState,
-    NodeState,
-    RankState,
-    StatusFile,
-    read_status,
-    report_seconds,
-)
+from mpctl.launch import status_file
+from mpctl.launch.attempt import AttemptPhase, AttemptState, NodeState, RankState, report_seconds
 from mpctl.launch.control.cluster import AgentAttempt
 from mpctl.launch.control.messages import Report, encode
 from mpctl.launch.control.server import ControlServer, HostLink
 from mpctl.launch.slow_parts import SlowPartsMonitor
+from mpctl.launch.status_file import LONGEST_STATUS, STATUS_SECONDS, StatusFile, read_status
 from mpctl.launch.verdict import WaitGraph
 from mpctl.rundir.breadcrumb import BreadcrumbState
 from mpctl.rundir.collective_log import CollectiveProgress
 from mpctl.spec.load import load_job
+from tests.launch.control.training_hosts import RANKS, STAGES, node_state
 
 HOSTS = 20
 
@@ -72,9 +63,9 @@ def test_the_file_of_a_large_world_says_whom_ranks_wait_for(
     status.write(state, AttemptPhase.RUNNING)
     whole = status.path.stat().st_size
     sizes = []
-    monkeypatch.setattr(compact_status, "WHOLE_RANKS", HOSTS)
+    monkeypatch.setattr(status_file, "WHOLE_RANKS", HOSTS)
     for largest in (whole, 100):
-        monkeypatch.setattr(compact_status, "LARGEST", largest)
+        monkeypatch.setattr(status_file, "LARGEST", largest)
         status.write(state, AttemptPhase.RUNNING)
         sizes.append(status.path.stat().st_size)
         report = read_status(status.path)

@@ -1,4 +1,10 @@
-"""RUN/nodes/status.json in few bytes: what many ranks have in common is written once.
+"""RUN/nodes/status.json, which `mpctl status` and `mpctl stop` read, on any host.
+
+The launcher writes it every STATUS_SECONDS, with more than RANKS_PER_STATUS ranks up to
+LONGEST_STATUS, when a stop is asked for, and once more when the attempt is over. It is replaced
+atomically but not synchronised: after a crash of the host its content cannot be relied on.
+
+What many ranks have in common is written once:
 
     {"schema": "mpctl.attempt/3", "time": 1700000000.0, "phase": "running", "slow": [],
      "nodes": [{"node": 0, "host": "n0", "torchrun": "sleeping", "ranks": "0-1"}],
@@ -24,26 +30,51 @@ launcher has judged by it.
 from __future__ import annotations
 
 import json
+import time
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence, Set
-from dataclasses import asdict, fields
-from typing import TYPE_CHECKING, Any, Literal
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
 
+from pydantic import TypeAdapter
+from pydantic.dataclasses import dataclass as checked
+
+from mpctl.durable import write_whole
+from mpctl.launch.attempt import AttemptPhase, AttemptState, NodeState, RankState
 from mpctl.rundir.collective_log import parse_rank_ranges, rank_ranges
-
-if TYPE_CHECKING:
-    from mpctl.launch.attempt import AttemptReport, AttemptState, NodeState, RankState
+from mpctl.rundir.slow import SlowPart
 
 COMPACT_SCHEMA: Literal["mpctl.attempt/3"] = "mpctl.attempt/3"
 COLUMNS = (
     "process", "doing", "start", "beats", "beat", "text", "groups", "processor_seconds",
     "waiting", "number", "major_faults", "swapped_bytes",
 )  # fmt: skip
+STATUS_SECONDS, LONGEST_STATUS = 2.0, 5.0
+RANKS_PER_STATUS = 4000
+STATUS_BYTES = 1 << 28
 WHOLE_RANKS, LARGEST = 2000, 1_000_000
 LEAST_AGE = 0.01
 """Times are rounded to this; the age of something that is known is never 0."""
 GroupKey = tuple[str, str]
 """A group by its name and its members."""
+
+
+@checked(frozen=True)
+class AttemptReport:
+    """The content of status.json. time: when it was written, in seconds since 1970; slow: what
+    holds up the run. Version 3 is written as the module says; versions 1, which had no
+    phase, and 2 were written in this form."""
+
+    time: float
+    state: AttemptState
+    phase: AttemptPhase = AttemptPhase.RUNNING
+    schema: Literal["mpctl.attempt/1", "mpctl.attempt/2", "mpctl.attempt/3"] = COMPACT_SCHEMA
+    slow: Sequence[SlowPart] = ()
+
+
+REPORT: TypeAdapter[AttemptReport] = TypeAdapter(AttemptReport)
 
 
 class _Places(dict[Hashable, int]):
@@ -185,3 +216,38 @@ def expand(document: Mapping[str, Any]) -> dict[str, Any]:
     ]
     common = {name: document[name] for name in ("schema", "time", "phase", "slow")}
     return {**common, "state": {"nodes": nodes}}
+
+
+@dataclass
+class StatusFile:
+    """Writes the state of one attempt while it runs. next_write: by time.monotonic(); slow: what
+    holds up the run."""
+
+    path: Path
+    next_write: float = float("-inf")
+    slow: Sequence[SlowPart] = ()
+
+    @property
+    def is_due(self) -> bool:
+        return time.monotonic() >= self.next_write
+
+    def write(self, state: AttemptState, phase: AttemptPhase) -> None:
+        """Write this state; a file that cannot be written is left unchanged."""
+        pause = STATUS_SECONDS * len(state.ranks) / RANKS_PER_STATUS
+        self.next_write = time.monotonic() + min(max(STATUS_SECONDS, pause), LONGEST_STATUS)
+        content = compact(AttemptReport(time.time(), state, phase, slow=self.slow))
+        with suppress(OSError):
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_whole(self.path, content, sync=False)
+
+
+def read_status(path: Path) -> AttemptReport | None:
+    """The report in a file; None when there is none, or the file holds something else."""
+    try:
+        if not path.is_file() or path.stat().st_size > STATUS_BYTES:
+            return None
+        document = json.loads(path.read_bytes())
+        is_compact = document["schema"] == COMPACT_SCHEMA
+        return REPORT.validate_python(expand(document) if is_compact else document)
+    except (OSError, ValueError, LookupError, TypeError, StopIteration, RecursionError):
+        return None
