@@ -183,6 +183,8 @@ OF_THE_WHOLE = {
     "architecture",
     "doctests",
     "documents",
+    "matrix",
+    "versions",
     "packages",
     "workflows",
     "public",
