@@ -41,12 +41,14 @@ from mpctl.tensor_grid import FEATURES
 
 class Moment(NamedTuple):
     """`number` equal parts of a chunk in the order of backward. held: the most at once during the
-    first of them; freed: what each leaves behind it. is_layer: each is a layer of the stack."""
+    first of them; freed: what each leaves behind it. is_layer: each is a layer of the stack;
+    is_first: it ends before the backward has made the gradient of a parameter."""
 
     held: float
     freed: float = 0.0
     number: int = 1
     is_layer: bool = False
+    is_first: bool = False
 
 
 class ChunkBytes(NamedTuple):
@@ -109,7 +111,8 @@ def _kinds(
 
 class _Piece(NamedTuple):
     """`number` equal parts of a chunk: bytes of each as a layer's; shared: bytes that all of them
-    save together; is_layer: each is a layer of the stack."""
+    save together; is_layer: each is a layer of the stack. loss: the working block of a loss, which
+    is freed before `temporary` is taken."""
 
     saved: float
     temporary: float = 0.0
@@ -118,6 +121,7 @@ class _Piece(NamedTuple):
     number: int = 1
     shared: float = 0.0
     is_layer: bool = False
+    loss: float = 0.0
 
     @property
     def total(self) -> float:
@@ -151,12 +155,17 @@ def _chunk(
     waiting = deferred = 0.0
     batch = shapes.bytes_of(batch_activations(arrays))
     moments = [Moment(saved + batch)]
+    is_first = True
     for part, of_part in zip(reversed(parts), reversed(pieces), strict=True):
         for piece in reversed(of_part):
+            if piece.loss:
+                held = remaining + waiting + piece.loss + batch
+                moments.append(Moment(held, is_first=is_first))
             held = remaining + waiting + piece.temporary + batch
             moments.append(Moment(held, piece.saved, piece.number, piece.is_layer))
             split_peak = max(split_peak, remaining + waiting + deferred + piece.split_peak)
             remaining -= piece.total
+            is_first = False
             deferred += piece.number * piece.deferred
             waiting = waits
         if part.entry is not None:
@@ -210,12 +219,14 @@ def _exit_pieces(
             yield _Piece(*_layer(shapes, operations[0]))
             continue
         tensors, _ = forward_activations(shapes, operations)
-        temporary = 0.0
+        loss = temporary = 0.0
         if any(isinstance(operation, Loss) for operation in operations):
-            temporary = loss_bytes(shapes, part.seq, logit_bytes) + _leaving(shapes, part.seq)
+            leaving = _leaving(shapes, part.seq)
+            loss, temporary = (n + leaving for n in loss_bytes(shapes, part.seq, logit_bytes))
         elif not part.has_logits:
             tensors.append(SavedTensor("result", ("batch", part.seq, "hidden"), is_outer=True))
-        yield _Piece(shapes.bytes_of(tensors), temporary, split_temporary=temporary)
+        most = max(loss, temporary)
+        yield _Piece(shapes.bytes_of(tensors), temporary, split_temporary=most, loss=loss)
 
 
 def _leaving(shapes: ActivationShapes, seq: str) -> float:
@@ -276,7 +287,8 @@ def _layer(shapes: ActivationShapes, block: OperatorGroup) -> LayerBytes:
         in_mlp = max(in_mlp, own + up)
     copies = kernels.score_copies[not block.cores[0].has_sample_mask]
     behind = ((repeated if recomputes_all else 0.0) or again) - mlp + own + scores * copies
-    fetched = own / shapes.fetched_parts if shapes.fetched_parts else 0.0
+    # The layer's own input, which `saved` leaves out, and that of the next one, fetched ahead.
+    fetched = 2 * own / shapes.fetched_parts if shapes.fetched_parts else 0.0
     temporary = fetched + max(repeated + in_mlp, behind)
     # Deferred, the activation's result stays while its gradient is made, and of a row product the
     # gathered gradient.
@@ -411,18 +423,18 @@ def lookup_bytes(shapes: ActivationShapes, seq: str) -> float:
 LOSS_BLOCK = 1 << 17  # elements of a loss's working block on a CPU; CUDA's kernels have none
 
 
-def loss_bytes(shapes: ActivationShapes, seq: str, logit_bytes: float) -> float:
-    """The loss's working block, then the gradients of the head's input and of its table, if that is
-    made."""
+def loss_bytes(shapes: ActivationShapes, seq: str, logit_bytes: float) -> tuple[float, float]:
+    """(the loss's working block, after that the gradients of the head's input and of its table, if
+    that is made)."""
     rows: int = shapes.batch * getattr(shapes, seq)
     logits, stream = rows * shapes.vocab, rows * shapes.hidden * shapes.value
     if shapes.kernels.loss == "logits":
-        return logits * logit_bytes + stream
+        return 0.0, logits * logit_bytes + stream
     block = max(shapes.vocab, LOSS_BLOCK // shapes.vocab * shapes.vocab)
     working = 0 if shapes.is_cuda else shapes.wide * (logits if logits <= block else 2 * block)
     table = table_bytes(shapes) if shapes.makes_table_gradient else 0
     if shapes.mode != "1d":
-        return max(working, head_bytes(shapes, x=stream, w=table, y=logits * shapes.value))
+        return working, head_bytes(shapes, x=stream, w=table, y=logits * shapes.value)
     gathers = 2 * stream if shapes.splits else 0.0
     gathers += stream / shapes.tp if shapes.keeps_shards else 0.0
-    return max(working, stream + gathers + table)
+    return working, stream + gathers + table

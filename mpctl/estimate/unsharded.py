@@ -37,10 +37,11 @@ from mpctl.spec.schedules import SCHEDULES
 
 class Unsharded(NamedTuple):
     """The most bytes of a rank at one time. backward: by chunk, in its backward before the first
-    layer, in each layer, and behind the last; weights: while gradients that a schedule puts off
-    are computed."""
+    layer, in each layer, and behind the last; first: by chunk, before the first gradient; weights:
+    while gradients that a schedule puts off are computed."""
 
     backward: tuple[tuple[int, ...], ...]
+    first: tuple[int, ...]
     weights: int = 0
 
 
@@ -62,7 +63,8 @@ def find_unsharded(layout: JobLayout, stage: int) -> Unsharded | None:
             for chunk in reversed(range(len(layout.stages[stage]))):
                 for _ in range(times):
                     replay.backward(chunk)
-    return Unsharded(tuple(tuple(most) for most in replay.most), replay.most_later)
+    backward = tuple(tuple(most) for most in replay.most)
+    return Unsharded(backward, tuple(replay.first), replay.most_later)
 
 
 def with_unsharded(
@@ -72,15 +74,15 @@ def with_unsharded(
     if unsharded is None:
         return tuple(chunks)
     found = []
-    for chunk, most in zip(chunks, unsharded.backward, strict=True):
-        peak = max(_moments(chunk, most))
+    for chunk, most, first in zip(chunks, unsharded.backward, unsharded.first, strict=True):
+        peak = max(_moments(chunk, most, first))
         split_peak = chunk.split_peak + max(most)
         found.append(chunk._replace(peak=peak, split_peak=split_peak, late=unsharded.weights))
     return tuple(found)
 
 
-def _moments(chunk: ChunkBytes, most: Sequence[int]) -> Iterator[float]:
-    """Bytes in each part of a backward; most: Unsharded's of the chunk."""
+def _moments(chunk: ChunkBytes, most: Sequence[int], first: int) -> Iterator[float]:
+    """Bytes in each part of a backward; most, first: Unsharded's of the chunk."""
     layer, last = 0, len(most) - 2
     if last == 0:  # a chunk without layers
         most = [max(most)] * 2
@@ -88,12 +90,13 @@ def _moments(chunk: ChunkBytes, most: Sequence[int]) -> Iterator[float]:
         for number in range(moment.number):
             layer += moment.is_layer
             at = last + 1 if layer == last and not moment.is_layer else layer
-            yield moment.held - number * moment.freed + most[at]
+            beside = first if moment.is_first else most[at]
+            yield moment.held - number * moment.freed + beside
 
 
 class _Replay:
-    """Bytes while backwards run one after the other. most, most_later: the largest numbers so far,
-    as Unsharded has them; now: the one of `most` that is concerned.
+    """Bytes while backwards run one after the other. most, first, most_later: the largest numbers
+    so far, as Unsharded has them; now: the one of `most` that is concerned.
 
     whole: buckets whose gradients are there in full size; in_flight: those that are being reduced;
     early: those of which some gradients are kept by themselves. gathered: bytes of parameters;
@@ -121,6 +124,7 @@ class _Replay:
         self.in_flight: deque[int] = deque()
         self.gathered = self.most_later = 0
         self.most = [[0] * (len(units) + 2) for units in self.layers]
+        self.first = [0] * len(self.layers)
         self.now = 0, 0
 
     def backward(self, chunk: int) -> None:
@@ -133,7 +137,7 @@ class _Replay:
         layers, complete = set(self.layers[chunk]), list[int]()
         self.gathered, at, last = gathered[-1], 0, min(layers, default=0)
         self.now = chunk, at
-        self._note(are_late=False)
+        self.first[chunk] = max(self.first[chunk], self._note(are_late=False))
         for unit in sorted({*layers, *begins, *ends}, reverse=True):
             if unit in layers:
                 self.gathered, at = gathered[unit], at + 1
@@ -203,7 +207,8 @@ class _Replay:
             while len(self.in_flight) > MAX_REDUCTIONS_IN_FLIGHT:
                 self.in_flight.popleft()
 
-    def _note(self, *, are_late: bool) -> None:
+    def _note(self, *, are_late: bool) -> int:
+        """Remember what is there now, and return it."""
         buckets = self.buckets
         numel = sum(buckets[n].padded for n in self.whole)
         numel += sum(buckets[n].padded + buckets[n].part for n in self.in_flight)
@@ -213,7 +218,9 @@ class _Replay:
             self.most_later = max(self.most_later, held + self.largest * self.width)
         else:
             chunk, at = self.now
-            self.most[chunk][at] = max(self.most[chunk][at], held + self.gathered)
+            held += self.gathered
+            self.most[chunk][at] = max(self.most[chunk][at], held)
+        return held
 
 
 def _kept(bucket: Bucket, deferred: frozenset[str]) -> int | None:
