@@ -19,6 +19,7 @@ from tests.runtime.tiny import settings, tiny_plan
 
 KINDS = ("gpt", "llama", "moe", "latent", "latent-moe", "bert")
 STEPS = 3
+SMALL = {"model__layers": 2}
 _DRAWS = 200  # of a job, until one is legal
 
 
@@ -30,12 +31,21 @@ class RandomJob(NamedTuple):
     plan: Plan
 
 
-def random_job(seed: str, number: int, data: str | None = None) -> RandomJob:
-    """The job of a number, whose kind is KINDS in turn. data: prepared text."""
+def random_job(
+    seed: str, number: int, data: str | None = None, *, is_small: bool = False
+) -> RandomJob:
+    """The job of a number, whose kind is KINDS in turn. data: prepared text. is_small: of two layers
+    and few micro batches, on at most two ranks of cp."""
     draw = random.Random(f"{seed}/{number}")
     kind = KINDS[number % len(KINDS)]
     for _ in range(_DRAWS):
         changes = _draw(draw, kind)
+        if is_small:
+            changes |= SMALL
+            replicas = changes["dp"] * changes["training__micro_batch_size"]
+            changes["training__global_batch_size"] = replicas * draw.choice((1, 2))
+            if changes["parallel__cp"] > 2:
+                continue
         path = {} if data is None else {"data__path": data}
         try:
             found = settings(**changes, **path)

@@ -1,13 +1,13 @@
 """Random small jobs: the plan's bytes, and the losses of one process.
 
-Peaks lie between 80 and 103 % of the plan. Where they are less, the plan adds what is not there at
-the same moment: a CPU's working block of the loss and the whole gradient of a tied word table under
-ZeRO 2 and 3.
+Rehearsed peaks lie between 90 and 103 % of the plan: tied tables under ZeRO 3 and without a bucket
+of their own take up to 8 % less than planned. Trained ones may be 20 % less: their loss and their
+gradients are at a peak in other moments, the smaller the job the more.
 
-A job of each kind is rehearsed in every run of the tests, a second one among the slow tests. Those
-train 60 that change with the date; `MPCTL_JOBS=20261127 pytest -m slow
-tests/runtime/test_random_jobs.py` repeats those
-of a day, which are printed with a failure.
+Two jobs of each kind are rehearsed in every run of the tests, of two layers and one or two micro
+batches: 18 s of processor time for all. The slow tests train 60 that change with the date;
+`MPCTL_JOBS=20261127 pytest -m slow tests/runtime/test_random_jobs.py` repeats those of a day, which
+are printed with a failure.
 """
 
 from __future__ import annotations
@@ -28,23 +28,20 @@ from tests.ranks import run_ranks
 from tests.runtime.random_jobs import KINDS, random_job
 from tests.runtime.tiny import make_trainer
 
-LEAST, MOST = 0.8, 1.03
+LEAST, LEAST_REHEARSED, MOST = 0.8, 0.9, 1.03
 SEED = os.environ.get("MPCTL_JOBS") or f"{datetime.now(UTC):%Y%m%d}"
 
 
-@pytest.mark.parametrize(
-    "number",
-    [pytest.param(n, marks=[pytest.mark.slow] * (n >= len(KINDS))) for n in range(2 * len(KINDS))],
-)
+@pytest.mark.parametrize("number", range(2 * len(KINDS)))
 def test_a_rehearsal_takes_what_is_planned(number: int) -> None:
-    _, job, plan = random_job("rehearsed", number)
+    _, job, plan = random_job("rehearsed", number, is_small=True)
     assert plan.estimate is not None
     topology = job_topology(job)
     for stage, memory in enumerate(plan.estimate.memory):
         account = rehearse_rank(job, topology, topology.rank(pp=stage))
         assert account["failure"] is None, "".join(account["failure"]["traceback"])
         assert account["state_bytes"] == {k: getattr(memory, v) for k, v in STATES.items()}
-        assert LEAST <= account["peak_bytes"] / memory.tensor_bytes <= MOST
+        assert LEAST_REHEARSED <= account["peak_bytes"] / memory.tensor_bytes <= MOST
 
 
 def _trained(rank: int, size: int, raw: dict[str, Any], run_dir: str) -> dict[str, Any]:
