@@ -34,8 +34,8 @@ class RandomJob(NamedTuple):
 def random_job(
     seed: str, number: int, data: str | None = None, *, is_small: bool = False
 ) -> RandomJob:
-    """The job of a number, whose kind is KINDS in turn. data: prepared text. is_small: of two layers
-    and few micro batches, on at most two ranks of cp."""
+    """The job of a number, whose kind is KINDS in turn. data: prepared text. is_small: of two
+    layers and few micro batches, on at most two ranks of cp."""
     draw = random.Random(f"{seed}/{number}")
     kind = KINDS[number % len(KINDS)]
     for _ in range(_DRAWS):
