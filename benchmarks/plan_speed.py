@@ -1,14 +1,16 @@
-"""How fast `mpctl plan` and `mpctl search` are: `python -m benchmarks.plan_speed [RUNS]`. A
-benchmark, not a test.
+"""How fast `mpctl plan` and `mpctl search` are: `python -m benchmarks.plan_speed [RUNS] [--write]`.
+A benchmark, not a test.
 
 Whole processes: medians of interleaved runs (A B C A B C), wall and processor time, and how many
 times the processor time of a peer in the same rounds: a program that imports typer, rich.table and
 pydantic and does nothing else. In-process figures are medians of seven. It prints one table and the
-machine it ran on.
+machine it ran on; --write puts both into docs/benchmarks.md. tests/test_benchmarks.py
+fails when the table there is of other commands or goals, or of an earlier version of mpctl.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -16,16 +18,21 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+from benchmarks.measured import write_part
+from mpctl import __version__
 from mpctl.axes import GROUP_KINDS
 from mpctl.batch.answers import answers
 from mpctl.topology import Topology
+from mpctl.units import seconds_text
 
 RUNS = Path(__file__).parents[1] / "tests" / "recorded" / "published_runs.json"
+PAGE, PART = Path(__file__).parents[1] / "docs" / "benchmarks.md", "speed of planning"
 MPCTL = [str(Path(sys.executable).with_name("mpctl"))]
 PEER = "import typer, rich.table, pydantic (peer)"
 GOLDEN = [*MPCTL, "plan", "--nodes", "2", "--gpus-per-node", "8", "--tp", "2", "--pp", "4"]
@@ -34,7 +41,8 @@ MILLION = [*MPCTL, "plan", "--nodes", "131072", "--gpus-per-node", "8", "--tp", 
 H100 = [*MPCTL, "search", "--cluster", "dgx-h100", "--json"]
 LARGE = [*MPCTL, "search", "gpt3-175b-1024", "--nodes", "512", "--dtype", "bf16", "--json"]
 CORE = ["--runtime", "megatron-core"]
-SEARCH_ROUNDS = 3
+SEARCH_ROUNDS, RUNS_OF_PLANS = 3, 15
+COLUMNS = ("process", "processor time", "of the peer's", "goal")
 
 
 class Command(NamedTuple):
@@ -53,7 +61,7 @@ class Used(NamedTuple):
 
 QUICK = {
     PEER: Command([sys.executable, "-c", "import typer, rich.table, pydantic"]),
-    "mpctl plan, 16 GPUs, tables": Command(GOLDEN),
+    "mpctl plan, 16 GPUs, tables": Command(GOLDEN, 1.75),
     "mpctl plan, 16 GPUs, --json": Command([*GOLDEN, "--json"]),
     "mpctl plan two-nodes-16-gpus (with model)": Command([*MPCTL, "plan", "two-nodes-16-gpus"]),
     "mpctl plan, 1,048,576 ranks, --groups none --json": Command(MILLION),
@@ -91,18 +99,33 @@ def _children() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def show_processes(commands: Mapping[str, Command], rounds: int) -> None:
-    """A line for each command: milliseconds wall and processor, and times the peer's processor
-    time."""
-    used = interleaved(commands, rounds)
+def show_processes(commands: Mapping[str, Command], rounds: int) -> list[tuple[str, ...]]:
+    """Print a line for each command, milliseconds wall and processor, and times the peer's
+    processor time; returns the rows of the page."""
+    used, rows = interleaved(commands, rounds), list[tuple[str, ...]]()
     peer = median(one.cpu for one in used[PEER])
     for name, runs in used.items():
         walls, cpu = [1e3 * one.wall for one in runs], median(one.cpu for one in runs)
         spread = f"({min(walls):.0f} to {max(walls):.0f})"
-        goal = commands[name].goal
-        against = f"goal {goal:g}" if goal else ""
         print(f"{name:<52} {median(walls):8.0f} ms {spread:<16} {1e3 * cpu:8.0f} ms "
-              f"{cpu / peer:6.2f}  {against}".rstrip())  # fmt: skip
+              f"{cpu / peer:6.2f}  {goal_of(commands[name])}".rstrip())  # fmt: skip
+        rows.append((name, seconds_text(cpu), f"{cpu / peer:.3g}", goal_of(commands[name])))
+    return rows
+
+
+def goal_of(command: Command) -> str:
+    """The cell of a command's goal."""
+    return f"{command.goal:g}" if command.goal else ""
+
+
+def page_part(rows: Iterable[Sequence[str]], *, rounds: int, load: float) -> str:
+    """What docs/benchmarks.md says: version, machine and load, then a row for each command."""
+    machine = f"{os.cpu_count()} cores, Python {platform.python_version()}, load {load:.1f}"
+    head = (f"{datetime.now(UTC):%Y-%m-%d}, mpctl {__version__}, {machine} at the start, "
+            f"`python -m benchmarks.plan_speed {rounds} --write`:")  # fmt: skip
+    lines = [f"| {' | '.join(row)} |" for row in (COLUMNS, *rows)]
+    lines.insert(1, "|---|--:|--:|--:|")
+    return "\n".join((head, "", *lines))
 
 
 def in_process(work: Callable[[], object], runs: int = 7, inner: int = 1) -> list[float]:
@@ -122,12 +145,18 @@ def show(name: str, seconds: list[float], unit: float, word: str) -> None:
 
 
 def main() -> None:
-    runs = int(sys.argv[1]) if len(sys.argv) > 1 else 15
+    parser = argparse.ArgumentParser(description="the speed of mpctl plan and mpctl search")
+    parser.add_argument("runs", nargs="?", type=int, default=RUNS_OF_PLANS, help="of each plan")
+    parser.add_argument("--write", action="store_true", help="write the table into the page")
+    options = parser.parse_args()
     python, load = platform.python_version(), os.getloadavg()[0]
     print(f"{os.cpu_count()} cores, Python {python}, load {load:.2f}")
-    print(f"medians of {runs} runs, searches of {SEARCH_ROUNDS}: wall, processor, times the peer's")
-    show_processes(QUICK, runs)
-    show_processes(SEARCHES, SEARCH_ROUNDS)
+    print(f"medians of {options.runs} runs, searches of {SEARCH_ROUNDS}: wall, processor, times "
+          "the peer's")  # fmt: skip
+    rows = show_processes(QUICK, options.runs)
+    rows += show_processes(SEARCHES, SEARCH_ROUNDS)[1:]
+    if options.write:
+        write_part(PART, page_part(rows, rounds=options.runs, load=load), PAGE)
     world = Topology.of({"tp": 8, "pp": 16, "dp": 8192}, gpus_per_node=8)
     every = in_process(lambda: [world.kind_groups(kind) for kind in GROUP_KINDS])
     show("all seven kinds of groups of 1,048,576 ranks", every, 1e-3, "ms")
