@@ -181,6 +181,7 @@ TESTS = Path(__file__).parent
 HELPERS = {"house", "recorded", "reference", "multinode", "late", "gpu"}
 OF_THE_WHOLE = {
     "architecture",
+    "benchmarks",
     "doctests",
     "documents",
     "matrix",

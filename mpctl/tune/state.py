@@ -143,7 +143,7 @@ class TuneFolder:
         if known is not None:
             if self._has_trials:
                 _require_same(self.path, known, job_identity(job, fixed))
-        elif self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+        elif self.path.exists() and (not self.path.is_dir() or RunDir(self.path).is_occupied):
             raise InputError.of("tune-foreign", "--out", f"{self.path} exists, and no tuning made "
                                 "it", "name a new folder")  # fmt: skip
 

@@ -267,7 +267,8 @@ def test_the_object_is_rendered_on_a_machine_without_volume_data_or_disk(
     assert mpctl(argv) == 2
     assert {"not-mounted", "disk-holds-checkpoints"} <= set(issues(capsys))
     assert mpctl([*argv, "--dry-run"]) == 0
-    assert train_job_issues(yaml.safe_load(capsys.readouterr().out)) == []
+    shown = json.loads(capsys.readouterr().out)
+    assert train_job_issues(yaml.safe_load(shown["document"])) == []
     assert not there.parent.exists()
     assert mpctl([*argv, "--dry-run", "--set", "data.path=/home/me/data"]) == 2
     assert issues(capsys) == ["not-on-claim"]
