@@ -71,7 +71,7 @@ class Submitter(Protocol):
         ask it. Empty where check has asked already."""
 
     def notes(self, plan: Plan, run: RunDir) -> list[str]:
-        """What the submission leaves out or changes, in words, for a plan that passed `check`."""
+        """Warnings of what the submission drops or changes; the plan has passed `check`."""
 
     def document(self, plan: Plan, run: RunDir) -> str:
         """What is submitted: a batch script, a manifest. A pure function of its arguments."""

@@ -71,7 +71,7 @@ class StageMemory:
 
     @property
     def temporary_bytes(self) -> int:
-        """What terminal and page call temporary: working memory, buffers that last, workspaces."""
+        """Temporary bytes, in terminal and page: working memory, lasting buffers, workspaces."""
         return self.working_bytes + self.lasting_bytes + self.workspace_bytes
 
     @property

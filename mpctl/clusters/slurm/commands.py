@@ -29,9 +29,9 @@ ENDED = {
 
 
 def slurm_output(command: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
-    """What one of Slurm's commands prints. environment: this process's when absent. Raises
-    InputError when this host does not have it, and RunFailed when it fails or does not answer
-    within SECONDS."""
+    """Run one of Slurm's commands and return its output. environment: this process's when absent.
+    Raises InputError when this host does not have the command, and RunFailed when it fails or does
+    not answer within SECONDS."""
     name = command[0]
     environment = os.environ if environment is None else environment
     passed = {key: value for key, value in environment.items() if not key.startswith(OF_QUERIES)}
@@ -64,8 +64,8 @@ def submit(script: Path, options: Iterable[str], shell: Mapping[str, str]) -> st
 
 
 def setup_issues(lines: Sequence[str]) -> Iterator[Issue]:
-    """What is wrong with the lines of launch.slurm.setup by `bash -n`, which reads them and runs
-    nothing; nothing where there is no bash."""
+    """Check the lines of launch.slurm.setup with `bash -n`, which runs nothing. Yields nothing where
+    there is no bash."""
     try:
         done = subprocess.run(
             ["bash", "-n"], input="\n".join([*lines, ""]), capture_output=True, text=True,

@@ -213,7 +213,7 @@ class Submission:
 
 
 def device_issues(job: JobSpec) -> Iterator[Issue]:
-    """Where no Slurm tells whether its nodes have GPUs, the job has to."""
+    """Require launch.device when no Slurm can say whether its nodes have GPUs."""
     if named_device(job) is None:
         message = "auto, and neither the job's cluster nor a Slurm tells the device: jobs get GPUs "
         yield Issue("device-unknown", "launch.device", f"{message}only where they are asked for",
