@@ -204,6 +204,18 @@ def test_the_bars_add_up_to_the_total(settings: dict[str, Any]) -> None:
         assert sum(getattr(stage, key) for key in MEMORY_PARTS) == stage.device_bytes
 
 
+def test_temporary_memory_is_one_sum_on_page_and_terminal(mpctl: Mpctl, tmp_path: Path) -> None:
+    """The page left out workspaces and what lasts from step to step, and called the rest so."""
+    page = tmp_path / "plan.html"
+    words = "--model llama-3-70b --cluster dgx-h100 --nodes 8 --tp 8 --pp 4 --runtime megatron-core"
+    lines = mpctl("plan", *words.split(), "--html", page).out.splitlines()
+    (head,) = (place for place, line in enumerate(lines) if line.startswith("stage layers"))
+    end = lines[head].index("temporary") + len("temporary")
+    shown = [" ".join(line[:end].split()[-2:]) for line in lines[head + 1 : head + 5]]
+    labels = re.findall(r'aria-label="weights [^"]*?, temporary ([^,"]+)', page.read_text("utf-8"))
+    assert shown == labels and len(shown) == 4
+
+
 @pytest.mark.parametrize("settings", [{}, {"parallel.vpp": 2}, {"parallel.order": "pp-dp-tp"}])
 def test_ranks_send_what_their_messages_say(settings: dict[str, Any]) -> None:
     plan = whole_plan({**settings, "parallel.allow_tp_across_nodes": True})
