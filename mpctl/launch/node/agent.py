@@ -186,12 +186,15 @@ class Agent:
 def connect(addresses: str, key: bytes, seconds: float = CONNECT_SECONDS) -> Connection:
     """A connection to the launcher at ADDRESS[,ADDRESS...]:PORT, as `connect_once` finds it. Tries
     again, with pauses, for `seconds` where something answers at one of them; where nothing does,
-    for at most CONNECT_SECONDS. Raises OSError when it finds none."""
+    for at most CONNECT_SECONDS. Raises OSError when it finds none, at once where all refuse: a
+    launcher listens before it starts agents, so this one has ended."""
     _parse(addresses)
     begin, pause = time.monotonic(), FIRST_PAUSE
     while True:
         try:
             return connect_once(addresses, key, min(seconds, CONNECT_SECONDS))
+        except ConnectionRefusedError:
+            raise
         except OSError as error:
             is_answered = isinstance(error, Unproved)
             patience = seconds if is_answered else min(seconds, CONNECT_SECONDS)
@@ -205,17 +208,22 @@ def connect(addresses: str, key: bytes, seconds: float = CONNECT_SECONDS) -> Con
 def connect_once(addresses: str, key: bytes, seconds: float) -> Connection:
     """A connection to the launcher at ADDRESS[,ADDRESS...]:PORT, the first where the peer proves to
     be the launcher; each gets an equal part of the time. The address @ssh is that of the host from
-    which ssh logged in here. Raises Unproved when one answered, another OSError when none did."""
+    which ssh logged in here. Raises Unproved when one answered, ConnectionRefusedError when all
+    refused, another OSError otherwise."""
     known, port = _parse(addresses)
-    reasons, is_answered = [], False
+    reasons, errors = list[str](), list[OSError]()
     for address in known:
         try:
             return _prove(address, port, key, seconds / len(known))
         except OSError as error:
-            is_answered = is_answered or isinstance(error, ANSWERS)
+            errors.append(error)
             reasons.append(f"{address} port {port}: {error.strerror or error}")
     text = "; ".join(reasons)
-    raise Unproved(text) if is_answered else OSError(text)
+    if any(isinstance(error, ANSWERS) for error in errors):
+        raise Unproved(text)
+    if all(isinstance(error, ConnectionRefusedError) for error in errors):
+        raise ConnectionRefusedError(text)
+    raise OSError(text)
 
 
 def _parse(addresses: str) -> tuple[list[str], int]:
