@@ -64,8 +64,8 @@ def submit(script: Path, options: Iterable[str], shell: Mapping[str, str]) -> st
 
 
 def setup_issues(lines: Sequence[str]) -> Iterator[Issue]:
-    """Check the lines of launch.slurm.setup with `bash -n`, which runs nothing. Yields nothing where
-    there is no bash."""
+    """Check the lines of launch.slurm.setup with `bash -n`, which runs nothing. Without bash nothing
+    is checked."""
     try:
         done = subprocess.run(
             ["bash", "-n"], input="\n".join([*lines, ""]), capture_output=True, text=True,
