@@ -64,8 +64,8 @@ def submit(script: Path, options: Iterable[str], shell: Mapping[str, str]) -> st
 
 
 def setup_issues(lines: Sequence[str]) -> Iterator[Issue]:
-    """Check the lines of launch.slurm.setup with `bash -n`, which runs nothing. Without bash nothing
-    is checked."""
+    """Check the lines of launch.slurm.setup with `bash -n`, which runs nothing; without bash, check
+    nothing."""
     try:
         done = subprocess.run(
             ["bash", "-n"], input="\n".join([*lines, ""]), capture_output=True, text=True,
