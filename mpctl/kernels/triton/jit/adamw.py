@@ -65,4 +65,5 @@ def adamw_kernel(
         tl.store(value + i, p, mask=inside)
         tl.store(average + i, m, mask=inside)
         tl.store(square + i, v, mask=inside)
-        tl.store(target + i, rounded(p, COPY), mask=inside & (copy != 0))
+        if copy != 0:
+            tl.store(target + i, rounded(p, COPY), mask=inside)
