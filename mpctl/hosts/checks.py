@@ -23,7 +23,7 @@ from mpctl.units import bytes_text, plural
 Device = LaunchedKind
 START_ANYWAY = "--set launch.check_memory=false starts it anyway"
 PROCESS_BYTES: Mapping[Device, int] = {"cpu": 1 << 29, "cuda": 1 << 31}
-"""Host memory of a rank besides its tensors: Python and torch, 0.36 GiB measured on CPU; with
+"""Host memory of a rank beyond its tensors: Python and torch, 0.36 GiB measured on CPU; with
 CUDA's libraries, its context and NCCL's buffers some 2 GiB, not measured here."""
 SHOWN = 4
 VERSIONS = ("mpctl", "torch", "python")

@@ -40,7 +40,7 @@ ONE_DEPENDENCY = rf"(?:(?:{'|'.join(DEPENDENCIES)})(?::\d+(?:_(?:\d+|\*))?(?:\+\
 DEPENDENCY = re.compile(
     rf"{ONE_DEPENDENCY}(?:(?:,{ONE_DEPENDENCY})*|(?:\?{ONE_DEPENDENCY})*)", re.IGNORECASE
 )
-"""What sbatch takes: `afterok:12:13,after:14+5` (all of them), `afterok:12?afterany:13_4` (any)."""
+"""sbatch's grammar: `afterok:12:13,after:14+5` (all of them), `afterok:12?afterany:13_4` (any)."""
 EXAMPLES = {"sbatch": "--mail-type=END", "srun": "--mpi=none"}
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 LONG = re.compile(r"(--[A-Za-z][A-Za-z0-9-]*)(?:(=| +)(.*))?")

@@ -326,7 +326,7 @@ def files_of_launcher(hosts: int) -> int:
 
 
 def _reason(error: Exception) -> str:
-    """What is wrong with a message, in one line."""
+    """Describe what is wrong with a message in one line."""
     lines = (line.strip() for line in str(error).splitlines())
     return ": ".join([line for line in lines if line][:REASON_LINES])[:REASON_LENGTH]
 

@@ -62,7 +62,7 @@ key."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
 """Before a launcher that did not prove itself is tried again; twice as long each time."""
 ANSWERS = (Unproved, ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
-"""What ends a handshake with a peer that is there."""
+"""Errors that end a handshake with a peer that is there."""
 SSH_CLIENT = "@ssh"
 """In `--connect`: the address that sshd saw this login come from (SSH_CONNECTION)."""
 Requests = Mapping[str, Callable[..., Any]]
