@@ -11,7 +11,7 @@ listed by table, under the job alone and with what their details say of the soft
 systems that no preset was fitted to are listed by system.
 
 `--cross` computes them again and writes tests/recorded/cross_validated.json, which
-tests/calibrate/test_accuracy.py checks (some minutes). `--fit` also writes the constants fitted to
+tests/measure/calibrate/test_accuracy.py checks (some minutes). `--fit` also writes the constants fitted to
 all runs into presets/; `--renew` keeps the record, and updates the presets' description of the
 runs.
 """
@@ -26,13 +26,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from statistics import mean, median
 
-from mpctl.bench.verify import spearman
-from mpctl.calibrate.evaluate import open_evaluator
-from mpctl.calibrate.fit import Fit, LeftOut, Residuals, leave_out, residuals
-from mpctl.calibrate.runs import constants_of
-from mpctl.calibrate.write import write_presets
-from mpctl.estimate.job import Estimate
-from mpctl.estimate.time import find_step_time
+from mpctl.measure.bench.verify import spearman
+from mpctl.measure.calibrate.evaluate import open_evaluator
+from mpctl.measure.calibrate.fit import Fit, LeftOut, Residuals, leave_out, residuals
+from mpctl.measure.calibrate.runs import constants_of
+from mpctl.measure.calibrate.write import write_presets
+from mpctl.plan.estimate.job import Estimate
+from mpctl.plan.estimate.time import find_step_time
 from mpctl.spec.presets import presets_root
 from tests.cross_validation import (
     CrossRecord,

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mpctl.transport.exchange import Exchange
+from mpctl.train.transport.exchange import Exchange
 
 TP = 2
 

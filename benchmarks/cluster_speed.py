@@ -14,13 +14,13 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.plan_speed import MPCTL, PEER, QUICK, Command, in_process, show, show_processes
-from mpctl.clusters.kubernetes.manifest import API_VERSIONS, manifest_text
-from mpctl.clusters.slurm.allocation import Allocation, agents_step, expand_node_list
-from mpctl.clusters.slurm.partitions import read_partitions
-from mpctl.clusters.slurm.script import render_script
-from mpctl.clusters.slurm.submission import Submission
-from mpctl.clusters.ssh.hostfile import hosts_of_plan, read_hostfile
-from mpctl.planning.plan import Plan, make_plan
+from mpctl.plan.planning.plan import Plan, make_plan
+from mpctl.run.clusters.kubernetes.manifest import API_VERSIONS, manifest_text
+from mpctl.run.clusters.slurm.allocation import Allocation, agents_step, expand_node_list
+from mpctl.run.clusters.slurm.partitions import read_partitions
+from mpctl.run.clusters.slurm.script import render_script
+from mpctl.run.clusters.slurm.submission import Submission
+from mpctl.run.clusters.ssh.hostfile import hosts_of_plan, read_hostfile
 from mpctl.spec.load import load_job
 
 RACKS = ",".join(f"rack{rack:03}n[01-10]" for rack in range(100))

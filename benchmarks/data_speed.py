@@ -31,12 +31,12 @@ from torch import nn
 from benchmarks import model_speed
 from benchmarks.model_speed import BATCH, SEQ, VOCAB, PlainModel
 from benchmarks.turns import MIB, Spent, Step, growth, in_turns, to_the_last_rank
-from mpctl.layout.job_layout import JobLayout
-from mpctl.runtime.build import build_trainer
-from mpctl.runtime.environment import RuntimeEnvironment
+from mpctl.model.layout.job_layout import JobLayout
 from mpctl.spec.load import load_job
+from mpctl.train.runtime.build import build_trainer
+from mpctl.train.runtime.environment import RuntimeEnvironment
 from tests.ranks import run_ranks
-from tests.runtime.tiny import make_data
+from tests.train.runtime.tiny import make_data
 
 GLOO = {"launch.shared_memory": False}
 OURS: dict[str, dict[str, Any]] = {

@@ -21,10 +21,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.turns import Spent, in_turns, print_against
-from mpctl.layers.experts import ExpertsConfig, RouterConfig
-from mpctl.layers.parameters import initialise
-from mpctl.layers.routing_log import RoutingLog
-from mpctl.layers.shard_context import ShardContext
+from mpctl.train.layers.experts import ExpertsConfig, RouterConfig
+from mpctl.train.layers.parameters import initialise
+from mpctl.train.layers.routing_log import RoutingLog
+from mpctl.train.layers.shard_context import ShardContext
 from tests.ranks import run_ranks
 
 BATCH, SEQ, HIDDEN, NAME = 4, 256, 512, "layers.0.mlp"

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mpctl.estimate.goodput import (
+from mpctl.plan.estimate.goodput import (
     Failures,
     SaveCost,
     best_interval,

@@ -1,7 +1,7 @@
 """What a launch of each Triton kernel costs the host: `python -m benchmarks.kernel_launches`.
 
 Kernels are compiled and what would launch them does nothing
-(tests/kernels/triton/compile_only.py), so that no GPU is needed. Processor time of one call on one
+(tests/train/kernels/triton/compile_only.py), so that no GPU is needed. Processor time of one call on one
 thread, the least of many turns; first without and then with the gradient that autograd records, and
 backward as autograd runs it.
 """
@@ -17,10 +17,10 @@ import torch
 import triton
 from torch import Tensor
 
-from mpctl.kernels.attention import AttentionVariant
-from mpctl.kernels.counter_rng import DropoutMask
-from mpctl.kernels.triton.backend import TritonKernels
-from tests.kernels.triton.compile_only import CompileOnly
+from mpctl.train.kernels.attention import AttentionVariant
+from mpctl.train.kernels.counter_rng import DropoutMask
+from mpctl.train.kernels.triton.backend import TritonKernels
+from tests.train.kernels.triton.compile_only import CompileOnly
 
 CALLS, TURNS = 20, 200
 

@@ -39,9 +39,9 @@ from statistics import median
 
 import psutil
 
-from mpctl.launch.supervise import POLL_SECONDS
-from tests.launch.command import arguments, launch, wait_for
-from tests.runtime.tiny import make_data
+from mpctl.run.launch.supervise import POLL_SECONDS
+from tests.run.launch.command import arguments, launch, wait_for
+from tests.train.runtime.tiny import make_data
 
 SCRIPT = """
 import sys, time
@@ -108,7 +108,7 @@ class Contenders:
         for name in ("metrics.jsonl", "ranks"):
             path = self.run / name
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-        command = [*self.torchrun(), "-m", "mpctl.runtime.worker", str(self.run)]
+        command = [*self.torchrun(), "-m", "mpctl.train.runtime.worker", str(self.run)]
         return timed(command, lambda: first_record(self.run))
 
     def launch(self, *more: str) -> Measured:

@@ -1,6 +1,6 @@
 """What a launch over many hosts costs the launcher:
 `python -m benchmarks.launcher_scale [HOSTS]`. A benchmark, not a test;
-tests/launch/control/test_scale.py holds the bytes of a host.
+tests/run/launch/control/test_scale.py holds the bytes of a host.
 
 HOSTS node agents (1,000) of 8 ranks each connect to a control server. They are sockets of one other
 process that speak the protocol: they answer pings and report as often as the launcher asks for it,
@@ -29,10 +29,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mpctl.cli.entry import COLLECTIONS
-from mpctl.hosts.machine import host_facts
-from mpctl.launch.attempt import report_seconds
-from mpctl.launch.control.cluster import AgentAttempt
-from mpctl.launch.control.messages import (
+from mpctl.run.hosts.machine import host_facts
+from mpctl.run.launch.attempt import report_seconds
+from mpctl.run.launch.control.cluster import AgentAttempt
+from mpctl.run.launch.control.messages import (
     ANSWER_BYTES,
     CHALLENGE_BYTES,
     FROM_LAUNCHER,
@@ -46,14 +46,14 @@ from mpctl.launch.control.messages import (
     encode,
     parse_head,
 )
-from mpctl.launch.control.server import ControlServer
-from mpctl.launch.slow_parts import RANKS_PER_SECOND, SlowPartsMonitor
-from mpctl.launch.status_file import StatusFile, read_status
-from mpctl.launch.supervise import POLL_SECONDS, SaveMonitor, WatchedAttempt
-from mpctl.launch.watch import RunWatch
+from mpctl.run.launch.control.server import ControlServer
+from mpctl.run.launch.slow_parts import RANKS_PER_SECOND, SlowPartsMonitor
+from mpctl.run.launch.status_file import StatusFile, read_status
+from mpctl.run.launch.supervise import POLL_SECONDS, SaveMonitor, WatchedAttempt
+from mpctl.run.launch.watch import RunWatch
 from mpctl.spec.launch import LaunchSpec
 from mpctl.spec.load import load_job
-from tests.launch.control.training_hosts import RANKS, STAGES, node_state
+from tests.run.launch.control.training_hosts import RANKS, STAGES, node_state
 
 SECONDS, REPORTED_SECONDS = 10.0, 120.0
 """The least of a measurement; in which all hosts must have reported before it."""

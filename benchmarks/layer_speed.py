@@ -22,15 +22,15 @@ from torch import Tensor, nn
 
 from benchmarks.model_speed import BATCH, HEADS, HIDDEN, LAYERS, SEQ, PlainModel, parallelized
 from benchmarks.turns import Spent, in_turns, print_against
-from mpctl.layers.attention import AttentionConfig
-from mpctl.layers.config import LayerConfig
-from mpctl.layers.mlp import MLPConfig
-from mpctl.layers.parameters import initialise
-from mpctl.layers.shard_context import ShardContext
-from mpctl.layers.transformer_layer import ParallelTransformerLayer
-from mpctl.transport.exchange import Exchange
-from mpctl.transport.group import Group
-from mpctl.transport.shared import open_segment
+from mpctl.train.layers.attention import AttentionConfig
+from mpctl.train.layers.config import LayerConfig
+from mpctl.train.layers.mlp import MLPConfig
+from mpctl.train.layers.parameters import initialise
+from mpctl.train.layers.shard_context import ShardContext
+from mpctl.train.layers.transformer_layer import ParallelTransformerLayer
+from mpctl.train.transport.exchange import Exchange
+from mpctl.train.transport.group import Group
+from mpctl.train.transport.shared import open_segment
 from tests.ranks import run_ranks
 
 

@@ -79,7 +79,7 @@ whose next expert was within rounding:
 
 What is left is the order of float32 additions, which training may amplify from step to step, most
 in demo-t5: in float64 the tests hold layers, losses, gradients and final parameters to 1e-10
-(`tests/layers`, `tests/runtime`). Every rank of these runs held the parameters and sent the bytes
+(`tests/train/layers`, `tests/train/runtime`). Every rank of these runs held the parameters and sent the bytes
 that its plan says.
 
 Renewed by `python -m benchmarks.layouts > docs/layouts.md` ({torch}, two cores). A step whose loss

@@ -16,11 +16,11 @@ import torch
 from torch import nn
 
 from benchmarks.turns import Spent, Step, in_turns, medians
-from mpctl.layers.cross_entropy import vocab_parallel_cross_entropy
-from mpctl.layers.embedding import VocabParallelEmbedding
-from mpctl.layers.mlp import MLPConfig, ParallelMLP
-from mpctl.layers.shard_context import ShardContext
-from mpctl.transport.group import Group
+from mpctl.train.layers.cross_entropy import vocab_parallel_cross_entropy
+from mpctl.train.layers.embedding import VocabParallelEmbedding
+from mpctl.train.layers.mlp import MLPConfig, ParallelMLP
+from mpctl.train.layers.shard_context import ShardContext
+from mpctl.train.transport.group import Group
 from tests import megatron
 from tests.ranks import run_ranks
 

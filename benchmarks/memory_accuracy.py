@@ -15,9 +15,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from statistics import mean
 from typing import Any
 
-from mpctl.batch.rows import as_others_run, load_row
-from mpctl.errors import InputError
-from mpctl.planning.plan import make_plan
+from mpctl.core.errors import InputError
+from mpctl.plan.batch.rows import as_others_run, load_row
+from mpctl.plan.planning.plan import make_plan
 from mpctl.spec.cluster import ClusterSpec
 from tests.published import earlier_rows, modern_rows
 from tests.verdicts import JudgedRun, balanced_accuracy, best_headroom, judged_runs

@@ -32,14 +32,14 @@ from torch import Tensor, nn
 
 from benchmarks.bare_tp import BareModel
 from benchmarks.turns import Spent, Step, growth, in_turns, print_against
-from mpctl.families.implementation import Batch, build_module
-from mpctl.layers.parameters import initialise
-from mpctl.layers.shard_context import ShardContext
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.training import TrainingSpec
-from mpctl.transport.exchange import Exchange
-from mpctl.transport.group import Group
-from mpctl.transport.shared import open_segment
+from mpctl.train.families.implementation import Batch, build_module
+from mpctl.train.layers.parameters import initialise
+from mpctl.train.layers.shard_context import ShardContext
+from mpctl.train.transport.exchange import Exchange
+from mpctl.train.transport.group import Group
+from mpctl.train.transport.shared import open_segment
 from tests.ranks import run_ranks
 
 LAYERS, HIDDEN, HEADS, VOCAB, SEQ, BATCH = 8, 512, 8, 32000, 256, 4
@@ -115,11 +115,7 @@ def parallelized(model: PlainModel, size: int) -> nn.Module:
     """The model, whose blocks compute HEADS / size heads, cut by torch over `size` ranks."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor.parallel import (
-        ColwiseParallel,
-        RowwiseParallel,
-        parallelize_module,
-    )
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     mesh = init_device_mesh("cpu", (size,))
     columns = dict.fromkeys(("q", "k", "v", "up", "gate"), ColwiseParallel())

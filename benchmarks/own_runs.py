@@ -1,7 +1,7 @@
 """How well few own runs tell the rest of their sweep: `python -m benchmarks.own_runs`.
 
 Each sweep of published runs is taken as that of a system that nobody knows (tests/own_sweeps.py).
-Then 5, 20 and 40 of its runs are drawn at random and fitted (`mpctl.calibrate.own`), and the others
+Then 5, 20 and 40 of its runs are drawn at random and fitted (`mpctl.measure.calibrate.own`), and the others
 are estimated: mean absolute error of the step in percent, before the fit and after it; the share of
 them inside the band that the fit states; regret, by how much the layout with the best estimate is
 slower than the best one of its sweep of three and more, median and mean; processor seconds of the
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from itertools import chain
 from statistics import fmean, median
 
-from mpctl.calibrate.runs import Run
+from mpctl.measure.calibrate.runs import Run
 from tests.own_sweeps import SIZES, SWEEPS, draw, error_before, held_out_values, read_sweep
 
 DRAWS = 6

@@ -31,19 +31,19 @@ from torch import Tensor, nn
 from benchmarks import model_speed
 from benchmarks.model_speed import BATCH, LAYERS, SEQ, VOCAB, PlainModel
 from benchmarks.turns import MIB, Step, growth, in_turns, to_the_last_rank
-from mpctl.families.implementation import Batch
-from mpctl.kernels.backend import TORCH_BACKEND
-from mpctl.layers.parameters import initialise
-from mpctl.pipeline.schedule.orders import Action, actions
-from mpctl.pipeline.schedule.replay import replay
-from mpctl.runtime.build import build_chunks
-from mpctl.runtime.mesh import build_mesh
-from mpctl.runtime.p2p import StageLinks
-from mpctl.runtime.partition import PipelinePartition
-from mpctl.runtime.pass_listener import PassListener
-from mpctl.runtime.pipeline import PipelineRunner
+from mpctl.core.topology import Topology
+from mpctl.model.pipeline.schedule.orders import Action, actions
+from mpctl.model.pipeline.schedule.replay import replay
 from mpctl.spec.load import load_job
-from mpctl.topology import Topology
+from mpctl.train.families.implementation import Batch
+from mpctl.train.kernels.backend import TORCH_BACKEND
+from mpctl.train.layers.parameters import initialise
+from mpctl.train.runtime.build import build_chunks
+from mpctl.train.runtime.mesh import build_mesh
+from mpctl.train.runtime.p2p import StageLinks
+from mpctl.train.runtime.partition import PipelinePartition
+from mpctl.train.runtime.pass_listener import PassListener
+from mpctl.train.runtime.pipeline import PipelineRunner
 from tests.ranks import run_ranks
 
 CPU = torch.device("cpu")

@@ -26,10 +26,10 @@ from typing import NamedTuple
 
 from benchmarks.measured import write_part
 from mpctl import __version__
-from mpctl.axes import GROUP_KINDS
-from mpctl.batch.answers import answers
-from mpctl.topology import Topology
-from mpctl.units import seconds_text
+from mpctl.core.axes import GROUP_KINDS
+from mpctl.core.topology import Topology
+from mpctl.core.units import seconds_text
+from mpctl.plan.batch.answers import answers
 
 RUNS = Path(__file__).parents[1] / "tests" / "recorded" / "published_runs.json"
 PAGE, PART = Path(__file__).parents[1] / "docs" / "benchmarks.md", "speed of planning"

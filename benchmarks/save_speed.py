@@ -18,14 +18,14 @@ from statistics import median
 
 import torch
 
-from mpctl.durable import remove
-from mpctl.layout.job_layout import JobLayout
-from mpctl.runtime.build import build_trainer
-from mpctl.runtime.environment import RuntimeEnvironment
-from mpctl.runtime.train import Trainer
+from mpctl.core.durable import remove
+from mpctl.core.units import bytes_text
+from mpctl.model.layout.job_layout import JobLayout
 from mpctl.spec.load import load_job
-from mpctl.units import bytes_text
-from tests.runtime.tiny import SETTINGS, make_data
+from mpctl.train.runtime.build import build_trainer
+from mpctl.train.runtime.environment import RuntimeEnvironment
+from mpctl.train.runtime.train import Trainer
+from tests.train.runtime.tiny import SETTINGS, make_data
 
 Times = dict[str, list[float]]
 

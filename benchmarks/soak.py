@@ -45,18 +45,18 @@ from benchmarks.measured import write_part
 from benchmarks.soak_faults import KINDS as LOCAL_KINDS
 from benchmarks.soak_faults import Fault, Kind, draw_faults
 from benchmarks.soak_hosts import KINDS as HOST_KINDS
-from mpctl.hosts.machine import processor_name
-from mpctl.units import plural
-from tests.launch.command import arguments
+from mpctl.core.units import plural
+from mpctl.run.hosts.machine import processor_name
 from tests.multinode.ssh_hosts import SshHosts, namespace_hosts
 from tests.multinode.ssh_launch import processes_of, ssh_arguments
-from tests.runtime.tiny import make_data
+from tests.run.launch.command import arguments
+from tests.train.runtime.tiny import make_data
 
 RANKS, GAP, SAVE_EVERY, PATIENCE = 2, 40, 10, 120.0
 HARMLESS = 1.0
 """Seconds of training after a fault that must not end an attempt, in which a failure would show."""
 PAGE = Path(__file__).parents[1] / "docs" / "reliability.md"
-TORCHRUN, WAITING = "mpctl.runtime.torchrun", "--waiting"
+TORCHRUN, WAITING = "mpctl.train.runtime.torchrun", "--waiting"
 REPORTS = ("starting again from", "trying again with another port")
 
 

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import psutil
 
-from mpctl.checkpoint.folder import list_checkpoints
+from mpctl.records.checkpoint.folder import list_checkpoints
 
 
 class Victim(Protocol):

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from statistics import median
 
-from mpctl.rundir.step_log import STEP_LOG_BYTES, StepLog
-from mpctl.transport.timing import Collective, SecondsByAxis
+from mpctl.records.rundir.step_log import STEP_LOG_BYTES, StepLog
+from mpctl.train.transport.timing import Collective, SecondsByAxis
 
 MESSAGES = 60
 """Of a step: 8 micro batches of the demo's two layers at tp 2, gradients and status."""

@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mpctl.errors import InputError
-from mpctl.planning.tensor_modes import TensorModeEntry, tensor_modes_document
-from mpctl.search.find import find_layouts
-from mpctl.search.space import SearchSpace
+from mpctl.core.errors import InputError
+from mpctl.core.units import bytes_text, seconds_text
+from mpctl.plan.planning.tensor_modes import TensorModeEntry, tensor_modes_document
+from mpctl.plan.search.find import find_layouts
+from mpctl.plan.search.space import SearchSpace
 from mpctl.spec.load import load_job
-from mpctl.units import bytes_text, seconds_text
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00")  # Okabe and Ito
 RANKS = (64, 512, 4096)

@@ -28,16 +28,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
-from mpctl.hosts.machine import this_machine
-from mpctl.planning.layout_settings import LayoutSettings, layout_text
-from mpctl.rundir.summary import WARM_UP_STEPS
-from mpctl.search.request import SearchRequest, read_request
+from mpctl.core.units import plural, seconds_text
+from mpctl.measure.tune.pool import Pool
+from mpctl.measure.tune.state import LEAST_STEPS, TrialRecord, TuneFolder
+from mpctl.measure.tune.target import prepared_data
+from mpctl.measure.tune.trial import TrialOrder, TrialWatch, launch_trial
+from mpctl.plan.planning.layout_settings import LayoutSettings, layout_text
+from mpctl.plan.search.request import SearchRequest, read_request
+from mpctl.records.rundir.summary import WARM_UP_STEPS
+from mpctl.run.hosts.machine import this_machine
 from mpctl.spec.job import JobSpec
-from mpctl.tune.pool import Pool
-from mpctl.tune.state import LEAST_STEPS, TrialRecord, TuneFolder
-from mpctl.tune.target import prepared_data
-from mpctl.tune.trial import TrialOrder, TrialWatch, launch_trial
-from mpctl.units import plural, seconds_text
 
 STEPS = LEAST_STEPS + 1
 FINALISTS, ROUNDS, FINAL_STEPS = 4, 5, 10

@@ -1,4 +1,4 @@
-"""What the law of goodput (mpctl/estimate/goodput.py) is held against, in tests and by
+"""What the law of goodput (mpctl/plan/estimate/goodput.py) is held against, in tests and by
 `python -m benchmarks.goodput`: a simulated run that fails, saves and is restarted, and shares of
 useful time that were published.
 
@@ -14,13 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from mpctl.estimate.goodput import (
-    Failures,
-    SaveCost,
-    best_interval,
-    job_mtbf,
-    time_shares,
-)
+from mpctl.plan.estimate.goodput import Failures, SaveCost, best_interval, job_mtbf, time_shares
 
 HOUR = 3600.0
 SIZES = tuple(8 << (2 * power) for power in range(8))  # 8 to 131,072 GPUs

@@ -1,4 +1,4 @@
-"""Triton's interpreter, for the kernels of mpctl/kernels/triton: they run on CPU tensors.
+"""Triton's interpreter, for the kernels of mpctl/train/kernels/triton: they run on CPU tensors.
 
 triton asks for TRITON_INTERPRET where a function is decorated: a kernel of ours where its module is
 imported, one of its own library (tl.max, tl.sum) where triton is. torch's compiler imports triton
@@ -46,6 +46,6 @@ def import_kernels() -> None:
     if IS_INTERPRETED:
         import_triton()
         with _interpreter():
-            jit = import_module("mpctl.kernels.triton.jit")
-            for module in iter_modules(jit.__path__, "mpctl.kernels.triton.jit."):
+            jit = import_module("mpctl.train.kernels.triton.jit")
+            for module in iter_modules(jit.__path__, "mpctl.train.kernels.triton.jit."):
                 import_module(module.name)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mpctl.rules.check import Check
-from mpctl.rules.validate import check_job
+from mpctl.plan.rules.check import Check
+from mpctl.plan.rules.validate import check_job
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job
 from mpctl.spec.model import ModelSpec

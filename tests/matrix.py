@@ -63,13 +63,13 @@ ROOMS = ("runtime", "layers", "kernels", "rehearsal", "gpu")
 WHOLE = ("tests/test_versions.py", *(f"tests/{room}" for room in ROOMS))
 QUICK = (
     "tests/test_versions.py",
-    "tests/layers/test_fp8.py",
-    "tests/layers/test_experts_fp8.py",
-    "tests/runtime/test_fp8.py::test_replicas_and_micro_batches_learn_the_same_scales",
-    "tests/runtime/test_fp8.py::test_a_linear_layer_that_casts_nothing_is_refused",
-    "tests/runtime/test_fp8.py::test_the_loss_does_not_depend_on_the_layout",
-    "tests/rehearsal/test_audit.py::test_fp8_casts_both_operands_in_a_kernel_each_and_leaves_the_head_alone",
-    "tests/kernels/triton/test_frames.py",
+    "tests/train/layers/test_fp8.py",
+    "tests/train/layers/test_experts_fp8.py",
+    "tests/train/runtime/test_fp8.py::test_replicas_and_micro_batches_learn_the_same_scales",
+    "tests/train/runtime/test_fp8.py::test_a_linear_layer_that_casts_nothing_is_refused",
+    "tests/train/runtime/test_fp8.py::test_the_loss_does_not_depend_on_the_layout",
+    "tests/train/rehearsal/test_audit.py::test_fp8_casts_both_operands_in_a_kernel_each_and_leaves_the_head_alone",
+    "tests/train/kernels/triton/test_frames.py",
 )
 """fp8, trainings on two ranks, a rehearsal of a GPU, and Triton's interpreter: two minutes."""
 

@@ -15,8 +15,8 @@ from statistics import mean
 from typing import Any, NamedTuple
 
 from mpctl.cli.options import FLAGS
-from mpctl.estimate.system import find_system
-from mpctl.planning.plan import Plan, load_plan
+from mpctl.plan.estimate.system import find_system
+from mpctl.plan.planning.plan import Plan, load_plan
 from mpctl.spec.load import parse_settings
 
 RECORDED = Path(__file__).with_name("recorded")

@@ -16,14 +16,14 @@ from math import expm1
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from mpctl.calibrate.evaluate import open_evaluator
-from mpctl.calibrate.fit import Fit
-from mpctl.calibrate.own import fit_own
-from mpctl.calibrate.own_fit import OwnFit
-from mpctl.calibrate.runs import Constant, Run, constants_of, read_runs
-from mpctl.errors import InputError
-from mpctl.estimate.step import QUANTILE
-from mpctl.estimate.system import find_system
+from mpctl.core.errors import InputError
+from mpctl.measure.calibrate.evaluate import open_evaluator
+from mpctl.measure.calibrate.fit import Fit
+from mpctl.measure.calibrate.own import fit_own
+from mpctl.measure.calibrate.own_fit import OwnFit
+from mpctl.measure.calibrate.runs import Constant, Run, constants_of, read_runs
+from mpctl.plan.estimate.step import QUANTILE
+from mpctl.plan.estimate.system import find_system
 from tests.cross_validation import find_sweeps, regret, samples_per_second
 from tests.published import published_rows, published_runs, read_priors
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, get_args
 
-from mpctl.calibrate.fit import Residuals
-from mpctl.calibrate.runs import Run, read_runs
+from mpctl.measure.calibrate.fit import Residuals
+from mpctl.measure.calibrate.runs import Run, read_runs
 from mpctl.spec.training import Dispatcher
 from tests.nanotron import nanotron_rows
 

@@ -24,12 +24,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from mpctl.transport.group import Group
-from mpctl.transport.timing import Collective
+from mpctl.train.transport.group import Group
+from mpctl.train.transport.timing import Collective
 
 CONTEXT = mp.get_context("forkserver")
 # What nearly every rank imports, torch._dynamo alone 1.2 s: ranks are forks of one that has.
-CONTEXT.set_forkserver_preload(["torch._dynamo", "mpctl.runtime.build", "tests.ranks", "pytest"])
+CONTEXT.set_forkserver_preload(["torch._dynamo", "mpctl.train.runtime.build", "tests.ranks", "pytest"])
 
 
 Join = Callable[[dist.Store, int, int, timedelta], None]

@@ -17,13 +17,13 @@ from math import floor
 from pathlib import Path
 from typing import NamedTuple
 
-from mpctl.planning.layout_settings import layout_text
-from mpctl.planning.plan import make_plan
-from mpctl.search.find import ranking_error
-from mpctl.search.request import SearchRequest
-from mpctl.search.result import LayoutReport, SearchResult, answer_search, given_reason
+from mpctl.core.units import seconds_text
+from mpctl.plan.planning.layout_settings import layout_text
+from mpctl.plan.planning.plan import make_plan
+from mpctl.plan.search.find import ranking_error
+from mpctl.plan.search.request import SearchRequest
+from mpctl.plan.search.result import LayoutReport, SearchResult, answer_search, given_reason
 from mpctl.spec.job import JobSpec
-from mpctl.units import seconds_text
 from tests.outside import outside_run
 from tests.published import published_runs
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mpctl.shard import Shard
+from mpctl.core.shard import Shard
 
 PlainShard = tuple[list[int], list[tuple[int, list[list[int]]]]]
 

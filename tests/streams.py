@@ -1,4 +1,4 @@
-"""A side stream (mpctl/transport/streams.py) for tests that ask what is given to it, and when."""
+"""A side stream (mpctl/train/transport/streams.py) for tests that ask what is given to it, and when."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from mpctl.transport.streams import SideStream, StreamMark
+from mpctl.train.transport.streams import SideStream, StreamMark
 
 
 class LoggedStream(SideStream):

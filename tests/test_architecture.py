@@ -1,7 +1,7 @@
-"""The house's plan: imports point down only, torch and rich stay in their rooms, nothing is global.
+"""The plan of the code: imports point down, torch stays in one wing, rich in another, no state is global.
 
-Rooms as docs/design/README.md lists them. A lazy import counts like any other: what a function
-imports, its module depends on. The one import by name, of a command by cli/app.py, is held apart.
+A lazy import counts like any other: what a function imports, its module depends on. The one import
+by name, of a command by cli/app.py, is held apart.
 """
 
 from __future__ import annotations
@@ -23,71 +23,18 @@ from tests.house.source import Module, Source, find_cycle
 SOURCE = Source(Path(mpctl.__file__).parent)
 ROOT, MODULES = SOURCE.root, SOURCE.modules
 ALL = tuple(MODULES.values())
-# Rooms, lowest first: each imports from earlier rows only, or from its own row as BESIDE says.
-FLOORS = (
-    (
-        "__init__",
-        "errors",
-        "units",
-        "cores",
-        "durable",
-        "locks",
-        "axes",
-        "collectives",
-        "records",
-        "tensor_grid",
-        "shard",
-    ),
-    ("sharding", "spec"),
-    ("topology", "operators"),
-    ("transport", "kernels", "data"),
-    ("layers",),
-    ("families",),
-    ("pipeline",),
-    ("layout",),
-    ("rules", "checkpoint"),
-    ("weights", "rundir", "estimate"),
-    ("planning", "runtime"),
-    ("search", "batch", "calibrate", "rehearsal", "interop", "hosts"),
-    ("launch",),
-    ("clusters", "inference"),
-    ("runs", "bench", "doctor"),
-    ("tune",),
-    ("render",),
-    ("cli", "__main__"),
-)
-LEVELS = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
-BESIDE = {("batch", "search"), ("__main__", "cli")}
-# The modules that lie in mpctl/ itself; everything else has a room.
-TOP_LEVEL = {
-    "__init__", "__main__", "errors", "units", "cores", "durable", "locks", "axes", "collectives",
-    "records", "tensor_grid", "shard", "sharding", "topology",
-}  # fmt: skip
+# Each wing imports from itself and from those before it.
+WINGS = ("core", "spec", "model", "records", "plan", "interop", "train", "run", "measure", "render", "cli")
+LEVELS = {"__init__": -1, **{wing: level for level, wing in enumerate(WINGS)}, "__main__": len(WINGS)}
 # Lines, docstrings not counted; the longest functions are commands: an option is a parameter.
 FUNCTION_MAX, FILE_MAX = 80, 700
-# torch is imported here, and in these files of two other rooms; the planning half never gets there.
-TORCH_ROOMS = {"transport", "kernels", "layers", "data", "weights", "runtime", "rehearsal"}
-TORCH_FILES = {
-    "families": (
-        "module", "parts", "samples", "implementation",
-    ),
-    "checkpoint": ("tensor_file", "reader", "snapshot", "writer", "saver", "reshard"),
-}  # fmt: skip
-# In functions: before a run. A launch has no torch.
-LOOKS_INTO_TORCH = {"launch", "inference", "cli", "render"}
-SEEN_BEFORE_A_RUN = {"data", "weights", "checkpoint"}
+# Only train/ imports torch and numpy. Outside of it these rooms are imported in functions, before a run.
+SEEN_BEFORE_A_RUN = {"train/data", "train/weights", "train/checkpoint"}
 DRAWING = {"plotext", "matplotlib", "tensorboard"}  # imported where something is drawn or written
 
 
 def has_torch(module: Module) -> bool:
-    return module.room in TORCH_ROOMS or module.parts[-1] in TORCH_FILES.get(module.room, ())
-
-
-def level(module: Module) -> int:
-    assert module.room in LEVELS, (
-        f"{module.name}: give its room a level, here and in docs/design/README.md"
-    )
-    return LEVELS[module.room]
+    return module.wing == "train"
 
 
 def is_lazy(node: ast.stmt) -> bool:
@@ -95,16 +42,14 @@ def is_lazy(node: ast.stmt) -> bool:
 
 
 def may_see(module: Module, other: Module, node: ast.stmt) -> bool:
-    edge = (module.room, other.room)
-    if has_torch(other) and not has_torch(module):
-        seen = other.room in SEEN_BEFORE_A_RUN
-        return seen and module.room in LOOKS_INTO_TORCH and is_lazy(node)
-    return module.room == other.room or level(other) < level(module) or edge in BESIDE
+    if has_torch(other) and not has_torch(module) and not (is_lazy(node) and other.room in SEEN_BEFORE_A_RUN):
+        return False
+    return LEVELS[other.wing] <= LEVELS[module.wing]
 
 
 def test_imports_point_down_only() -> None:
     wrong = [
-        f"{module.at(node)}: {module.room} imports {name}"
+        f"{module.at(node)}: {module.wing} imports {name}"
         for module in ALL
         for name, node in SOURCE.imported[module.name].items()
         if not may_see(module, MODULES[name], node)
@@ -117,7 +62,7 @@ def test_there_is_no_import_cycle_between_files() -> None:
 
 
 def test_there_is_no_import_cycle_between_rooms() -> None:
-    assert find_cycle(SOURCE.arrows) == []
+    assert find_cycle(SOURCE.arrows(lambda module: module.room)) == []
 
 
 def test_a_cycle_is_found() -> None:
@@ -125,8 +70,8 @@ def test_a_cycle_is_found() -> None:
     assert find_cycle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
 
 
-def test_only_the_agreed_modules_lie_outside_of_a_room() -> None:
-    assert {module.parts[0] for module in ALL if len(module.parts) == 1} == TOP_LEVEL
+def test_every_module_lies_in_a_wing() -> None:
+    assert {module.wing for module in ALL} == set(LEVELS)
 
 
 def test_a_class_name_is_defined_once() -> None:
@@ -151,9 +96,9 @@ def test_torch_numpy_and_rich_stay_in_their_rooms() -> None:
             if stack in ("torch", "numpy"):
                 assert has_torch(module), f"{module.at(node)}: {stack} in the planning half"
             if stack == "rich":
-                assert module.room == "render", f"{module.at(node)}: rich outside render/"
+                assert module.wing == "render", f"{module.at(node)}: rich outside render/"
             if stack in DRAWING:
-                room = "rundir" if stack == "tensorboard" else "render"
+                room = "records/rundir" if stack == "tensorboard" else "render"
                 assert module.room == room and is_lazy(node), f"{module.at(node)}: {stack}"
 
 
@@ -162,9 +107,9 @@ def test_only_commands_public_names_families_and_backends_are_imported_by_name()
         "importlib.import_module", "importlib", "importlib.metadata.entry_points", "runpy", "imp",
         "pkgutil", "pkgutil.resolve_name",
     }  # fmt: skip
-    allowed = {"mpctl", "mpctl.cli.app", "mpctl.spec.families", "mpctl.families.implementation",
-               "mpctl.families.description", "mpctl.clusters.registry",
-               "mpctl.runtime.program"}  # fmt: skip
+    allowed = {"mpctl", "mpctl.cli.app", "mpctl.spec.families", "mpctl.train.families.implementation",
+               "mpctl.model.families.description", "mpctl.run.clusters.registry",
+               "mpctl.train.runtime.program"}  # fmt: skip
     for module in ALL:
         if module.name not in allowed:
             assert [module.at(node) for name, node in module.imports if name in by_name] == []
@@ -175,30 +120,20 @@ def test_only_commands_public_names_families_and_backends_are_imported_by_name()
 # ---------------------------------------------------------------- tests mirror mpctl/
 
 TESTS = Path(__file__).parent
-# Folders of tests/ that test no room; `multinode` tests launches as a whole, over several nodes on
+# Folders of tests/ that test no wing; `multinode` tests launches as a whole, over several nodes on
 # real schedulers and networks, and `make test-clusters` alone runs it; `late` is a world of ranks
 # whose messages behave as those of NCCL; `gpu` is what must hold on a CUDA device.
 HELPERS = {"house", "recorded", "reference", "multinode", "late", "gpu"}
-OF_THE_WHOLE = {
-    "architecture",
-    "benchmarks",
-    "doctests",
-    "documents",
-    "matrix",
-    "versions",
-    "packages",
-    "workflows",
-    "public",
-    "rank_groups",
-}  # tests/test_X.py that test no X.py
 
 
 def test_tests_mirror_the_rooms() -> None:
-    packages = {module.parts[0] for module in ALL if len(module.parts) > 1}
-    folders = {path.parent.name for path in TESTS.glob("*/test_*.py")}
-    assert folders - HELPERS == packages
-    files = {path.stem.removeprefix("test_") for path in TESTS.glob("test_*.py")}
-    assert files - OF_THE_WHOLE <= TOP_LEVEL
+    """One folder for families and one for checkpoints holds what two wings share."""
+    folders = {path.parent.relative_to(TESTS) for path in TESTS.rglob("test_*.py")} - {Path()}
+    tested = {folder.as_posix() for folder in folders if folder.parts[0] not in HELPERS}
+    packages = {"/".join(module.parts[:-1]) for module in ALL}
+    assert tested <= packages
+    subjects = {module.room.split("/")[-1] for module in ALL if len(module.parts) > 2}
+    assert subjects - {name.split("/")[-1] for name in tested} == set()
 
 
 def test_tests_import_no_benchmark() -> None:
@@ -272,12 +207,18 @@ def test_every_module_says_what_it_is() -> None:
         assert text, module.name
 
 
-def test_the_table_of_rooms_is_that_of_the_design() -> None:
-    """docs/design/README.md has a row for each row of FLOORS, with the same rooms in it."""
+def test_the_table_of_wings_is_that_of_the_design() -> None:
+    """docs/design/README.md has a row for each wing, lowest first."""
     design = (ROOT.parent / "docs" / "design" / "README.md").read_text("utf-8")
-    rows = [line.split("|")[1] for line in design.splitlines() if line.startswith("| `")]
-    told = [sorted(re.findall(r"`(\w+)(?:\.py|/)`", row)) for row in rows]
-    assert told == [sorted({*rooms} - {"__init__", "__main__"}) for rooms in FLOORS]
+    assert tuple(re.findall(r"^\| \[?`(\w+)/`", design, re.M)) == WINGS
+
+
+@pytest.mark.parametrize("wing", WINGS)
+def test_every_wing_has_a_page(wing: str) -> None:
+    """What enters, what leaves, its laws; each file that the page names exists."""
+    text = (ROOT / wing / "README.md").read_text("utf-8")
+    named = re.findall(r"`((?:\w+/)*\w+\.py)`", text)
+    assert named and [name for name in named if not (ROOT / wing / name).is_file()] == []
 
 
 # ---------------------------------------------------------------- as a process

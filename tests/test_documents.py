@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mpctl.planning.plan import load_plan
+from mpctl.plan.planning.plan import load_plan
 from tests.cli.calls import caller
 
 ROOT = Path(__file__).parents[1]

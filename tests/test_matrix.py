@@ -8,16 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.matrix import (
-    COMBINATIONS,
-    ROOT,
-    TESTED,
-    Combination,
-    constraints,
-    find_python,
-    package,
-    run,
-)
+from tests.matrix import COMBINATIONS, ROOT, TESTED, Combination, constraints, find_python, package, run
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 PINNED = dict(

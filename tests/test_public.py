@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import mpctl
-from mpctl.batch.answers import figures
-from mpctl.planning.summary import plan_summary, verdict
+from mpctl.plan.batch.answers import figures
+from mpctl.plan.planning.summary import plan_summary, verdict
 
 STUB = Path(mpctl.__file__).with_suffix(".pyi")
 HEAVY = ("torch", "numpy", "pydantic", "rich", "typer")
@@ -145,8 +145,8 @@ def test_a_type_checker_sees_the_types_of_the_library(tmp_path: Path) -> None:
     )  # fmt: skip
     told = [line.split(": ", 1)[1] for line in checked.stdout.splitlines() if line[:6] == "use.py"]
     assert told == [
-        'note: Revealed type is "mpctl.estimate.job.Estimate | None"',
+        'note: Revealed type is "mpctl.plan.estimate.job.Estimate | None"',
         'note: Revealed type is "typing.Sequence[int]"',
-        'note: Revealed type is "list[mpctl.search.result.LayoutReport]"',
+        'note: Revealed type is "list[mpctl.plan.search.result.LayoutReport]"',
         'error: "Plan" has no attribute "no_such_field"  [attr-defined]',
     ]

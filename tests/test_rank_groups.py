@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from mpctl.axes import AXIS_NAMES, DEFAULT_ORDER, GROUP_KINDS
-from mpctl.errors import InputError
-from mpctl.layout.topology import job_topology
-from mpctl.planning.document import group_summary, plan_document, rank_document
-from mpctl.planning.plan import make_plan
+from mpctl.core.axes import AXIS_NAMES, DEFAULT_ORDER, GROUP_KINDS
+from mpctl.core.errors import InputError
+from mpctl.core.tensor_grid import TensorGrid
+from mpctl.core.topology import Topology
+from mpctl.model.layout.topology import job_topology
+from mpctl.plan.planning.document import group_summary, plan_document, rank_document
+from mpctl.plan.planning.plan import make_plan
 from mpctl.render.html.layout import groups_table
 from mpctl.render.plan_layout import groups_part, ranks_part
 from mpctl.spec.job import JobSpec, complete
 from mpctl.spec.parallel import ParallelSpec
-from mpctl.tensor_grid import TensorGrid
-from mpctl.topology import Topology
 from tests.cli.calls import Mpctl, caller
 from tests.jobs import job_of
 

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 import mpctl
-from mpctl.runtime.forked_agent import REPLACED, unknown_torch
+from mpctl.train.runtime.forked_agent import REPLACED, unknown_torch
 from tests.matrix import TESTED
 
 PACKAGE = Path(mpctl.__file__).parent

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from mpctl.transport.exchange import Reduction
-from mpctl.transport.group import Group
-from mpctl.transport.timing import Collective
+from mpctl.train.transport.exchange import Reduction
+from mpctl.train.transport.group import Group
+from mpctl.train.transport.timing import Collective
 
 TIMEOUT = 60
 
@@ -35,7 +35,7 @@ class _Meeting:
 
 
 class ThreadExchange:
-    """Collectives of one rank of a group of threads, as mpctl.transport.shared.Exchange has them:
+    """Collectives of one rank of a group of threads, as mpctl.train.transport.shared.Exchange has them:
     a call returns when the result is there."""
 
     def __init__(self, rank: int, meeting: _Meeting) -> None:

@@ -1,7 +1,7 @@
 """Which recorded runs of nanotron's sweep fit their GPUs by the estimate, and which did.
 
 A failed run "crashed or ran out of memory"; the sweep does not tell which. Memory is not taken for
-the reason where nanotron refuses to start (mpctl/rules/runtime.py), where stages hold nothing (of
+the reason where nanotron refuses to start (mpctl/plan/rules/runtime.py), where stages hold nothing (of
 94 such runs 2 ran), and where another run of the model ran that needs at least as much of
 everything: samples, micro batches in flight, states on as many ranks or fewer.
 
@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mpctl.batch.rows import as_others_run, load_row
-from mpctl.estimate.memory import layout_memory, peak_bytes
-from mpctl.layout.job_layout import JobLayout
-from mpctl.rules.validate import has_errors
+from mpctl.model.layout.job_layout import JobLayout
+from mpctl.plan.batch.rows import as_others_run, load_row
+from mpctl.plan.estimate.memory import layout_memory, peak_bytes
+from mpctl.plan.rules.validate import has_errors
 from mpctl.spec.job import JobSpec
 from tests.nanotron import nanotron_rows
 

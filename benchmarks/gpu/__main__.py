@@ -23,33 +23,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.gpu.cases import (
-    CASES,
-    LONG,
-    Case,
-    Outcome,
-    fitting,
-    in_order,
-    next_case,
-    steps_within,
-)
+from benchmarks.gpu.cases import CASES, LONG, Case, Outcome, fitting, in_order, next_case, steps_within
 from benchmarks.gpu.data import write_data
 from benchmarks.gpu.ours import launch
 from benchmarks.gpu.processes import run as run_whole
 from benchmarks.gpu.report import PAGE, Peaks, goals, offload_falls_short, training_table
 from benchmarks.gpu.shapes import SHAPES, Shape, tiny
 from benchmarks.measured import write_part
-from mpctl.durable import write_whole
-from mpctl.errors import MpctlError
-from mpctl.estimate.flops import find_device_preset
+from mpctl.core.durable import write_whole
+from mpctl.core.errors import MpctlError
+from mpctl.plan.estimate.flops import find_device_preset
 
 SIDE, TINY_SIDE = 8192, 256
 PEAK_SECONDS, TINY_PEAK_SECONDS = 4.0, 0.1
 TINY_STEPS = 6
 TESTS_SHARE = 0.3  # of the budget, for the tests
 TESTS = (
-    ("-m", "gpu and not slow", "tests/gpu", "tests/kernels", "tests/layers", "tests/transport"),
-    ("-m", "not slow", "tests/kernels/triton"),
+    ("-m", "gpu and not slow", "tests/gpu", "tests/train/kernels", "tests/train/layers", "tests/train/transport"),
+    ("-m", "not slow", "tests/train/kernels/triton"),
 )
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
 

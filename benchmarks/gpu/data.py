@@ -13,7 +13,7 @@ import random
 from itertools import accumulate
 from pathlib import Path
 
-from mpctl.data.prepare import prepare
+from mpctl.train.data.prepare import prepare
 
 WORDS, TEXTS, TEXT_WORDS = 4000, 200, 2500
 END_OF_TEXT = "<|endoftext|>"

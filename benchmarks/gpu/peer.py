@@ -105,10 +105,7 @@ class Plain(nn.Module):
         else:
             table = self.angles.float().cos(), self.angles.float().sin()
         for block in self.blocks:
-            if self.run.recompute:
-                x = checkpoint(block, x, table, use_reentrant=False)
-            else:
-                x = block(x, table)
+            x = checkpoint(block, x, table, use_reentrant=False) if self.run.recompute else block(x, table)
         logits = F.linear(self.norm(x), self.word.weight)
         return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.gpu.cases import GPT, Outcome
 from benchmarks.gpu.shapes import Shape
-from mpctl.estimate.flops import find_device
+from mpctl.plan.estimate.flops import find_device
 
 PAGE = Path(__file__).parents[2] / "docs/gpu.md"
 HEAD = (

@@ -31,7 +31,7 @@ from typing import Literal
 
 from benchmarks.gpu.processes import child_environment
 from benchmarks.gpu.smoke_checks import CHECKS
-from mpctl.durable import write_whole
+from mpctl.core.durable import write_whole
 
 START_SECONDS = 60.0  # of the child: Python and this package, without torch
 SLOWER = {"cuda": 1, "cpu": 5}

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from mpctl.kernels.backend import KernelBackend
+    from mpctl.train.kernels.backend import KernelBackend
 
 ROOT = Path(__file__).parents[2]
 CLOSE = {"float32": 2e-5, "bfloat16": 2**-6}
@@ -123,7 +123,7 @@ def versions(device: torch.device) -> str:
 
 def kernels_of(device: torch.device) -> KernelBackend:
     """Triton's kernels, interpreted on a CPU. Raises what keeps them from running."""
-    from mpctl.kernels.triton.backend import TritonKernels, fused_kernels
+    from mpctl.train.kernels.triton.backend import TritonKernels, fused_kernels
 
     if device.type == "cuda":
         return fused_kernels(device)
@@ -153,7 +153,7 @@ def held_to_float64(
     of the same, or of `reference`, in float64 by torch's kernels on a CPU."""
     import torch
 
-    from mpctl.kernels.backend import TORCH_BACKEND
+    from mpctl.train.kernels.backend import TORCH_BACKEND
 
     rounded = [x.to(getattr(torch, dtype)) for x in inputs]
     cpu = torch.device("cpu")
@@ -191,7 +191,7 @@ def _with_gradients(
 def _mask(device: torch.device, heads: range | None = None) -> Any:
     import torch
 
-    from mpctl.kernels.counter_rng import DropoutMask
+    from mpctl.train.kernels.counter_rng import DropoutMask
 
     samples = torch.tensor([3, 1_000_000_007], device=device)
     columns = range(64) if heads is None else range(96)
@@ -265,7 +265,7 @@ def rotate(device: torch.device) -> str:
 @check("kernel attention", 60)
 def attention(device: torch.device) -> str:
     """Blockwise, causal, with dropout, a window and two heads to a key-value head."""
-    from mpctl.kernels.attention import AttentionVariant
+    from mpctl.train.kernels.attention import AttentionVariant
 
     def attended(kernels: Any, on: Any, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
         mask = _mask(on, range(4, 8))
@@ -283,7 +283,7 @@ def plain_attention(device: torch.device) -> str:
     """torch's own choice, such as cuDNN's kernel."""
     import torch
 
-    from mpctl.kernels.attention import AttentionVariant
+    from mpctl.train.kernels.attention import AttentionVariant
 
     variant = AttentionVariant(range(128), is_causal=True)
     heads = [drawn(1, 4, 128, 128, seed=n) for n in range(3)]
@@ -298,7 +298,7 @@ def cross_entropy(device: torch.device) -> str:
     """Its three passes over logits, none of which has a gradient."""
     import torch
 
-    from mpctl.kernels.backend import TORCH_BACKEND
+    from mpctl.train.kernels.backend import TORCH_BACKEND
 
     logits = drawn(96, 640).mul(4).float()
 
@@ -331,7 +331,7 @@ def fp8_cast(device: torch.device) -> str:
     """To e4m3, by rows and by columns, with the bits of a CPU."""
     import torch
 
-    from mpctl.kernels.backend import TORCH_BACKEND
+    from mpctl.train.kernels.backend import TORCH_BACKEND
 
     x, cpu = drawn(96, 64).mul(3).bfloat16(), torch.device("cpu")
 
@@ -352,8 +352,8 @@ def adamw(device: torch.device) -> str:
     """An update of two tensors, with bf16 copies."""
     import torch
 
-    from mpctl.kernels.adamw import AdamWStep
-    from mpctl.kernels.backend import TORCH_BACKEND
+    from mpctl.train.kernels.adamw import AdamWStep
+    from mpctl.train.kernels.backend import TORCH_BACKEND
 
     def updated(kernels: KernelBackend, on: torch.device, dtype: torch.dtype) -> list[Tensor]:
         shapes, is_exact = ((1000,), (3, 5)), dtype == torch.float64
@@ -376,7 +376,7 @@ def adamw(device: torch.device) -> str:
 @check("kernel rows", 20)
 def rows(device: torch.device) -> str:
     """Tokens to their experts and back, weighted."""
-    from mpctl.kernels.routing import (
+    from mpctl.train.kernels.routing import (
         choose_experts,
         combined_rows,
         dispatched_rows,
@@ -417,7 +417,7 @@ def fp8_product(device: torch.device) -> str:
     """torch._scaled_mm of e4m3 with e4m3 and e5m2, fast and exact sums."""
     import torch
 
-    from mpctl.kernels.fp8 import Fp8Matrix
+    from mpctl.train.kernels.fp8 import Fp8Matrix
 
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
         raise Skipped("this device has no fp8")
@@ -437,8 +437,8 @@ def process_group(device: torch.device) -> str:
     import torch
     import torch.distributed as dist
 
-    from mpctl.runtime.process_group import BACKENDS
-    from mpctl.transport.group import _gather_slices, _scatter_slices
+    from mpctl.train.runtime.process_group import BACKENDS
+    from mpctl.train.transport.group import _gather_slices, _scatter_slices
 
     backend = BACKENDS[device.type]
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -468,9 +468,9 @@ def host_copies(device: torch.device) -> str:
     """A copy to pinned memory on a side stream, and an offloaded input that comes back."""
     import torch
 
-    from mpctl.checkpoint.snapshot import HostCopies
-    from mpctl.layers.recompute import HostOffload
-    from mpctl.transport.streams import side_stream
+    from mpctl.train.checkpoint.snapshot import HostCopies
+    from mpctl.train.layers.recompute import HostOffload
+    from mpctl.train.transport.streams import side_stream
 
     x = drawn(512, 512).float().to(device)
     copies = HostCopies(side_stream(device))
@@ -543,11 +543,11 @@ LOSS = 6.238  # log 512: what a model that knows nothing has
 def steps(device: torch.device, **changes: Any) -> str:
     """Two steps of a small model on one rank; the first loss is that of a fresh model."""
     from benchmarks.gpu.data import write_data
-    from mpctl.layout.job_layout import JobLayout
-    from mpctl.runtime.build import build_trainer
-    from mpctl.runtime.device import prepare_device
-    from mpctl.runtime.environment import RuntimeEnvironment
+    from mpctl.model.layout.job_layout import JobLayout
     from mpctl.spec.load import load_job
+    from mpctl.train.runtime.build import build_trainer
+    from mpctl.train.runtime.device import prepare_device
+    from mpctl.train.runtime.environment import RuntimeEnvironment
 
     given = {key.replace("__", "."): value for key, value in changes.items()}
     with tempfile.TemporaryDirectory() as name:

@@ -18,7 +18,7 @@ import typer
 
 from mpctl import __version__
 from mpctl.cli.hints import HintingGroup, usage_issue
-from mpctl.errors import InputError, Issue, MpctlError
+from mpctl.core.errors import InputError, Issue, MpctlError
 
 COMMANDS = {
     "init": "init:init", "plan": "plan:plan", "search": "search:search",
@@ -110,7 +110,7 @@ def run(arguments: list[str]) -> int:
         return _report([issue], wants_json, InputError([issue]))
     except Exception as error:
         if not hasattr(error, "format_message"):  # not a usage error of the command line
-            from mpctl.launch.environment import hidden_modules
+            from mpctl.run.launch.environment import hidden_modules
 
             if hidden := list(hidden_modules()):
                 return _report(hidden, False, InputError(hidden))

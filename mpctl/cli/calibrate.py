@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mpctl.cli.options import AsJsonOption
-from mpctl.errors import InputError, Issue
+from mpctl.core.errors import InputError, Issue
 
 if TYPE_CHECKING:
-    from mpctl.calibrate.runs import Run
     from mpctl.interop.log_rows import LogLayout
+    from mpctl.measure.calibrate.runs import Run
 
 RunsOption = Annotated[
     list[Path],
@@ -110,10 +110,10 @@ def calibrate(
     those that mpctl brings along were. A run that cannot be planned, and a log that cannot be read,
     is reported with the reason and left out.
     """
-    from mpctl.calibrate.own import fit_own, own_presets
-    from mpctl.calibrate.own_words import own_document
-    from mpctl.calibrate.runs import usable_runs
-    from mpctl.errors import capped
+    from mpctl.core.errors import capped
+    from mpctl.measure.calibrate.own import fit_own, own_presets
+    from mpctl.measure.calibrate.own_words import own_document
+    from mpctl.measure.calibrate.runs import usable_runs
     from mpctl.render.calibrate import print_own_fit
     from mpctl.render.output import print_json, print_warnings
 
@@ -139,10 +139,10 @@ def _fit_all(
     processes: int | None,
 ) -> None:  # fmt: skip
     """Fit the presets of many systems together."""
-    from mpctl.calibrate.evaluate import open_evaluator
-    from mpctl.calibrate.fit import Fit, leave_out, residuals
-    from mpctl.calibrate.runs import constants_of
-    from mpctl.calibrate.write import write_presets
+    from mpctl.measure.calibrate.evaluate import open_evaluator
+    from mpctl.measure.calibrate.fit import Fit, leave_out, residuals
+    from mpctl.measure.calibrate.runs import constants_of
+    from mpctl.measure.calibrate.write import write_presets
     from mpctl.render.calibrate import print_fit
 
     constants = constants_of(measured)
@@ -189,8 +189,8 @@ def _log_layout(
 
 def _rows(paths: list[Path], layout: LogLayout) -> tuple[list[dict[str, Any]], list[Issue]]:
     """The rows of all lists, run directories and logs, and the issues of what gave no row."""
-    from mpctl.calibrate.runs import find_runs, is_run_path, run_rows
     from mpctl.interop.log_rows import folder_logs, is_log_folder, log_rows, logs_of_rows
+    from mpctl.measure.calibrate.runs import find_runs, is_run_path, run_rows
 
     folders = [path for path in paths if is_log_folder(path) and not any(find_runs(path))]
     runs = [path for path in paths if is_run_path(path) and path not in folders]

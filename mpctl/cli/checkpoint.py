@@ -12,8 +12,8 @@ from mpctl.cli.hints import HintingGroup
 from mpctl.cli.options import AsJsonOption, RunArgument
 
 if TYPE_CHECKING:
-    from mpctl.checkpoint.listing import CheckpointPath, CheckpointsDocument
-    from mpctl.weights.writer import Written
+    from mpctl.records.checkpoint.listing import CheckpointPath, CheckpointsDocument
+    from mpctl.train.weights.writer import Written
 
 
 app = typer.Typer(
@@ -57,7 +57,7 @@ def list_(
 
     Only records and sizes are compared; `verify` reads every byte.
     """
-    from mpctl.checkpoint.listing import list_document
+    from mpctl.records.checkpoint.listing import list_document
 
     document = list_document(_find(run))
     _print_list(document, as_json=as_json)
@@ -72,7 +72,7 @@ def inspect(
     as_json: AsJsonOption = False,
 ) -> None:
     """Show the contents of CHECKPOINT: step, layout, shards, parameters, hashes."""
-    from mpctl.checkpoint.listing import inspect_document, list_document
+    from mpctl.records.checkpoint.listing import inspect_document, list_document
     from mpctl.render.checkpoints import print_inspection
     from mpctl.render.output import print_json
 
@@ -101,8 +101,8 @@ def verify(
 
     Takes about a second per GB. Launching does not require it: each rank checks what it reads.
     """
-    from mpctl.checkpoint.listing import verify_document
     from mpctl.cli.signals import ended_by_signals
+    from mpctl.records.checkpoint.listing import verify_document
     from mpctl.render.progress import PATIENCE, TaskBar
 
     found = _find(path)
@@ -153,10 +153,10 @@ def reshard(
     `mpctl launch --resume --run-dir OUT` continues from it. Launching does not require it, since
     any layout reads checkpoints of any other. At most one tensor at a time is in memory.
     """
-    from mpctl.checkpoint.listing import list_document
     from mpctl.cli.signals import ended_by_signals
-    from mpctl.launch.reshard import reshard_checkpoint
+    from mpctl.records.checkpoint.listing import list_document
     from mpctl.render.progress import PATIENCE, TaskBar
+    from mpctl.run.launch.reshard import reshard_checkpoint
 
     found, mode = _find(path), [f"tensor_mode={tensor_mode}"] if tensor_mode else []
     experts = [f"{key}={size}" for key, size in (("ep", ep), ("etp", etp)) if size is not None]
@@ -170,9 +170,9 @@ def reshard(
 
 def _find(path: Path) -> CheckpointPath:
     """The checkpoint that a path names; a run may also be named by its name in runs/."""
-    from mpctl.checkpoint.listing import find_checkpoints
-    from mpctl.errors import Issue
-    from mpctl.runs.saved import find_run
+    from mpctl.core.errors import Issue
+    from mpctl.records.checkpoint.listing import find_checkpoints
+    from mpctl.run.history.saved import find_run
 
     run = find_run(path)
     return find_checkpoints(path if isinstance(run, Issue) else run)
@@ -219,7 +219,7 @@ def export(
     """
     from mpctl.cli.signals import ended_by_signals
     from mpctl.render.progress import PATIENCE, TaskBar
-    from mpctl.weights.writer import export_weights
+    from mpctl.train.weights.writer import export_weights
 
     with ended_by_signals(NOTHING), TaskBar(after=PATIENCE, lines=True) as bar:
         written = export_weights(run, out, shard_bytes=shard_bytes, on_progress=bar.update)
@@ -247,7 +247,7 @@ def import_(
     """
     from mpctl.cli.signals import ended_by_signals
     from mpctl.render.progress import PATIENCE, TaskBar
-    from mpctl.weights.writer import import_weights
+    from mpctl.train.weights.writer import import_weights
 
     with ended_by_signals(NOTHING), TaskBar(after=PATIENCE, lines=True) as bar:
         written = import_weights(source, out, on_progress=bar.update)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from mpctl.errors import MpctlError
+from mpctl.core.errors import MpctlError
 
 if TYPE_CHECKING:
     from mpctl.spec.presets import Kind
@@ -91,7 +91,7 @@ def setting(incomplete: str) -> Iterable[str]:
 @_quiet
 def groups(incomplete: str) -> Iterable[str]:
     """Completes a list of axes, `tp,dp`, or all or none."""
-    from mpctl.axes import AXIS_NAMES
+    from mpctl.core.axes import AXIS_NAMES
 
     before, comma, _ = incomplete.rpartition(",")
     given = before.split(",")

@@ -10,7 +10,7 @@ import typer
 from mpctl.cli.hints import HintingGroup
 
 if TYPE_CHECKING:
-    from mpctl.data.manifest import Prepared
+    from mpctl.train.data.manifest import Prepared
 
 app = typer.Typer(
     cls=HintingGroup, pretty_exceptions_enable=False, no_args_is_help=True, add_completion=False
@@ -115,9 +115,9 @@ def prepare(
     The same text and settings give the same bytes on every machine. Ctrl-C leaves no files behind.
     """
     from mpctl.cli.signals import ended_by_signals
-    from mpctl.data.prepare import prepare as prepare_data
     from mpctl.render.progress import TaskBar
     from mpctl.spec.paths import PYTHON_STDLIB
+    from mpctl.train.data.prepare import prepare as prepare_data
 
     with ended_by_signals(f"{out} is as it was"), TaskBar(lines=True) as bar:
         prepared = prepare_data(
@@ -144,8 +144,8 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Verify prepared data against its manifest; show its sizes and first lines."""
-    from mpctl.data.manifest import open_prepared
-    from mpctl.data.prepare import first_lines
+    from mpctl.train.data.manifest import open_prepared
+    from mpctl.train.data.prepare import first_lines
 
     prepared = open_prepared(folder, hashes=hashes)
     _print(prepared, as_json=as_json, first_lines=first_lines(prepared))
@@ -154,7 +154,7 @@ def show(
 def _default_vocab_size(tokenizer: Path | None) -> int:
     if tokenizer is None:
         return 4096
-    from mpctl.data.tokenizer import find_tokenizer, load_tokenizer, vocabulary_size
+    from mpctl.train.data.tokenizer import find_tokenizer, load_tokenizer, vocabulary_size
 
     return vocabulary_size(load_tokenizer(find_tokenizer(tokenizer)))
 

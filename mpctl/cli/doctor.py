@@ -9,25 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from mpctl.cli.launch import (
-    ExcludeOption,
-    HostfileOption,
-    IncludeOption,
-    OnOption,
-    ssh_settings,
-)
+from mpctl.cli.launch import ExcludeOption, HostfileOption, IncludeOption, OnOption, ssh_settings
 from mpctl.cli.options import AsJsonOption, JobSource, with_job
 
 if TYPE_CHECKING:
-    from mpctl.clusters.backend import Backend
-    from mpctl.doctor.documents import Diagnosis
-    from mpctl.doctor.examine import Progress
-    from mpctl.doctor.hosts import Hosts
-    from mpctl.doctor.job import Needs
-    from mpctl.errors import Issue
-    from mpctl.hosts.machine import Machine
-    from mpctl.launch.cluster import Cluster
-    from mpctl.planning.plan import Plan
+    from mpctl.core.errors import Issue
+    from mpctl.plan.planning.plan import Plan
+    from mpctl.run.clusters.backend import Backend
+    from mpctl.run.doctor.documents import Diagnosis
+    from mpctl.run.doctor.examine import Progress
+    from mpctl.run.doctor.hosts import Hosts
+    from mpctl.run.doctor.job import Needs
+    from mpctl.run.hosts.machine import Machine
+    from mpctl.run.launch.cluster import Cluster
 
 
 RunDirOption = Annotated[
@@ -71,7 +65,7 @@ def doctor(
     With JOB, also check whether its launch would start. Exit code 1 when something would break a
     launch; every finding comes with a way out. Nothing is left behind on any host.
     """
-    from mpctl.doctor.redact import redact as redacted
+    from mpctl.run.doctor.redact import redact as redacted
 
     settings = {"launch.on": on, "launch.device": device}
     job = job.with_settings({**settings, **ssh_settings(on, hostfile, include, exclude)})
@@ -113,11 +107,11 @@ class Question:
         """Connect to the hosts and examine them, with a progress bar. If hosts cannot be used, that
         is the only finding."""
         from mpctl.cli.signals import ended_by_signals
-        from mpctl.clusters.registry import find_backend
-        from mpctl.doctor.documents import of_issues
-        from mpctl.doctor.hosts import connected_hosts
-        from mpctl.errors import InputError
+        from mpctl.core.errors import InputError
         from mpctl.render.progress import TaskBar
+        from mpctl.run.clusters.registry import find_backend
+        from mpctl.run.doctor.documents import of_issues
+        from mpctl.run.doctor.hosts import connected_hosts
 
         backend = find_backend(self.plan.job, os.environ)
         with ended_by_signals("nothing is left behind"), TaskBar() as bar:
@@ -130,8 +124,8 @@ class Question:
 
     def _examined(self, backend: Backend, hosts: Hosts, on_progress: Progress) -> Diagnosis:
         """Examine the hosts, and add the reasons for which a launch of the job would be refused."""
-        from mpctl.doctor.documents import with_issues
-        from mpctl.doctor.examine import Examination, examine
+        from mpctl.run.doctor.documents import with_issues
+        from mpctl.run.doctor.examine import Examination, examine
 
         wanted = Examination(
             backend.name, self.run_dir, self._needs(hosts.cluster), self.name, self.collectives
@@ -143,14 +137,14 @@ class Question:
 
     def _machine(self, cluster: Cluster | None) -> Machine:
         """The resources that every host has."""
-        from mpctl.hosts.checks import common_machine
-        from mpctl.hosts.machine import this_machine
+        from mpctl.run.hosts.checks import common_machine
+        from mpctl.run.hosts.machine import this_machine
 
         return this_machine() if cluster is None else common_machine(cluster.hosts)
 
     def _needs(self, cluster: Cluster | None) -> Needs:
-        from mpctl.doctor.job import Needs, needs_of
-        from mpctl.launch.preflight import chosen_device
+        from mpctl.run.doctor.job import Needs, needs_of
+        from mpctl.run.launch.preflight import chosen_device
 
         if self.name is None:
             return Needs()
@@ -159,8 +153,8 @@ class Question:
 
     def _refusals(self, backend: Backend, cluster: Cluster | None) -> list[Issue]:
         """Why `mpctl launch` would refuse the plan on these hosts."""
-        from mpctl.clusters.connect import launch_issues
-        from mpctl.rundir.directory import RunDir
+        from mpctl.records.rundir.directory import RunDir
+        from mpctl.run.clusters.connect import launch_issues
 
         run, machine = RunDir(self.run_dir / ".mpctl-doctor"), self._machine(cluster)
         return launch_issues(self.plan, machine, backend, cluster, run=run)
@@ -185,8 +179,8 @@ def question_of(job: JobSource, run_dir: Path, *, collectives: bool) -> Question
 
 
 def _backend_name(plan: Plan) -> str:
-    from mpctl.clusters.registry import chosen_name
-    from mpctl.errors import InputError
+    from mpctl.core.errors import InputError
+    from mpctl.run.clusters.registry import chosen_name
 
     name = chosen_name(plan.job, os.environ)
     if name in ELSEWHERE:
@@ -197,8 +191,8 @@ def _backend_name(plan: Plan) -> str:
 
 def _hosts_of(plan: Plan, backend: str) -> dict[str, int]:
     """Nodes, and ranks on each, of a plan for all hosts of the hostfile or the allocation."""
-    from mpctl.clusters.slurm.allocation import find_allocation
-    from mpctl.clusters.ssh.hostfile import read_hostfile, select_hosts
+    from mpctl.run.clusters.slurm.allocation import find_allocation
+    from mpctl.run.clusters.ssh.hostfile import read_hostfile, select_hosts
 
     ssh = plan.job.launch.ssh
     if backend == "ssh" and ssh.hostfile is not None:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from mpctl.errors import InputError
+from mpctl.core.errors import InputError
 
 if TYPE_CHECKING:
     from urllib.error import HTTPError
@@ -53,7 +53,7 @@ def _named_model(source: str | None, settings: Mapping[str, Any]) -> object:
 def fetch_config(name: str) -> Path:
     """Fetch config.json of the model with this id and return the path of the written file. Raises
     InputError, and then nothing is written."""
-    from mpctl.durable import write_whole
+    from mpctl.core.durable import write_whole
     from mpctl.spec.hf import fetched_path
 
     path = fetched_path(name)

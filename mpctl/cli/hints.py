@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from typer.core import TyperGroup
 
-from mpctl.errors import InputError, Issue
+from mpctl.core.errors import InputError, Issue
 
 # What people type, in other software too, and the command that does it.
 COMMANDS = {

@@ -15,8 +15,8 @@ import typer
 
 from mpctl.cli import complete
 from mpctl.cli.options import FETCH_HELP
-from mpctl.errors import InputError
-from mpctl.units import TOKENS, plural
+from mpctl.core.errors import InputError
+from mpctl.core.units import TOKENS, plural
 
 if TYPE_CHECKING:
     from mpctl.render.job_file import JobFile
@@ -112,8 +112,8 @@ def init(
 def _file(answers: Answers, path: Path, *, is_family: bool) -> JobFile:
     """The job file for the answers. Raises InputError and DoesNotFit."""
     from mpctl.cli.init_layout import choose_layout
+    from mpctl.plan.rules.launched import why_not_launched
     from mpctl.render.job_file import JobFile
-    from mpctl.rules.launched import why_not_launched
     from mpctl.spec.load import load_job
     from mpctl.spec.runtime import get_profile
 
@@ -159,7 +159,7 @@ def _ask_model(
     answers: Answers, cluster: ClusterSpec, settings: dict[str, Any], *, is_family: bool
 ) -> ModelSpec:
     """The shape of the model, added to the settings together with the data type to train in."""
-    from mpctl.rules.model import is_longest
+    from mpctl.plan.rules.model import is_longest
     from mpctl.spec.job import auto_dtype
     from mpctl.spec.load import load_job
 
@@ -195,7 +195,7 @@ def _ask_runtime(answers: Answers, cluster: ClusterSpec, settings: dict[str, Any
 
 
 def _runtimes(cluster: ClusterSpec) -> str:
-    from mpctl.planning.runtimes import runtimes_of_today
+    from mpctl.plan.planning.runtimes import runtimes_of_today
     from mpctl.spec.runtime import OWN_RUNTIME
 
     assert cluster.device is not None, "read_cluster refuses it"
@@ -290,7 +290,7 @@ def _require_writable(path: Path, *, overwrite: bool) -> None:
 def _write(path: Path, text: str, *, overwrite: bool) -> None:
     """Write the file completely or not at all. Raises InputError where it cannot be written, or was
     created after `_require_writable`."""
-    from mpctl.durable import write_whole
+    from mpctl.core.durable import write_whole
 
     _require_writable(path, overwrite=overwrite)
     try:
@@ -365,7 +365,7 @@ def read_cluster(text: str) -> tuple[str, ClusterSpec]:
 
 def size_text(cluster: ClusterSpec) -> str:
     """The machines in words: `32 nodes of 8 NVIDIA H100, 79.6 GiB each`."""
-    from mpctl.units import bytes_text
+    from mpctl.core.units import bytes_text
 
     device = cluster.device
     of = f" {device.name}, {bytes_text(device.memory_bytes)} each" if device else " GPUs"

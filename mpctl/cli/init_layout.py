@@ -6,13 +6,13 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from mpctl.axes import AXIS_NAMES, DEFAULT_ORDER
-from mpctl.errors import DoesNotFit, InputError
-from mpctl.planning.layout_settings import LayoutSettings, layout_of, layout_text
-from mpctl.planning.plan import load_plan
-from mpctl.search.request import SearchRequest, read_request
-from mpctl.search.result import answer_search
-from mpctl.units import bytes_text, seconds_text
+from mpctl.core.axes import AXIS_NAMES, DEFAULT_ORDER
+from mpctl.core.errors import DoesNotFit, InputError
+from mpctl.core.units import bytes_text, seconds_text
+from mpctl.plan.planning.layout_settings import LayoutSettings, layout_of, layout_text
+from mpctl.plan.planning.plan import load_plan
+from mpctl.plan.search.request import SearchRequest, read_request
+from mpctl.plan.search.result import answer_search
 
 PATIENCE = 4.0  # seconds that a search may take
 SIMPLE_PP = (1, 2, 4, 8, 16)  # stages of the layouts that need no search

@@ -15,9 +15,9 @@ from mpctl.cli.options import JobSource, OtherOwnerOption, typed_command, with_j
 from mpctl.cli.via import ViaOption, submit_there
 
 if TYPE_CHECKING:
-    from mpctl.launch.resume import Resumption
-    from mpctl.planning.plan import Plan
-    from mpctl.rundir.directory import RunDir
+    from mpctl.plan.planning.plan import Plan
+    from mpctl.records.rundir.directory import RunDir
+    from mpctl.run.launch.resume import Resumption
 
 
 RunDirOption = Annotated[
@@ -171,8 +171,8 @@ def launch(
     )
     from mpctl.cli.launch_array import has_array, submit_array
     from mpctl.cli.launch_run import Launch
-    from mpctl.launch.resume import find_resumption
-    from mpctl.runs.submitted import refusal_recorded
+    from mpctl.run.history.submitted import refusal_recorded
+    from mpctl.run.launch.resume import find_resumption
 
     with refusal_recorded(run_dir if resume else None, os.environ):
         job = job.with_settings(settings)
@@ -215,7 +215,7 @@ def ssh_settings(
 def program_argv(command: str) -> list[str]:
     """The words of a command line as a shell reads them; nothing in them is expanded. Raises
     InputError where there are none, or a quote is not closed."""
-    from mpctl.errors import InputError
+    from mpctl.core.errors import InputError
 
     try:
         words = shlex.split(command)
@@ -231,9 +231,9 @@ def resolve(
     job: JobSource, run_dir: Path | None, device: str | None, *, resume: bool, overwrite: bool
 ) -> tuple[Plan, RunDir]:
     """The plan and the run directory; a resumed run uses the job that it has saved."""
-    from mpctl.errors import InputError
-    from mpctl.launch.preflight import check_run_dir
-    from mpctl.rundir.directory import RunDir, free_run_dir
+    from mpctl.core.errors import InputError
+    from mpctl.records.rundir.directory import RunDir, free_run_dir
+    from mpctl.run.launch.preflight import check_run_dir
 
     if resume and overwrite:
         raise InputError.of("usage", "--resume", "--resume and --overwrite exclude each other",
@@ -260,7 +260,7 @@ def _name_of(source: str | None) -> str:
 def _grown(run: RunDir, job: JobSource) -> dict[str, object]:
     """The settings that resume an elastic run, if it ended on fewer hosts, on all nodes that it was
     planned for; none where a job is named."""
-    from mpctl.launch.resume import job_before
+    from mpctl.run.launch.resume import job_before
 
     before = None if job.source else job_before(run)
     if before is None or before.launch.max_nodes is None:
@@ -283,8 +283,8 @@ def _reopened(overrides: Mapping[str, object]) -> dict[str, object]:
 
 def require_same_model(plan: Plan, resumption: Resumption) -> None:
     """Raises InputError when a resumed run would have a different model."""
-    from mpctl.errors import InputError
-    from mpctl.launch.resume import job_before, model_issues
+    from mpctl.core.errors import InputError
+    from mpctl.run.launch.resume import job_before, model_issues
 
     run = resumption.run
     if issues := list(model_issues(plan.job, job_before(run), run)):
@@ -293,8 +293,8 @@ def require_same_model(plan: Plan, resumption: Resumption) -> None:
 
 def say_finished(resumption: Resumption, *, as_json: bool) -> None:
     """Report that a run has trained all its steps; it is not changed."""
-    from mpctl.launch.summary import finished_summary
     from mpctl.render.output import print_json, print_warnings
+    from mpctl.run.launch.summary import finished_summary
 
     run, step = resumption.run, resumption.step
     print_warnings(
@@ -307,7 +307,7 @@ def say_finished(resumption: Resumption, *, as_json: bool) -> None:
 def require_alone(rehearse: bool, own: str, others: list[str]) -> None:
     """Raises InputError for `own`, an option of rehearsals, without --rehearse, and for options
     that have no effect on a rehearsal."""
-    from mpctl.errors import InputError
+    from mpctl.core.errors import InputError
 
     if not rehearse:
         raise InputError.of("usage", own, f"{own} is of a rehearsal only", "add --rehearse")
@@ -320,11 +320,11 @@ def run_rehearsal(
     job: JobSource, device: str | None, rank: int | None, *, audits: bool, as_json: bool
 ) -> NoReturn:
     """Rehearse a job, print the document, exit with its exit code (launch/rehearse.py)."""
-    from mpctl.errors import InputError
-    from mpctl.hosts.machine import this_machine
-    from mpctl.launch.rehearse import check_rehearsal, chosen_ranks, exit_code, rehearse
+    from mpctl.core.errors import InputError
     from mpctl.render.output import print_json, print_warnings
     from mpctl.render.rehearsal import RehearsalView, print_rehearsal
+    from mpctl.run.hosts.machine import this_machine
+    from mpctl.run.launch.rehearse import check_rehearsal, chosen_ranks, exit_code, rehearse
 
     plan, machine = job.plan({} if device is None else {"launch.device": device}), this_machine()
     issues = check_rehearsal(plan, machine)

@@ -11,13 +11,13 @@ from mpctl.cli.launch_run import Launch
 from mpctl.cli.options import JobSource
 
 if TYPE_CHECKING:
-    from mpctl.planning.plan import Plan
-    from mpctl.rundir.directory import RunDir
+    from mpctl.plan.planning.plan import Plan
+    from mpctl.records.rundir.directory import RunDir
 
 
 def has_array(plan: Plan) -> bool:
     """Whether its submission makes several runs."""
-    from mpctl.clusters.registry import chosen_name
+    from mpctl.run.clusters.registry import chosen_name
 
     return bool(plan.job.launch.slurm.array) and chosen_name(plan.job, os.environ) == "slurm"
 
@@ -35,13 +35,13 @@ def submit_array(
     """Write the directory of every run of the array and submit them; dry_run only prints the
     script. plan, folder: of the job as it is without its array. Raises InputError with everything
     that is wrong with any run, and then nothing is written."""
-    from mpctl.clusters.slurm.array import array_issues, task_folder, task_settings
-    from mpctl.clusters.slurm.submission import SlurmSubmitter
-    from mpctl.clusters.submit import submit_runs
-    from mpctl.errors import InputError, attempt
+    from mpctl.core.errors import InputError, attempt
+    from mpctl.records.rundir.directory import RunDir
     from mpctl.render.output import print_warnings
     from mpctl.render.run import print_document
-    from mpctl.rundir.directory import RunDir
+    from mpctl.run.clusters.slurm.array import array_issues, task_folder, task_settings
+    from mpctl.run.clusters.slurm.submission import SlurmSubmitter
+    from mpctl.run.clusters.submit import submit_runs
 
     submitter, slurm = SlurmSubmitter(plan.job, os.environ), plan.job.launch.slurm
     if issues := list(array_issues(slurm)):

@@ -18,17 +18,17 @@ from mpctl.cli.via import VIA
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from mpctl.clusters.backend import Backend, Submitter
-    from mpctl.clusters.torchrun.world import JoinedWorld
-    from mpctl.errors import Issue
-    from mpctl.hosts.machine import Machine
-    from mpctl.launch.cluster import Cluster
-    from mpctl.launch.launch_plan import LaunchPlan
-    from mpctl.launch.resume import Resumption
-    from mpctl.launch.supervise import RunOutcome
-    from mpctl.planning.plan import Plan
-    from mpctl.rundir.directory import RunDir
-    from mpctl.rundir.summary import RunSummary
+    from mpctl.core.errors import Issue
+    from mpctl.plan.planning.plan import Plan
+    from mpctl.records.rundir.directory import RunDir
+    from mpctl.records.rundir.summary import RunSummary
+    from mpctl.run.clusters.backend import Backend, Submitter
+    from mpctl.run.clusters.torchrun.world import JoinedWorld
+    from mpctl.run.hosts.machine import Machine
+    from mpctl.run.launch.cluster import Cluster
+    from mpctl.run.launch.launch_plan import LaunchPlan
+    from mpctl.run.launch.resume import Resumption
+    from mpctl.run.launch.supervise import RunOutcome
     from mpctl.spec.launch import LaunchSpec
 
 
@@ -45,11 +45,11 @@ class Launch:
 
     def train(self) -> NoReturn:
         """Run it to its end; exits with the run's exit code."""
-        from mpctl.clusters.registry import find_backend
-        from mpctl.launch.summary import summarise
-        from mpctl.planning.plan import make_plan
+        from mpctl.plan.planning.plan import make_plan
+        from mpctl.records.rundir.summary import write_summary
         from mpctl.render.output import print_warnings
-        from mpctl.rundir.summary import write_summary
+        from mpctl.run.clusters.registry import find_backend
+        from mpctl.run.launch.summary import summarise
 
         backend = find_backend(self.plan.job, os.environ)
         with self._locked() as warnings, self._connected(backend) as (cluster, prepared):
@@ -69,8 +69,8 @@ class Launch:
     def _locked(self) -> Iterator[list[str]]:
         """Lock the run directory; yields the warnings of RunDir.locked. Raises InputError where
         another launch has locked it; a new run reports it as occupied."""
-        from mpctl.errors import InputError
-        from mpctl.launch.preflight import check_run_dir
+        from mpctl.core.errors import InputError
+        from mpctl.run.launch.preflight import check_run_dir
 
         with ExitStack() as stack:
             try:
@@ -83,10 +83,10 @@ class Launch:
 
     def print_commands(self) -> None:
         """Print which commands would run on which host, and start nothing."""
-        from mpctl.clusters.registry import find_backend
-        from mpctl.hosts.machine import this_machine
         from mpctl.render.output import print_warnings
         from mpctl.render.run import print_commands
+        from mpctl.run.clusters.registry import find_backend
+        from mpctl.run.hosts.machine import this_machine
 
         backend, machine = find_backend(self.plan.job, os.environ), this_machine()
         is_local = backend.name == "local"
@@ -98,11 +98,11 @@ class Launch:
 
     def submit(self, *, dry_run: bool) -> None:
         """Write the run directory and submit the run to the scheduler; dry_run only prints this."""
-        from mpctl.clusters.registry import find_submitter
-        from mpctl.clusters.submit import submit_run
-        from mpctl.errors import InputError
+        from mpctl.core.errors import InputError
         from mpctl.render.output import print_warnings
         from mpctl.render.run import print_document, print_submission
+        from mpctl.run.clusters.registry import find_submitter
+        from mpctl.run.clusters.submit import submit_run
 
         submitter = find_submitter(self.plan.job, os.environ)
         self.require_submittable(submitter, dry_run=dry_run)
@@ -120,7 +120,7 @@ class Launch:
     def require_submittable(self, submitter: Submitter, *, dry_run: bool) -> None:
         """Raises InputError with every reason why the run cannot be submitted, or with dry_run not
         be shown."""
-        from mpctl.hosts.machine import this_machine
+        from mpctl.run.hosts.machine import this_machine
 
         is_elsewhere = dry_run and submitter.shown_anywhere
         issues = submitter.check(self.plan, self.run, is_elsewhere=is_elsewhere)
@@ -128,7 +128,7 @@ class Launch:
 
     def writer(self) -> Callable[[], None]:
         """What writes the run directory of a run that is submitted."""
-        from mpctl.hosts.machine import this_machine
+        from mpctl.run.hosts.machine import this_machine
 
         nodes = self.plan.job.cluster.nodes
         prepared = self._prepared(this_machine(), nodes, is_submitted=True)
@@ -140,10 +140,10 @@ class Launch:
     def _connected(self, backend: Backend) -> Iterator[tuple[Cluster, LaunchPlan]]:
         """The hosts, and the launch prepared for them."""
         from mpctl.cli.signals import ended_by_signals
-        from mpctl.clusters.connect import launcher_of
-        from mpctl.hosts.checks import common_machine
-        from mpctl.hosts.machine import this_machine
         from mpctl.render.output import print_warnings
+        from mpctl.run.clusters.connect import launcher_of
+        from mpctl.run.hosts.checks import common_machine
+        from mpctl.run.hosts.machine import this_machine
 
         if backend.name != "local":
             self._require(this_machine(), backend)
@@ -171,8 +171,8 @@ class Launch:
         is_elsewhere: bool = False,
     ) -> None:
         """Raises InputError with every reason not to start."""
-        from mpctl.clusters.connect import launch_issues
-        from mpctl.errors import InputError
+        from mpctl.core.errors import InputError
+        from mpctl.run.clusters.connect import launch_issues
 
         issues = launch_issues(
             self.plan, machine, backend, cluster, run=self.run, resumption=self.resumption,
@@ -183,9 +183,9 @@ class Launch:
 
     def _prepared(self, machine: Machine, hosts: int, *, is_submitted: bool = False) -> LaunchPlan:
         """The launch on this many hosts like `machine`, with all its warnings."""
-        from mpctl.launch.launch_plan import plan_launch, resolved_job
-        from mpctl.launch.preflight import launch_warnings
-        from mpctl.launch.resume import changed_settings, job_before
+        from mpctl.run.launch.launch_plan import plan_launch, resolved_job
+        from mpctl.run.launch.preflight import launch_warnings
+        from mpctl.run.launch.resume import changed_settings, job_before
 
         plan, run, resumption = self.plan, self.run, self.resumption
         warnings = [str(check.issue) for check in plan.warnings]
@@ -215,10 +215,10 @@ class Launch:
     def _set_up(self, prepared: LaunchPlan) -> None:
         """Write the run directory and prepare the data, with a progress bar."""
         from mpctl.cli.signals import ended_by_signals
-        from mpctl.launch.set_up import set_up_run
         from mpctl.render.data import data_warnings
         from mpctl.render.output import print_warnings
         from mpctl.render.progress import TaskBar
+        from mpctl.run.launch.set_up import set_up_run
 
         resume = self.resumption is not None
         with ended_by_signals("no rank was started"), TaskBar(lines=True) as bar:
@@ -229,14 +229,14 @@ class Launch:
 
     def _run_ranks(self, prepared: LaunchPlan, cluster: Cluster) -> RunOutcome:
         """Set up the run, start the ranks, show what they report."""
-        from mpctl.launch.environment import busy_text
-        from mpctl.launch.follow import EventLog, follow
-        from mpctl.launch.monitoring import monitored
-        from mpctl.launch.supervise import run_launch
+        from mpctl.records.rundir.metrics import foreign_lines, foreign_text
         from mpctl.render.output import print_warnings
         from mpctl.render.run import RunView
-        from mpctl.rundir.metrics import foreign_lines, foreign_text
-        from mpctl.runs.logs import WarningWatch
+        from mpctl.run.history.logs import WarningWatch
+        from mpctl.run.launch.environment import busy_text
+        from mpctl.run.launch.follow import EventLog, follow
+        from mpctl.run.launch.monitoring import monitored
+        from mpctl.run.launch.supervise import run_launch
 
         load = os.getloadavg()[0]  # before preparing data, which adds load
         self._set_up(prepared)
@@ -263,10 +263,10 @@ class Launch:
 
     def _report(self, outcome: RunOutcome, summary: RunSummary) -> None:
         """Print how the run ended."""
+        from mpctl.records.rundir.profile_files import PROFILE
         from mpctl.render.console import say
         from mpctl.render.output import print_json
         from mpctl.render.run import print_failure, print_summary
-        from mpctl.rundir.profile_files import PROFILE
 
         run = self.run
         with suppress(OSError):  # stdout may have lost its reader; the exit code is the run's
@@ -300,8 +300,8 @@ def follow_if_joined(
     is_trusted: the run directory may belong to another user or be written by others, which is
     otherwise refused, in a world or not. named_by: the option that names the run directory.
     """
-    from mpctl.clusters.torchrun.world import find_world, require_world
-    from mpctl.rundir.marker import require_own, require_own_job
+    from mpctl.records.rundir.marker import require_own, require_own_job
+    from mpctl.run.clusters.torchrun.world import find_world, require_world
 
     if run_dir is not None and not is_trusted:
         (require_own_job if resume else require_own)(run_dir)
@@ -319,8 +319,8 @@ def follow_if_joined(
     if world.is_first:
         return
     if run_dir is not None and not is_dry:
-        from mpctl.clusters.torchrun.agent import follow_launcher
-        from mpctl.rundir.directory import RunDir
+        from mpctl.records.rundir.directory import RunDir
+        from mpctl.run.clusters.torchrun.agent import follow_launcher
 
         follow_launcher(RunDir(run_dir), world, launch.start_seconds)
     raise typer.Exit
@@ -331,8 +331,8 @@ def _settings(
 ) -> LaunchSpec:
     """The table [launch] of the job. Bad input is reported by the first process of each node, since
     nodes may see different files."""
-    from mpctl.errors import InputError
-    from mpctl.rundir.directory import RunDir
+    from mpctl.core.errors import InputError
+    from mpctl.records.rundir.directory import RunDir
     from mpctl.spec.load import load_job
 
     source = job.source
@@ -349,9 +349,9 @@ def _settings(
 def _end_if_restarted(run_dir: Path) -> None:
     """Let a pod succeed that was restarted after its launch had ended: that launch has reported how
     it ended, and nothing is left to do."""
-    from mpctl.clusters.kubernetes.jobs import ended_launch
+    from mpctl.records.rundir.directory import RunDir
     from mpctl.render.output import print_warnings
-    from mpctl.rundir.directory import RunDir
+    from mpctl.run.clusters.kubernetes.jobs import ended_launch
 
     if ended := ended_launch(RunDir(run_dir), os.environ):
         print_warnings([ended])
@@ -360,7 +360,7 @@ def _end_if_restarted(run_dir: Path) -> None:
 
 def _require_run_dir(run_dir: Path | None, world: JoinedWorld, named_by: str) -> None:
     """Processes find each other in the run directory, so all of them must know it."""
-    from mpctl.errors import InputError
+    from mpctl.core.errors import InputError
 
     if run_dir is not None:
         return
@@ -377,8 +377,8 @@ def _require_run_dir(run_dir: Path | None, world: JoinedWorld, named_by: str) ->
 
 def dismiss_followers(plan: Plan, run: RunDir) -> None:
     """Tell the other processes of a joined world that there is nothing to do; they wait for it."""
-    from mpctl.clusters.registry import chosen_name, find_backend
     from mpctl.render.output import print_warnings
+    from mpctl.run.clusters.registry import chosen_name, find_backend
 
     if chosen_name(plan.job, os.environ) != "torchrun":
         return

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_type_hints
 import typer
 from typer.models import ArgumentInfo
 
-from mpctl.axes import AXES
 from mpctl.cli import complete
-from mpctl.errors import InputError
+from mpctl.core.axes import AXES
+from mpctl.core.errors import InputError
 
 if TYPE_CHECKING:
-    from mpctl.planning.plan import Plan
-    from mpctl.rules.check import Check
+    from mpctl.plan.planning.plan import Plan
+    from mpctl.plan.rules.check import Check
 
 
 AsJsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
@@ -195,13 +195,13 @@ class JobSource(NamedTuple):
         """
         from dataclasses import replace
 
-        from mpctl.planning.plan import load_plan
+        from mpctl.plan.planning.plan import load_plan
 
         plan = load_plan(self.source, {**self.overrides, **(more or {})})
         plan = replace(plan, checks=(*self.warnings, *plan.checks))
         if plan.fits is not False:
             return plan
-        from mpctl.search.nearest import with_nearest
+        from mpctl.plan.search.nearest import with_nearest
 
         return with_nearest(plan)
 

@@ -11,21 +11,14 @@ import typer
 
 from mpctl.cli import complete
 from mpctl.cli import plan_modes as modes
-from mpctl.cli.options import (
-    AsJsonOption,
-    JobSource,
-    RuntimesOption,
-    TokensOption,
-    command_line,
-    with_job,
-)
-from mpctl.errors import DOES_NOT_FIT, InputError
+from mpctl.cli.options import AsJsonOption, JobSource, RuntimesOption, TokensOption, command_line, with_job
+from mpctl.core.errors import DOES_NOT_FIT, InputError
 
 if TYPE_CHECKING:
-    from mpctl.planning.document import RankDocument
-    from mpctl.planning.plan import Plan
-    from mpctl.planning.whole_run import WholeRun
-    from mpctl.topology import Topology
+    from mpctl.core.topology import Topology
+    from mpctl.plan.planning.document import RankDocument
+    from mpctl.plan.planning.plan import Plan
+    from mpctl.plan.planning.whole_run import WholeRun
 
 GroupsOption = Annotated[
     str | None,
@@ -171,7 +164,7 @@ def plan(
     run = _whole_run(made, tokens) if tokens is not None else None
     document = None
     if rank is not None:
-        from mpctl.planning.document import rank_document
+        from mpctl.plan.planning.document import rank_document
 
         document = rank_document(made, topology, rank)
     if any(pictures.values()):
@@ -190,7 +183,7 @@ def plan(
 
 
 def _whole_run(made: Plan, tokens: str) -> WholeRun:
-    from mpctl.planning.whole_run import plan_whole_run, read_tokens
+    from mpctl.plan.planning.whole_run import plan_whole_run, read_tokens
 
     return plan_whole_run(made, read_tokens(tokens))
 
@@ -265,11 +258,11 @@ def _print_plan(
     made: Plan, topology: Topology, kinds: tuple[str, ...] | None, runtimes: str | None,
     run: WholeRun | None, *, ranks: bool, full: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    from mpctl.planning.runtimes import is_open, named_runtimes, other_runtimes, same_layout
+    from mpctl.plan.planning.runtimes import is_open, named_runtimes, other_runtimes, same_layout
 
     asked = same_layout(made, named_runtimes(runtimes, made.job)) if runtimes is not None else []
     if as_json:
-        from mpctl.planning.document import plan_document
+        from mpctl.plan.planning.document import plan_document
         from mpctl.render.output import print_json
 
         print_json(plan_document(made, topology, kinds=kinds, ranks=ranks, runtimes=asked, run=run))

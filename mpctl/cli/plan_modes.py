@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from mpctl.cli.options import JobSource
-from mpctl.errors import InputError
+from mpctl.core.errors import InputError
 
 if TYPE_CHECKING:
-    from mpctl.batch.answers import Answer
-    from mpctl.planning.plan import Plan
+    from mpctl.plan.batch.answers import Answer
+    from mpctl.plan.planning.plan import Plan
     from mpctl.render.progress import TaskBar
 
 STDIN = "-"
@@ -29,7 +29,7 @@ LONG = 2**18  # bytes of a file worth several processes: about 200 lines, half a
 
 def compare(job: JobSource, more: list[str], *, as_json: bool) -> None:
     """Print JOB next to other jobs, or to itself with other settings."""
-    from mpctl.planning.compare import compare_document, load_variants
+    from mpctl.plan.planning.compare import compare_document, load_variants
     from mpctl.render.output import print_json
 
     jobs = [*([job.source] if job.source else []), *more]
@@ -44,9 +44,9 @@ def compare(job: JobSource, more: list[str], *, as_json: bool) -> None:
 
 def explain(job: JobSource, wanted: list[str], *, as_json: bool) -> None:
     """Print figures with their formulas and numbers."""
-    from mpctl.planning.explain import explain as explained
-    from mpctl.planning.explain import explain_document
-    from mpctl.planning.summary import training_settings
+    from mpctl.plan.planning.explain import explain as explained
+    from mpctl.plan.planning.explain import explain_document
+    from mpctl.plan.planning.summary import training_settings
     from mpctl.render.output import print_json
 
     job, wanted = job.with_first_word(wanted)
@@ -62,7 +62,7 @@ def explain(job: JobSource, wanted: list[str], *, as_json: bool) -> None:
 
 def compare_tensor_modes(job: JobSource, more: list[str], *, as_json: bool) -> None:
     """Print the costs of the tensor modes for sizes of tp, in symbols and with JOB's numbers."""
-    from mpctl.planning.tensor_modes import tensor_modes_document
+    from mpctl.plan.planning.tensor_modes import tensor_modes_document
     from mpctl.render.output import print_json
 
     if wrong := [word for word in more if not word.isdecimal() or int(word) < 1]:
@@ -111,7 +111,7 @@ def print_emitted(made: Plan, target: str, *, as_json: bool) -> None:
 def run_batch(job: JobSource, name: str, words: list[str]) -> None:
     """Answer every line of a file, or of stdin. Raises InputError when it cannot be read, and when
     the command line also has a job or other words."""
-    from mpctl.batch.rows import read_lines
+    from mpctl.plan.batch.rows import read_lines
     from mpctl.render.progress import PATIENCE, TaskBar
 
     if job.source or job.overrides or words:
@@ -133,10 +133,10 @@ def run_batch(job: JobSource, name: str, words: list[str]) -> None:
 def _answers(lines: Iterable[bytes | None], folder: Path, size: int) -> Iterator[Answer]:
     """The answers; for a long file from processes on all cores."""
     if size < LONG:
-        from mpctl.batch.answers import answers
+        from mpctl.plan.batch.answers import answers
 
         return answers(lines, folder)
-    from mpctl.batch.answers import answers_by_processes, process_count
+    from mpctl.plan.batch.answers import answers_by_processes, process_count
 
     return answers_by_processes(lines, folder, process_count())
 

@@ -103,7 +103,7 @@ def _document(listing: Listing) -> dict[str, object]:
 
 def _find(kinds: tuple[Kind, ...], name: str) -> list[PresetFile]:
     """The presets of this name, at most one of each kind. Raises InputError."""
-    from mpctl.errors import InputError
+    from mpctl.core.errors import InputError
     from mpctl.spec.paths import is_hub_id, is_path
     from mpctl.spec.presets import KINDS, find_file, get_file, nearest_names, preset_names
 
@@ -123,7 +123,7 @@ def _find(kinds: tuple[Kind, ...], name: str) -> list[PresetFile]:
 
 def _only(files: list[PresetFile]) -> PresetFile:
     """The only file: two, one after the other, would not be valid TOML."""
-    from mpctl.errors import InputError
+    from mpctl.core.errors import InputError
 
     if len(files) == 1:
         return files[0]
@@ -134,7 +134,7 @@ def _only(files: list[PresetFile]) -> PresetFile:
 
 
 def _unknown_kind(kind: str) -> Exception:
-    from mpctl.errors import InputError
+    from mpctl.core.errors import InputError
     from mpctl.spec.presets import KINDS
 
     message = f"{kind!r} is not a kind of preset"

@@ -15,7 +15,7 @@ import threading
 from mpctl import __version__
 from mpctl.cli.entry import main
 from mpctl.cli.via import VIA
-from mpctl.clusters.ssh.login import GREETING, RelayRequest
+from mpctl.run.clusters.ssh.login import GREETING, RelayRequest
 
 MOST_BYTES = 1 << 26
 

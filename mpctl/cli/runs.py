@@ -13,8 +13,8 @@ from mpctl.cli.options import AsJsonOption, OtherOwnerOption, RunArgument
 from mpctl.cli.via import ViaOption, run_there
 
 if TYPE_CHECKING:
-    from mpctl.runs.saved import SavedRun
-    from mpctl.runs.show import X
+    from mpctl.run.history.saved import SavedRun
+    from mpctl.run.history.show import X
 
 
 FolderOption = Annotated[
@@ -46,7 +46,7 @@ def runs(
     if via is not None:
         run_there(via, context)
     from mpctl.render.output import print_json
-    from mpctl.runs.listing import list_runs
+    from mpctl.run.history.listing import list_runs
 
     if as_json:
         print_json(list_runs(folder, sort=sort, reverse=reverse))
@@ -76,8 +76,8 @@ def status(
     """
     if via is not None:
         run_there(via, context)
-    from mpctl.runs.saved import require_own_run, short_name
-    from mpctl.runs.status import status_of
+    from mpctl.run.history.saved import require_own_run, short_name
+    from mpctl.run.history.status import status_of
 
     path = require_own_run(run, allow_other_owner=allow_other_owner)
     document = status_of(path, short_name(run))
@@ -132,8 +132,8 @@ def logs(
     """
     if via is not None:
         run_there(via, context)
-    from mpctl.errors import InputError
-    from mpctl.runs.saved import require_run
+    from mpctl.core.errors import InputError
+    from mpctl.run.history.saved import require_run
 
     if launcher and (rank or each):
         message = "--launcher shows no log of a rank"
@@ -153,13 +153,7 @@ def _show_files(
 ) -> None:
     """Print the logs unchanged, one after another, each under a heading when there are several."""
     from mpctl.render.logs import FileView
-    from mpctl.runs.logs import (
-        FileFollower,
-        chosen_logs,
-        follow_until_end,
-        last_lines,
-        launcher_logs,
-    )
+    from mpctl.run.history.logs import FileFollower, chosen_logs, follow_until_end, last_lines, launcher_logs
 
     paths = launcher_logs(run) if launcher else list(chosen_logs(run, ranks).values())
     view = FileView(run, with_headings=len(paths) > 1)
@@ -174,7 +168,7 @@ def _show_files(
 
 def _show_merged(run: Path, ranks: list[int], count: int | None, *, follow: bool) -> None:
     from mpctl.render.logs import MergedView
-    from mpctl.runs.logs import MergedFollower, chosen_logs, follow_until_end, merged_tail
+    from mpctl.run.history.logs import MergedFollower, chosen_logs, follow_until_end, merged_tail
 
     logs = chosen_logs(run, ranks)
     follower = MergedFollower(run, ranks)
@@ -217,8 +211,8 @@ def stop(
     if via is not None:
         run_there(via, context)
     from mpctl.render.runs import StopView, print_stopped
-    from mpctl.runs.saved import require_own_run, short_name
-    from mpctl.runs.stop import stop_run
+    from mpctl.run.history.saved import require_own_run, short_name
+    from mpctl.run.history.stop import stop_run
 
     path = require_own_run(run, allow_other_owner=allow_other_owner)
     with StopView(short_name(run)) as view:
@@ -297,7 +291,7 @@ def show(
     if via is not None:
         run_there(via, context)
     from mpctl.render.progress import PATIENCE, TaskBar
-    from mpctl.runs.show import open_runs
+    from mpctl.run.history.show import open_runs
 
     with TaskBar(after=PATIENCE) as bar:
         runs = open_runs(run, bar.update)
@@ -312,7 +306,7 @@ def show(
 
 
 def _summarise(runs: list[SavedRun], *, as_json: bool) -> None:
-    from mpctl.runs.show import show_document
+    from mpctl.run.history.show import show_document
 
     document = show_document(runs)
     if as_json:
@@ -331,7 +325,7 @@ def _summarise(runs: list[SavedRun], *, as_json: bool) -> None:
 def _plot(
     runs: list[SavedRun], metrics: list[str], x: X, out: Path | None, *, as_json: bool
 ) -> None:
-    from mpctl.runs.show import find_series, series_document
+    from mpctl.run.history.show import find_series, series_document
 
     if out is not None:
         from mpctl.render.curves import check_picture
@@ -360,7 +354,7 @@ def _write_page(runs: list[SavedRun], path: Path, x: X) -> None:
     from mpctl.render.console import say
     from mpctl.render.html.run import run_page
     from mpctl.render.markup import write_text
-    from mpctl.runs.show import only_run
+    from mpctl.run.history.show import only_run
 
     run = only_run(runs, "--html")
     command = shlex.join(["mpctl", "show", str(run.path), "--html", str(path), "--x", x])
@@ -371,7 +365,7 @@ def _write_page(runs: list[SavedRun], path: Path, x: X) -> None:
 def _export(runs: list[SavedRun], csv: Path | None, tensorboard: Path | None) -> None:
     from mpctl.render.console import say
     from mpctl.render.progress import PATIENCE, TaskBar
-    from mpctl.runs.show import export
+    from mpctl.run.history.show import export
 
     with TaskBar(after=PATIENCE) as bar:
         written = list(export(runs, csv, tensorboard, bar.update))

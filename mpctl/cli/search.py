@@ -13,9 +13,9 @@ from mpctl.cli import complete
 from mpctl.cli.options import AsJsonOption, JobSource, TokensOption, command_line, with_job
 
 if TYPE_CHECKING:
-    from mpctl.search.document import SearchDocument
-    from mpctl.search.request import SearchRequest
-    from mpctl.search.result import LayoutReport, SearchResult
+    from mpctl.plan.search.document import SearchDocument
+    from mpctl.plan.search.request import SearchRequest
+    from mpctl.plan.search.result import LayoutReport, SearchResult
 
 ObjectiveOption = Annotated[
     Literal["tokens", "memory", "cost", "days", "energy"],
@@ -92,11 +92,11 @@ def search(
     Exit codes: 0 a layout was found; 2 bad input, no legal layout, or none whose step time can be
     estimated; 3 there are legal layouts, but none fits the devices' memory with its headroom.
     """
-    from mpctl.planning.whole_run import read_tokens
+    from mpctl.plan.planning.whole_run import read_tokens
+    from mpctl.plan.search.document import search_document
+    from mpctl.plan.search.request import gpu_counts, read_request
+    from mpctl.plan.search.result import answer_search
     from mpctl.render.progress import PATIENCE, TaskBar
-    from mpctl.search.document import search_document
-    from mpctl.search.request import gpu_counts, read_request
-    from mpctl.search.result import answer_search
 
     limits = {"tp": max_tp, "pp": max_pp, "cp": max_cp}
     most = {axis: limit for axis, limit in limits.items() if limit is not None}
@@ -158,8 +158,8 @@ def _again(
 
 def _line(job: JobSource, request: SearchRequest, choice: LayoutReport) -> str:
     """The command line that launches the layout, or plans it if mpctl cannot launch it."""
-    from mpctl.planning.layout_settings import changed_settings, layout_of
-    from mpctl.rules.launched import why_not_launched
+    from mpctl.plan.planning.layout_settings import changed_settings, layout_of
+    from mpctl.plan.rules.launched import why_not_launched
 
     verb = "plan" if why_not_launched(choice.job) else "launch"
     settings = dict(request.typed)
@@ -175,8 +175,8 @@ def _line(job: JobSource, request: SearchRequest, choice: LayoutReport) -> str:
 def _write_csv(path: Path, document: SearchDocument) -> None:
     from csv import writer
 
-    from mpctl.errors import InputError
-    from mpctl.search.document import csv_rows
+    from mpctl.core.errors import InputError
+    from mpctl.plan.search.document import csv_rows
 
     try:
         with path.open("w", encoding="utf-8", newline="") as file:

@@ -107,12 +107,12 @@ def eval_(
     Samples are cut and weighted as in validation during training, so that the same samples give the
     loss that training recorded. Nothing is written to the run.
     """
-    from mpctl.hosts.machine import this_machine
-    from mpctl.inference.evaluate import EvalSettings, plan_evaluation
-    from mpctl.inference.task import TaskOptions
     from mpctl.render.output import print_json, print_warnings
     from mpctl.render.progress import PATIENCE, TaskBar
     from mpctl.render.sample import print_evaluation
+    from mpctl.run.hosts.machine import this_machine
+    from mpctl.run.inference.evaluate import EvalSettings, plan_evaluation
+    from mpctl.run.inference.task import TaskOptions
 
     sizes = {"tp": tp, "dp": dp, "pp": pp, "cp": cp}
     options = TaskOptions(step, tokenizer, sizes, device, dtype, ep=ep)
@@ -218,12 +218,12 @@ def sample(
     each, a glm model its [MASK]s with several, a t5 model its <extra_id_0>, <extra_id_1>, and so
     on. Nothing is written to the run, which may be training at the same time.
     """
-    from mpctl.hosts.machine import this_machine
-    from mpctl.inference.sample import SamplingSettings, plan_sampling, sample_document
-    from mpctl.inference.task import TaskOptions
     from mpctl.render.output import print_json, print_warnings
     from mpctl.render.progress import PATIENCE, TaskBar
     from mpctl.render.sample import SampleView, print_footer
+    from mpctl.run.hosts.machine import this_machine
+    from mpctl.run.inference.sample import SamplingSettings, plan_sampling, sample_document
+    from mpctl.run.inference.task import TaskOptions
 
     settings = SamplingSettings(
         max_tokens, temperature, top_k, top_p, seed, tuple(stop or ()), batch_size
@@ -244,7 +244,7 @@ def sample(
 
 def read_prompts(given: list[str], source: str | None) -> list[str]:
     """The prompts of --prompt, then those of the file. Raises InputError when there are none."""
-    from mpctl.errors import InputError
+    from mpctl.core.errors import InputError
 
     prompts = list(given)
     if source is not None:
@@ -256,7 +256,7 @@ def read_prompts(given: list[str], source: str | None) -> list[str]:
 
 
 def _lines(source: str) -> list[str]:
-    from mpctl.errors import InputError
+    from mpctl.core.errors import InputError
 
     try:
         text = sys.stdin.read() if source == "-" else Path(source).read_text("utf-8")
@@ -273,7 +273,7 @@ def _lines(source: str) -> list[str]:
 
 
 def _prompt_of(line: str, where: str) -> str:
-    from mpctl.errors import InputError
+    from mpctl.core.errors import InputError
 
     try:
         record = json.loads(line)

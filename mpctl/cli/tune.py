@@ -13,16 +13,16 @@ import typer
 from mpctl.cli.launch import ExcludeOption, HostfileOption, IncludeOption, ssh_settings
 from mpctl.cli.options import JobSource, command_line, typed_command, with_job
 from mpctl.cli.search import FixOption
-from mpctl.errors import InputError
+from mpctl.core.errors import InputError
 
 if TYPE_CHECKING:
-    from mpctl.planning.layout_settings import LayoutSettings
-    from mpctl.search.request import SearchRequest
+    from mpctl.measure.tune.document import TuneDocument
+    from mpctl.measure.tune.loop import TuneLimits, Tuning
+    from mpctl.measure.tune.state import TuneFolder
+    from mpctl.measure.tune.trial import MakeTrial
+    from mpctl.plan.planning.layout_settings import LayoutSettings
+    from mpctl.plan.search.request import SearchRequest
     from mpctl.spec.job import JobSpec
-    from mpctl.tune.document import TuneDocument
-    from mpctl.tune.loop import TuneLimits, Tuning
-    from mpctl.tune.state import TuneFolder
-    from mpctl.tune.trial import MakeTrial
 
 DEFAULT_BUDGET = "30m"
 NUMBER = r"[0-9]+(?:\.[0-9]+)?"
@@ -126,13 +126,13 @@ def tune(
     layout fits; 130 Ctrl-C, after which nothing measured is lost.
     """
     from mpctl.cli.signals import ended_by_signals
-    from mpctl.errors import MpctlError
-    from mpctl.hosts.machine import this_machine
+    from mpctl.core.errors import MpctlError
+    from mpctl.measure.tune.emitted import take_turn
+    from mpctl.measure.tune.loop import TuneWatch, Tuning
+    from mpctl.measure.tune.target import prepared_data, require_target
+    from mpctl.records.rundir.directory import RunDir
     from mpctl.render.tune import TuneView
-    from mpctl.rundir.directory import RunDir
-    from mpctl.tune.emitted import take_turn
-    from mpctl.tune.loop import TuneWatch, Tuning
-    from mpctl.tune.target import prepared_data, require_target
+    from mpctl.run.hosts.machine import this_machine
 
     if show is not None:
         _show(_saved(show, job), [], as_json=as_json)
@@ -199,10 +199,10 @@ def _asked(
 ) -> Asked:  # fmt: skip
     """The command line as read. Raises InputError with everything that is wrong with it."""
     from mpctl.cli.plan_modes import for_launcher
-    from mpctl.errors import Issue, attempt
-    from mpctl.search.request import read_request
-    from mpctl.tune.loop import TuneLimits, time_issue, usual_start
-    from mpctl.tune.state import TuneFolder
+    from mpctl.core.errors import Issue, attempt
+    from mpctl.measure.tune.loop import TuneLimits, time_issue, usual_start
+    from mpctl.measure.tune.state import TuneFolder
+    from mpctl.plan.search.request import read_request
 
     def read_job() -> tuple[JobSource, SearchRequest]:
         placed = _placed(job, ranks, settings)
@@ -234,11 +234,11 @@ def _submit(asked: Asked, launcher: str | None, *, as_json: bool) -> None:
     import os
     import sys
 
-    from mpctl.clusters.registry import chosen_name
+    from mpctl.measure.tune.submitted import submit_tuning
+    from mpctl.records.rundir.directory import RunDir
     from mpctl.render.console import say
     from mpctl.render.output import print_json
-    from mpctl.rundir.directory import RunDir
-    from mpctl.tune.submitted import submit_tuning
+    from mpctl.run.clusters.registry import chosen_name
 
     folder, request = asked.folder, asked.request
     name = chosen_name(request.job, os.environ)
@@ -265,10 +265,10 @@ def _saved(path: Path, job: JobSource) -> TuneDocument:
     InputError for a folder without it, and where a job is named as well."""
     from contextlib import suppress
 
-    from mpctl.durable import write_whole
+    from mpctl.core.durable import write_whole
+    from mpctl.measure.tune.document import read_document
+    from mpctl.measure.tune.state import PAGE, REPORT
     from mpctl.render.html.tune import tune_page
-    from mpctl.tune.document import read_document
-    from mpctl.tune.state import PAGE, REPORT
 
     if job.source or job.overrides:
         raise InputError.of("usage", "--show", "the folder says which job was tuned",
@@ -282,8 +282,8 @@ def _saved(path: Path, job: JobSource) -> TuneDocument:
 
 def _accepts(request: SearchRequest, launcher: str | None) -> Callable[[LayoutSettings], bool]:
     """Whether the target can run a layout. Raises InputError where it can run none of the job."""
-    from mpctl.tune.emitted import expressible
-    from mpctl.tune.target import require_launched
+    from mpctl.measure.tune.emitted import expressible
+    from mpctl.measure.tune.target import require_launched
 
     if launcher is not None:
         return expressible(request, launcher)
@@ -296,8 +296,8 @@ def _silent(stage: str, done: int, total: int) -> None:
 
 
 def _measure(job: JobSpec) -> MakeTrial:
-    from mpctl.tune.submitted import is_submitted, submitted_trial
-    from mpctl.tune.trial import launch_trial
+    from mpctl.measure.tune.submitted import is_submitted, submitted_trial
+    from mpctl.measure.tune.trial import launch_trial
 
     return submitted_trial if is_submitted(job) else launch_trial
 
@@ -338,7 +338,7 @@ def _name(job: JobSource, request: SearchRequest) -> str:
 
 def _settings(request: SearchRequest, layout: LayoutSettings) -> dict[str, object]:
     """The settings over the job's source that make this layout of it."""
-    from mpctl.planning.layout_settings import changed_settings, layout_of
+    from mpctl.plan.planning.layout_settings import changed_settings, layout_of
 
     settings = dict(request.typed)
     settings |= changed_settings(layout_of(request.job), layout)
@@ -348,7 +348,7 @@ def _settings(request: SearchRequest, layout: LayoutSettings) -> dict[str, objec
 
 def _command(job: JobSource, request: SearchRequest, layout: LayoutSettings) -> str:
     """The command line that launches the layout, or submits it as its trials were."""
-    from mpctl.tune.submitted import is_submitted
+    from mpctl.measure.tune.submitted import is_submitted
 
     line = command_line("launch", job.source, _settings(request, layout))
     return f"{line} --submit" if is_submitted(request.job) else line
@@ -358,10 +358,10 @@ def _write(tuning: Tuning, command_of: Callable[[LayoutSettings], str]) -> TuneD
     """Write what is found so far to report.json and report.html."""
     import json
 
-    from mpctl.durable import write_whole
+    from mpctl.core.durable import write_whole
+    from mpctl.measure.tune.document import tune_document
+    from mpctl.measure.tune.state import PAGE, REPORT, cannot_write
     from mpctl.render.html.tune import tune_page
-    from mpctl.tune.document import tune_document
-    from mpctl.tune.state import PAGE, REPORT, cannot_write
 
     document, folder = tune_document(tuning, command_of), tuning.folder.path
     try:
@@ -374,8 +374,8 @@ def _write(tuning: Tuning, command_of: Callable[[LayoutSettings], str]) -> TuneD
 
 def _write_best(tuning: Tuning, job: JobSource, document: TuneDocument) -> None:
     """Write the best layout as a job, best.toml."""
-    from mpctl.durable import write_whole
-    from mpctl.tune.state import BEST, cannot_write
+    from mpctl.core.durable import write_whole
+    from mpctl.measure.tune.state import BEST, cannot_write
 
     if tuning.best is None:
         return
@@ -390,7 +390,7 @@ def _best_job(
     job: JobSource, request: SearchRequest, layout: LayoutSettings, document: TuneDocument
 ) -> str:
     """The text of best.toml: the job that was tuned, with the layout."""
-    from mpctl.bench.report import flat
+    from mpctl.measure.bench.report import flat
     from mpctl.render.job_file import JobFile, job_text
     from mpctl.render.tune import verdict
     from mpctl.spec.presets import PRESET_TABLES, lasting_name

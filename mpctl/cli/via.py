@@ -14,8 +14,8 @@ import typer
 from mpctl.cli.options import FLAGS, JobSource
 
 if TYPE_CHECKING:
-    from mpctl.clusters.ssh.login import Passed
-    from mpctl.errors import Issue
+    from mpctl.core.errors import Issue
+    from mpctl.run.clusters.ssh.login import Passed
     from mpctl.spec.job import JobSpec
 
 ViaOption = Annotated[
@@ -42,7 +42,7 @@ def run_there(
 ) -> NoReturn:
     """Run the command that was typed on a login host, and exit with its exit code. job: what it
     gets as the job `-`; without: parameters that are not passed on."""
-    from mpctl.clusters.ssh.login import RelayRequest, read_login, relay
+    from mpctl.run.clusters.ssh.login import RelayRequest, read_login, relay
 
     login = read_login(via)
     tables = None if job is None else job.model_dump(mode="json", exclude_unset=True)
@@ -73,8 +73,8 @@ def submit_there(
     resume: bool,
 ) -> NoReturn:
     """Check a job as far as that is possible here, and let a login host submit it."""
-    from mpctl.clusters.registry import find_submitter
-    from mpctl.errors import InputError, Issue
+    from mpctl.core.errors import InputError, Issue
+    from mpctl.run.clusters.registry import find_submitter
     from mpctl.spec.load import load_as_written
 
     issues = []
@@ -97,8 +97,8 @@ def submit_there(
 
 def _unreachable(job: JobSpec) -> list[Issue]:
     """What a job names that lies on this machine alone, or would there mean something else."""
-    from mpctl.clusters.backend import paths_read
-    from mpctl.errors import Issue
+    from mpctl.core.errors import Issue
+    from mpctl.run.clusters.backend import paths_read
     from mpctl.spec.paths import PYTHON_STDLIB
     from mpctl.spec.presets import find_file
 
@@ -120,7 +120,7 @@ def _unreachable(job: JobSpec) -> list[Issue]:
 
 def _require_text(words: Iterable[str]) -> None:
     """Raises InputError for a word that cannot be sent as JSON."""
-    from mpctl.errors import InputError
+    from mpctl.core.errors import InputError
 
     for word in words:
         if "\0" in word or any("\ud800" <= letter <= "\udfff" for letter in word):
@@ -155,7 +155,7 @@ def _of_this_terminal() -> dict[Passed, str]:
     """Width and colours of this terminal; as in a pipe where stdout is none."""
     from typing import get_args
 
-    from mpctl.clusters.ssh.login import Passed
+    from mpctl.run.clusters.ssh.login import Passed
 
     found: dict[Passed, str] = {
         name: os.environ[name] for name in get_args(Passed) if name in os.environ

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mpctl.errors import Issue
+from mpctl.core.errors import Issue
 from mpctl.interop.emitted import EmitTarget, Tree, plan_notes, yaml_text
 from mpctl.interop.limits import LauncherLimits, dp_degrees, refused
-from mpctl.layout.topology import zero_stage
-from mpctl.planning.plan import Plan
+from mpctl.model.layout.topology import zero_stage
+from mpctl.plan.planning.plan import Plan
 from mpctl.spec.job import JobSpec
 
 LIMITS = LauncherLimits(

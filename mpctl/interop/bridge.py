@@ -11,21 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mpctl.errors import Issue
+from mpctl.core.errors import Issue
 from mpctl.interop.emitted import EmitTarget, Source, Value, plan_notes, python_value
 from mpctl.interop.limits import find_order, refused
 from mpctl.interop.megatron import SCHEDULES, layout_by_cost, megatron_refusals
 from mpctl.interop.megatron_experts import expert_flags, expert_notes, latent_flags
-from mpctl.interop.megatron_flags import (
-    FSDP_STRATEGIES,
-    LR_SCHEDULES,
-    NORMS,
-    ORDERS,
-    POSITIONS,
-    variants,
-)
-from mpctl.layout.topology import zero_copies, zero_stage
-from mpctl.planning.plan import Plan
+from mpctl.interop.megatron_flags import FSDP_STRATEGIES, LR_SCHEDULES, NORMS, ORDERS, POSITIONS, variants
+from mpctl.model.layout.topology import zero_copies, zero_stage
+from mpctl.plan.planning.plan import Plan
 from mpctl.spec.job import JobSpec
 from mpctl.spec.training import CORE
 

@@ -16,11 +16,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from mpctl.errors import Issue
+from mpctl.core.errors import Issue
 from mpctl.interop.emitted import EmitTarget, Value, plan_notes, python_call
 from mpctl.interop.limits import LauncherLimits, find_order, refused, uneven_refusals
-from mpctl.layout.topology import job_grid, zero_stage
-from mpctl.planning.plan import Plan
+from mpctl.model.layout.topology import job_grid, zero_stage
+from mpctl.plan.planning.plan import Plan
 from mpctl.spec.job import JobSpec
 
 INSIDE, OUTSIDE = "tp-cp-dp-pp", "tp-cp-pp-dp"

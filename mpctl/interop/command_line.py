@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mpctl.errors import InputError
+from mpctl.core.errors import InputError
 
 Flags = dict[str, tuple[str, ...]]
 EXPAND = (

@@ -13,7 +13,7 @@ import ast
 from collections.abc import Mapping
 from typing import Any
 
-from mpctl.errors import InputError
+from mpctl.core.errors import InputError
 from mpctl.interop.command_line import Flags
 
 MOST = 5_000

@@ -16,11 +16,11 @@ import json
 from collections.abc import Iterator, Mapping
 from math import log2
 
-from mpctl.errors import Issue
+from mpctl.core.errors import Issue
 from mpctl.interop.emitted import EmitTarget, plan_notes
 from mpctl.interop.limits import LauncherLimits, refused, uneven_refusals
-from mpctl.layout.topology import zero_copies, zero_stage
-from mpctl.planning.plan import Plan
+from mpctl.model.layout.topology import zero_copies, zero_stage
+from mpctl.plan.planning.plan import Plan
 from mpctl.spec.job import JobSpec
 
 LIMITS = LauncherLimits(

@@ -25,16 +25,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from mpctl.axes import CHOSEN_AXES
-from mpctl.axes import sizes_text as axis_sizes_text
-from mpctl.errors import Issue
-from mpctl.layout.topology import zero_stage
-from mpctl.planning.plan import Plan
-from mpctl.planning.summary import model_name, placement_text, sizes_text, verdict
-from mpctl.sharding import padded_vocab
+from mpctl.core.axes import CHOSEN_AXES
+from mpctl.core.axes import sizes_text as axis_sizes_text
+from mpctl.core.errors import Issue
+from mpctl.core.sharding import padded_vocab
+from mpctl.core.units import plural
+from mpctl.model.layout.topology import zero_stage
+from mpctl.plan.planning.plan import Plan
+from mpctl.plan.planning.summary import model_name, placement_text, sizes_text, verdict
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.schedules import SCHEDULES
-from mpctl.units import plural
 
 WIDTH = 98
 Language = Literal["shell", "yaml", "python"]

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from math import isfinite, nan
 from typing import NamedTuple
 
-from mpctl.errors import Issue
+from mpctl.core.errors import Issue
 from mpctl.interop.command_line import Flags
 from mpctl.interop.megatron_flags import MegatronFlag
-from mpctl.planning.plan import Overrides
-from mpctl.rules.check import Check
+from mpctl.plan.planning.plan import Overrides
+from mpctl.plan.rules.check import Check
 
 Settings = dict[str, object]
 

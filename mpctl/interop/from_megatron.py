@@ -26,8 +26,10 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import get_args
 
-from mpctl.axes import AXIS_NAMES
-from mpctl.errors import InputError, Issue
+from mpctl.core.axes import AXIS_NAMES
+from mpctl.core.errors import InputError, Issue
+from mpctl.core.sharding import divisors
+from mpctl.core.units import plural
 from mpctl.interop import megatron_experts
 from mpctl.interop.command_line import EXPAND, CommandLine, Flags, is_unexpanded, split_command
 from mpctl.interop.flag_reader import FlagReader, ReadJob, says_ranks
@@ -46,14 +48,12 @@ from mpctl.interop.megatron_flags import (
     read_variants,
 )
 from mpctl.interop.megatron_others import SOFTWARE, is_apart, is_neutral, parser_flags, refusal_of
-from mpctl.pipeline.stages import Span, UnevenLayersError, job_stages, spans_of
-from mpctl.planning.plan import Overrides
-from mpctl.rules.check import Check, listed
-from mpctl.rules.layout import is_countable
-from mpctl.sharding import divisors
+from mpctl.model.pipeline.stages import Span, UnevenLayersError, job_stages, spans_of
+from mpctl.plan.planning.plan import Overrides
+from mpctl.plan.rules.check import Check, listed
+from mpctl.plan.rules.layout import is_countable
 from mpctl.spec.load import job_from_raw
 from mpctl.spec.training import CORE, RecomputeModule
-from mpctl.units import plural
 
 SAMPLES = {
     "--train-samples": "training.steps", "--lr-decay-samples": "training.lr_decay_steps",

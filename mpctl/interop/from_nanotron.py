@@ -16,12 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mpctl.errors import InputError
+from mpctl.core.errors import InputError
 from mpctl.interop.command_line import Flags
 from mpctl.interop.config_values import is_true, read_yaml
 from mpctl.interop.flag_reader import FlagReader, ReadJob
 from mpctl.interop.megatron_flags import MegatronFlag as Key
-from mpctl.rules.check import Check
+from mpctl.plan.rules.check import Check
 
 LAYOUT_KEYS = (
     Key("parallelism.dp", "parallel.dp", int),

@@ -21,13 +21,13 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from mpctl.errors import InputError
+from mpctl.core.errors import InputError
 from mpctl.interop.command_line import EXPAND, Flags, is_unexpanded, split_command
 from mpctl.interop.config_values import flat_values, is_true, python_calls, read_yaml
 from mpctl.interop.flag_reader import FlagReader, ReadJob
 from mpctl.interop.from_megatron import find_cut
 from mpctl.interop.megatron_flags import MegatronFlag as Key
-from mpctl.rules.check import Check
+from mpctl.plan.rules.check import Check
 from mpctl.spec.presets import find_preset
 
 MODELS = {

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from mpctl.axes import DEFAULT_ORDER, expert_order, used_axes
-from mpctl.errors import Issue
-from mpctl.layout.topology import zero_copies, zero_stage
-from mpctl.planning.plan import Plan
-from mpctl.rules.check import listed
+from mpctl.core.axes import DEFAULT_ORDER, expert_order, used_axes
+from mpctl.core.errors import Issue
+from mpctl.model.layout.topology import zero_copies, zero_stage
+from mpctl.plan.planning.plan import Plan
+from mpctl.plan.rules.check import listed
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import VARIANTS, ModelSpec, is_set
 

@@ -21,7 +21,7 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from mpctl.errors import InputError
+from mpctl.core.errors import InputError
 
 LONGEST = 2**14
 """Characters of a line that are read; the rest of it is not."""

@@ -18,18 +18,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mpctl.errors import InputError, Issue, attempt
+from mpctl.core.errors import InputError, Issue, attempt
+from mpctl.core.units import plural, seconds_text
 from mpctl.interop.flag_reader import ReadJob
 from mpctl.interop.log_formats import LAUNCHERS, read_printed
 from mpctl.interop.log_lines import plain
 from mpctl.interop.logs import LogRun, read_log_file
 from mpctl.interop.registry import launcher_runtime, read_flags
-from mpctl.rundir.directory import RunDir
+from mpctl.records.rundir.directory import RunDir
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import Raw, job_from_raw, nested, read_source
 from mpctl.spec.names import with_full_names
 from mpctl.spec.presets import find_preset, lasting_name
-from mpctl.units import plural, seconds_text
 
 TOLERANCE = 0.05
 """Largest relative difference between the rate and the seconds that a log prints."""

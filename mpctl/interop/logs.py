@@ -33,7 +33,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from mpctl.errors import InputError, Issue
+from mpctl.core.errors import InputError, Issue
+from mpctl.core.units import plural, seconds_text
 from mpctl.interop.log_formats import (
     BAR,
     LAUNCHERS,
@@ -51,8 +52,7 @@ from mpctl.interop.log_formats import (
 )
 from mpctl.interop.log_lines import LogLine, file_pieces, lines_of, plain
 from mpctl.interop.log_settings import PrintedConfig
-from mpctl.rundir.summary import WARM_UP_STEPS
-from mpctl.units import plural, seconds_text
+from mpctl.records.rundir.summary import WARM_UP_STEPS
 
 LEAST = 3
 """Steady lines of a log that make a measurement."""

@@ -14,7 +14,7 @@ import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from mpctl.errors import Issue
+from mpctl.core.errors import Issue
 from mpctl.interop.emitted import WIDTH, EmitTarget, Value, plan_notes
 from mpctl.interop.limits import LauncherLimits, find_order, refused
 from mpctl.interop.megatron_experts import (
@@ -42,9 +42,9 @@ from mpctl.interop.megatron_flags import (
     plain_values,
     variants,
 )
-from mpctl.layout.topology import expert_view, zero_copies, zero_stage
-from mpctl.pipeline.stages import Span
-from mpctl.planning.plan import Plan
+from mpctl.model.layout.topology import expert_view, zero_copies, zero_stage
+from mpctl.model.pipeline.stages import Span
+from mpctl.plan.planning.plan import Plan
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec, is_set
 from mpctl.spec.training import CORE

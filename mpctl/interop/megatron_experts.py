@@ -25,13 +25,13 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
-from mpctl.errors import Issue
+from mpctl.core.errors import Issue
 from mpctl.interop.emitted import Value
 from mpctl.interop.flag_reader import FlagReader
 from mpctl.interop.limits import refused
 from mpctl.interop.megatron_flags import SOFTWARE, MegatronFlag, plain_values
 from mpctl.interop.megatron_others import is_neutral
-from mpctl.rules.check import Check
+from mpctl.plan.rules.check import Check
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.runtime import get_profile

@@ -19,7 +19,7 @@ from functools import cache
 from importlib.resources import files
 from typing import NamedTuple
 
-from mpctl.errors import Issue
+from mpctl.core.errors import Issue
 
 SOFTWARE = "Megatron-LM (megatron-core 0.19.2)"
 NEUTRAL = {

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mpctl.errors import Issue
+from mpctl.core.errors import Issue
 from mpctl.interop.emitted import EmitTarget, Scalar, Tree, plan_notes, yaml_text
 from mpctl.interop.limits import LauncherLimits, llama_refusals, refused
-from mpctl.layout.topology import zero_stage
-from mpctl.pipeline.filled import is_filled
-from mpctl.planning.plan import Plan
+from mpctl.model.layout.topology import zero_stage
+from mpctl.model.pipeline.filled import is_filled
+from mpctl.plan.planning.plan import Plan
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.training import TrainingSpec

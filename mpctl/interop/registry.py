@@ -13,27 +13,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import MappingProxyType
 
-from mpctl.errors import InputError
-from mpctl.interop import (
-    accelerate,
-    bridge,
-    colossalai,
-    deepspeed,
-    megatron,
-    nanotron,
-    torch_mesh,
-    torchtitan,
-)
+from mpctl.core.errors import InputError
+from mpctl.interop import accelerate, bridge, colossalai, deepspeed, megatron, nanotron, torch_mesh, torchtitan
 from mpctl.interop.emitted import EmittedPlan
 from mpctl.interop.flag_reader import ReadJob, says_ranks
 from mpctl.interop.from_deepspeed import read_deepspeed
 from mpctl.interop.from_megatron import read_megatron
 from mpctl.interop.from_nanotron import read_nanotron
 from mpctl.interop.from_torchtitan import read_torchtitan
-from mpctl.planning.plan import Overrides, Plan
-from mpctl.planning.runtimes import runtime_of
-from mpctl.planning.summary import step_text
-from mpctl.rules.check import Check, listed
+from mpctl.plan.planning.plan import Overrides, Plan
+from mpctl.plan.planning.runtimes import runtime_of
+from mpctl.plan.planning.summary import step_text
+from mpctl.plan.rules.check import Check, listed
 from mpctl.spec.job import JobSpec
 from mpctl.spec.runtime import get_profile
 

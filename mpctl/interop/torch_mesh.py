@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from mpctl.axes import AXIS_NAMES, dense_order, expert_order
-from mpctl.errors import Issue
+from mpctl.core.axes import AXIS_NAMES, dense_order, expert_order
+from mpctl.core.errors import Issue
 from mpctl.interop.emitted import EmitTarget, plan_notes
 from mpctl.interop.limits import LauncherLimits, refused
-from mpctl.layout.topology import expert_view, zero_copies, zero_stage
-from mpctl.planning.plan import Plan
+from mpctl.model.layout.topology import expert_view, zero_copies, zero_stage
+from mpctl.plan.planning.plan import Plan
 from mpctl.spec.job import JobSpec
 
 LIMITS = LauncherLimits(

@@ -22,13 +22,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mpctl.errors import Issue
+from mpctl.core.errors import Issue
 from mpctl.interop import torchtitan_experts as mixtures
 from mpctl.interop.emitted import EmitTarget, Value, plan_notes, python_call
 from mpctl.interop.limits import LauncherLimits, dp_degrees, llama_refusals, refused
-from mpctl.layout.topology import zero_stage
-from mpctl.planning.plan import Plan
-from mpctl.rules.check import listed
+from mpctl.model.layout.topology import zero_stage
+from mpctl.plan.planning.plan import Plan
+from mpctl.plan.rules.check import listed
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.training import TrainingSpec

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mpctl.errors import Issue
+from mpctl.core.errors import Issue
 from mpctl.interop.limits import FORM, dp_degrees, refused
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import VARIANTS, ModelSpec, is_set

@@ -11,33 +11,15 @@ from typing import Any, cast
 from rich.table import Table
 from rich.text import Text
 
-from mpctl.bench.collective_cases import CollectiveCases
-from mpctl.bench.compare import Comparison
-from mpctl.bench.report import BenchEnvironment, BenchName, BenchReport, load_warnings
-from mpctl.bench.tensor_modes import ModeCases
-from mpctl.render.bench_parts import (
-    HEADS,
-    REHEARSAL,
-    BenchLine,
-    BenchTable,
-    Column,
-    Part,
-    Row,
-    Style,
-)
+from mpctl.core.units import plural, seconds_text
+from mpctl.measure.bench.collective_cases import CollectiveCases
+from mpctl.measure.bench.compare import Comparison
+from mpctl.measure.bench.report import BenchEnvironment, BenchName, BenchReport, load_warnings
+from mpctl.measure.bench.tensor_modes import ModeCases
+from mpctl.render.bench_parts import HEADS, REHEARSAL, BenchLine, BenchTable, Column, Part, Row, Style
 from mpctl.render.bench_ranks import WAYS, collectives_parts, kernels_parts, modes_parts, refusal
-from mpctl.render.bench_runs import (
-    machine_commands,
-    machine_parts,
-    scaling_parts,
-    trace_parts,
-    verify_parts,
-)
+from mpctl.render.bench_runs import machine_commands, machine_parts, scaling_parts, trace_parts, verify_parts
 from mpctl.render.console import get_console, plain_table
-from mpctl.units import (
-    plural,
-    seconds_text,
-)
 
 BENCHES: Mapping[BenchName, Callable[[Any], Iterator[Part]]] = {
     "scaling": scaling_parts,

@@ -6,26 +6,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from statistics import fmean
 
-from mpctl.bench.collective_cases import NCCL_NAMES
-from mpctl.bench.collectives import CollectiveFit, CollectiveRow, CollectivesReport
-from mpctl.bench.kernel_list import case_sizes
-from mpctl.bench.kernels import KernelRow, KernelsReport
-from mpctl.bench.tensor_modes import TensorModesReport
-from mpctl.render.bench_parts import (
-    BenchLine,
-    BenchTable,
-    Column,
-    Part,
-    Row,
-    gigabytes,
-    percent,
-)
-from mpctl.units import (
-    bytes_text,
-    plural,
-    rate_text,
-    seconds_text,
-)
+from mpctl.core.units import bytes_text, plural, rate_text, seconds_text
+from mpctl.measure.bench.collective_cases import NCCL_NAMES
+from mpctl.measure.bench.collectives import CollectiveFit, CollectiveRow, CollectivesReport
+from mpctl.measure.bench.kernel_list import case_sizes
+from mpctl.measure.bench.kernels import KernelRow, KernelsReport
+from mpctl.measure.bench.tensor_modes import TensorModesReport
+from mpctl.render.bench_parts import BenchLine, BenchTable, Column, Part, Row, gigabytes, percent
 
 # ---------------------------------------------------------------- collectives
 

@@ -6,10 +6,11 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from mpctl.bench.machine import MachineFindings, MachineReport
-from mpctl.bench.scaling import ScalingReport, ScalingRow
-from mpctl.bench.trace import STEP, TraceReport, TraceRow
-from mpctl.bench.verify import ALL, BUSY, GROUPS, VerifyReport, VerifyRow, disturbed
+from mpctl.core.units import bytes_text, plural, ranges_text, ranks_text, rate_text, seconds_span_text, seconds_text
+from mpctl.measure.bench.machine import MachineFindings, MachineReport
+from mpctl.measure.bench.scaling import ScalingReport, ScalingRow
+from mpctl.measure.bench.trace import STEP, TraceReport, TraceRow
+from mpctl.measure.bench.verify import ALL, BUSY, GROUPS, VerifyReport, VerifyRow, disturbed
 from mpctl.render.bench_parts import (
     CHECK,
     REHEARSAL,
@@ -24,15 +25,6 @@ from mpctl.render.bench_parts import (
     signed_error,
 )
 from mpctl.render.bench_ranks import collective_tables, kernel_tables
-from mpctl.units import (
-    bytes_text,
-    plural,
-    ranges_text,
-    ranks_text,
-    rate_text,
-    seconds_span_text,
-    seconds_text,
-)
 
 # ---------------------------------------------------------------- scaling
 

@@ -7,11 +7,11 @@ from math import expm1
 from pathlib import Path
 from shlex import quote
 
-from mpctl.calibrate.own_fit import OwnFit
-from mpctl.calibrate.own_words import band_text
-from mpctl.calibrate.runs import Run
+from mpctl.core.units import plural
+from mpctl.measure.calibrate.own_fit import OwnFit
+from mpctl.measure.calibrate.own_words import band_text
+from mpctl.measure.calibrate.runs import Run
 from mpctl.render.console import get_console, plain_table, say
-from mpctl.units import plural
 
 NOTE = (
     "Mean absolute error of the step time, before the fit and after it; bias: the mean error after "

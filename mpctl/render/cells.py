@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from mpctl.axes import AXIS_NAMES
-from mpctl.planning.plan import Plan
+from mpctl.core.axes import AXIS_NAMES
+from mpctl.core.topology import Topology
+from mpctl.plan.planning.plan import Plan
 from mpctl.render.fold import layers_text, merged, span_text
-from mpctl.topology import Topology
 
 SHOWN_RANKS, SHOWN_NODES = 512, 16  # of a world that is drawn rank by rank
 TILES = 1024  # cells of a larger one, at most

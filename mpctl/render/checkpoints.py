@@ -8,17 +8,12 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from mpctl.checkpoint.listing import (
-    CheckpointEntry,
-    CheckpointsDocument,
-    InspectDocument,
-    ParameterRow,
-)
+from mpctl.core.units import bytes_text, count_text, plural, ranges_text, seconds_text
+from mpctl.records.checkpoint.listing import CheckpointEntry, CheckpointsDocument, InspectDocument, ParameterRow
 from mpctl.render.console import Console, NamedRows, get_console, marked, plain_table
-from mpctl.units import bytes_text, count_text, plural, ranges_text, seconds_text
 
 if TYPE_CHECKING:
-    from mpctl.weights.writer import Written
+    from mpctl.train.weights.writer import Written
 
 
 UNKNOWN = "?"

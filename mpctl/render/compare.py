@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from mpctl.planning.runtimes import UnderRuntime
-from mpctl.planning.summary import plan_summary, training_line
-from mpctl.planning.tensor_modes import COSTS
+from mpctl.core.units import bytes_text, count_text, seconds_text
+from mpctl.plan.planning.runtimes import UnderRuntime
+from mpctl.plan.planning.summary import plan_summary, training_line
+from mpctl.plan.planning.tensor_modes import COSTS
 from mpctl.render.console import get_console, marked, plain_table
-from mpctl.units import bytes_text, count_text, seconds_text
 
 if TYPE_CHECKING:
-    from mpctl.errors import IssueEntry
-    from mpctl.planning.compare import CompareDocument
-    from mpctl.planning.tensor_modes import TensorModeEntry, TensorModesDocument
+    from mpctl.core.errors import IssueEntry
+    from mpctl.plan.planning.compare import CompareDocument
+    from mpctl.plan.planning.tensor_modes import TensorModeEntry, TensorModesDocument
 
 
 # Titles of settings and figures whose key is not clear enough.

@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 
 from rich.text import Text
 
-from mpctl.errors import InputError
+from mpctl.core.errors import InputError
 from mpctl.render.charts.chart import Chart, ChartSeries, Look, Mark, Panel, round_ticks, span_axis
 from mpctl.render.charts.png import has_matplotlib, write_png
 from mpctl.render.charts.svg import chart_file
 from mpctl.render.console import get_console, visible
 from mpctl.render.markup import write_text
-from mpctl.runs.show import Series
+from mpctl.run.history.show import Series
 
 LABELS = {
     "step": "step", "tokens": "tokens", "time": "time of training", "loss": "loss",

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
+from mpctl.core.units import bytes_text, plural
 from mpctl.render.console import Console, NamedRows, plain_table
-from mpctl.units import bytes_text, plural
 
 if TYPE_CHECKING:
-    from mpctl.data.extend import TokenizerExtension
-    from mpctl.data.manifest import Prepared
+    from mpctl.train.data.extend import TokenizerExtension
+    from mpctl.train.data.manifest import Prepared
 
 
 MOST_HELD_OUT = 0.3  # largest --validation-fraction that is proposed
@@ -41,7 +41,7 @@ def print_prepared(prepared: Prepared, first_lines: list[str] | None) -> None:
 
 def _use(prepared: Prepared) -> Iterator[tuple[str, str]]:
     """The command that trains the demo on the data; the smaller split can fill its sequence."""
-    from mpctl.families import least_tokens, seq_length_for
+    from mpctl.model.families import least_tokens, seq_length_for
     from mpctl.spec.load import load_job
 
     model = load_job("demo").model
@@ -102,7 +102,7 @@ def data_warnings(prepared: Prepared | None) -> list[str]:
 
 def _reasons(skipped: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Files that were skipped, a line for each reason: `2 empty: a.txt, b.txt`."""
-    from mpctl.data.texts import REASONS
+    from mpctl.train.data.texts import REASONS
 
     return [
         f"{tally['count']:,} {REASONS.get(reason, reason)}: {_names(tally)}"

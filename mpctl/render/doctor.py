@@ -12,7 +12,9 @@ from typing import Any
 
 from rich.text import Text
 
-from mpctl.doctor.documents import (
+from mpctl.core.units import bytes_text, plural, seconds_text
+from mpctl.render.console import NamedRows, get_console, marked, say
+from mpctl.run.doctor.documents import (
     CollectiveReport,
     Diagnosis,
     Finding,
@@ -26,10 +28,8 @@ from mpctl.doctor.documents import (
     Software,
     TorchFacts,
 )
-from mpctl.doctor.findings import names_text
-from mpctl.doctor.host_findings import used_interface
-from mpctl.render.console import NamedRows, get_console, marked, say
-from mpctl.units import bytes_text, plural, seconds_text
+from mpctl.run.doctor.findings import names_text
+from mpctl.run.doctor.host_findings import used_interface
 
 SHOWN_GROUPS, SHOWN_PAIRS = 8, 6
 Row = tuple[str, str]

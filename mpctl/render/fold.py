@@ -12,10 +12,10 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from mpctl.topology import Topology
+from mpctl.core.topology import Topology
 
 if TYPE_CHECKING:
-    from mpctl.planning.document import StackSpans
+    from mpctl.plan.planning.document import StackSpans
 
 LISTED_MEMBERS = 8  # ranks and ranges of a group that are written out
 FOLDED_MEMBERS = 4  # of one of many groups

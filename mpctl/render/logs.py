@@ -7,9 +7,9 @@ from pathlib import Path
 
 from rich.text import Text
 
+from mpctl.core.units import ranks_text
+from mpctl.records.rundir.logs import MergedEntry
 from mpctl.render.console import get_console, say
-from mpctl.rundir.logs import MergedEntry
-from mpctl.units import ranks_text
 
 NARROWEST, WIDEST = len("rank 0:"), 24  # columns of the ranks' names
 

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from mpctl.errors import InputError
+from mpctl.core.errors import InputError
 
 EMPTY = frozenset({"meta", "input", "br"})  # elements of HTML without an end
 UNFIT = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, TextIO
 
-from mpctl.errors import ErrorDocument, Issue
+from mpctl.core.errors import ErrorDocument, Issue
 
 
 def print_json(document: Any) -> None:

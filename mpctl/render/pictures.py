@@ -6,15 +6,15 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from mpctl.errors import InputError
-from mpctl.planning.plan import Plan, make_plan
+from mpctl.core.errors import InputError
+from mpctl.core.topology import Topology
+from mpctl.plan.planning.plan import Plan, make_plan
 from mpctl.render.markup import Progress, no_progress, write_text
-from mpctl.topology import Topology
 
 if TYPE_CHECKING:
-    from mpctl.planning.whole_run import WholeRun
-    from mpctl.search.document import SearchDocument
-    from mpctl.search.result import SearchResult
+    from mpctl.plan.planning.whole_run import WholeRun
+    from mpctl.plan.search.document import SearchDocument
+    from mpctl.plan.search.result import SearchResult
 
 
 def write_pictures(
@@ -45,7 +45,7 @@ def write_pictures(
 
 
 def _trace(plan: Plan, topology: Topology) -> str:
-    from mpctl.estimate.timeline import find_step_line
+    from mpctl.plan.estimate.timeline import find_step_line
     from mpctl.render.trace import trace_text
 
     if plan.estimate is None:
@@ -68,7 +68,7 @@ def write_search_page(
 
     command: the line that makes the search again. Raises InputError where path cannot be written.
     """
-    from mpctl.planning.layout_settings import layout_text
+    from mpctl.plan.planning.layout_settings import layout_text
     from mpctl.render.html.front import FrontPoint
     from mpctl.render.html.page import plan_page
 

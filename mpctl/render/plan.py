@@ -14,10 +14,12 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mpctl.planning.document import stack_layers
-from mpctl.planning.plan import Plan
-from mpctl.planning.runtimes import UnderRuntime, elsewhere_text, is_open, open_text
-from mpctl.planning.summary import (
+from mpctl.core.topology import Topology
+from mpctl.core.units import bytes_span_text, bytes_text, count_text, plural, rate_text, seconds_text
+from mpctl.plan.planning.document import stack_layers
+from mpctl.plan.planning.plan import Plan
+from mpctl.plan.planning.runtimes import UnderRuntime, elsewhere_text, is_open, open_text
+from mpctl.plan.planning.summary import (
     experts_text,
     links_text,
     main_figures,
@@ -30,22 +32,20 @@ from mpctl.planning.summary import (
     training_settings,
     verdict,
 )
+from mpctl.plan.rules.check import Check
 from mpctl.render.console import Console, NamedRows, get_console, plain_table
 from mpctl.render.fold import fold, members_text, span_text, stage_layers_text
 from mpctl.render.plan_layout import grid_part, groups_part, nodes_part, ranks_part
-from mpctl.rules.check import Check
-from mpctl.topology import Topology
-from mpctl.units import bytes_span_text, bytes_text, count_text, plural, rate_text, seconds_text
 
 if TYPE_CHECKING:
-    from mpctl.estimate.explain import Figure, Unit
-    from mpctl.estimate.job import Estimate
-    from mpctl.estimate.layer_messages import BlockTraffic, PartTraffic
-    from mpctl.estimate.memory import StageMemory
-    from mpctl.layout.job_layout import JobLayout
-    from mpctl.planning.document import RankDocument
-    from mpctl.planning.summary import TrainingEntry
-    from mpctl.planning.whole_run import WholeRun
+    from mpctl.model.layout.job_layout import JobLayout
+    from mpctl.plan.estimate.explain import Figure, Unit
+    from mpctl.plan.estimate.job import Estimate
+    from mpctl.plan.estimate.layer_messages import BlockTraffic, PartTraffic
+    from mpctl.plan.estimate.memory import StageMemory
+    from mpctl.plan.planning.document import RankDocument
+    from mpctl.plan.planning.summary import TrainingEntry
+    from mpctl.plan.planning.whole_run import WholeRun
 
 
 MARKS = {"ok": ("✓", "green"), "warning": ("!", "bold yellow"), "error": ("✗", "bold red")}
@@ -76,7 +76,7 @@ def print_plan(
 
 def _whole_run(run: WholeRun | None) -> Iterator[RenderableType]:
     if run is not None:
-        from mpctl.planning.whole_run import run_figures
+        from mpctl.plan.planning.whole_run import run_figures
 
         yield Text("\nThe whole run", "bold")
         yield NamedRows([*run_figures(run)])

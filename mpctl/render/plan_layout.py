@@ -13,22 +13,15 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from mpctl.axes import GRID_AXES
-from mpctl.layout.link_levels import shown_levels
-from mpctl.planning.document import rank_entry
-from mpctl.planning.plan import Plan
-from mpctl.planning.summary import find_holder_name
-from mpctl.render.cells import (
-    expert_axes,
-    experts_text,
-    group_number,
-    letters,
-    node_layers,
-    place_names,
-)
+from mpctl.core.axes import GRID_AXES
+from mpctl.core.topology import Topology
+from mpctl.model.layout.link_levels import shown_levels
+from mpctl.plan.planning.document import rank_entry
+from mpctl.plan.planning.plan import Plan
+from mpctl.plan.planning.summary import find_holder_name
+from mpctl.render.cells import expert_axes, experts_text, group_number, letters, node_layers, place_names
 from mpctl.render.console import plain_table
 from mpctl.render.fold import groups_text, members_text, nodes_are_alike, stage_layers_text
-from mpctl.topology import Topology
 
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red", "bright_cyan", "bright_magenta")
 SHOWN_NODES, GPUS_A_ROW = 4, 8

@@ -13,11 +13,13 @@ from itertools import groupby
 from textwrap import wrap
 from typing import NamedTuple
 
-from mpctl.estimate.timeline import StepLine, find_step_line
-from mpctl.layout.link_levels import LinkLevel, shown_levels
-from mpctl.layout.topology import expert_homes
-from mpctl.planning.plan import Plan
-from mpctl.planning.summary import (
+from mpctl.core.topology import Topology
+from mpctl.core.units import plural, seconds_text
+from mpctl.model.layout.link_levels import LinkLevel, shown_levels
+from mpctl.model.layout.topology import expert_homes
+from mpctl.plan.estimate.timeline import StepLine, find_step_line
+from mpctl.plan.planning.plan import Plan
+from mpctl.plan.planning.summary import (
     dense_sizes_text,
     expert_axes_text,
     links_text,
@@ -45,8 +47,6 @@ from mpctl.render.markup import Raw, el, join, number
 from mpctl.render.svg import Part, picture_file, stacked
 from mpctl.render.svg_grid import GridPicture
 from mpctl.render.svg_timeline import WIDTH, Picture, legend
-from mpctl.topology import Topology
-from mpctl.units import plural, seconds_text
 
 CELL, HIGH, SPACE, HEAD = 56, 36, 4, 22
 TILE_WIDTH, TILE_HEIGHT = 72, 30

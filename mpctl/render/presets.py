@@ -8,12 +8,12 @@ from math import nan
 from pathlib import Path
 from typing import Any
 
-from mpctl.errors import InputError
+from mpctl.core.errors import InputError
+from mpctl.core.units import COMPUTE, MEMORY, Measure, UnitError, parse_measure
+from mpctl.plan.rules.launched import keys_not_launched
 from mpctl.render.console import get_console, plain_table, visible
-from mpctl.rules.launched import keys_not_launched
 from mpctl.spec.load import load_job
 from mpctl.spec.presets import Kind, PresetFile
-from mpctl.units import COMPUTE, MEMORY, Measure, UnitError, parse_measure
 
 
 def print_presets(kinds: Mapping[Kind, Mapping[str, PresetFile]]) -> None:

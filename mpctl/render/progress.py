@@ -9,14 +9,7 @@ from datetime import timedelta
 from typing import Self
 
 from rich.console import OverflowMethod
-from rich.progress import (
-    BarColumn,
-    Progress,
-    Task,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, Progress, Task, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Column
 from rich.text import Text
 

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from rich.table import Table
 from rich.text import Text
 
-from mpctl.launch.rehearse import RankRehearsal, RehearsalDocument
+from mpctl.core.units import bytes_text, part_text, plural, ranges_text, seconds_text
+from mpctl.records.rundir.rank_files import AuditFigures, AuditRow, StepAudit
+from mpctl.records.rundir.summary import PlannedMeasured
 from mpctl.render.console import get_console, marked
 from mpctl.render.progress import ProgressView, TaskBar
-from mpctl.rundir.rank_files import AuditFigures, AuditRow, StepAudit
-from mpctl.rundir.summary import PlannedMeasured
-from mpctl.units import bytes_text, part_text, plural, ranges_text, seconds_text
+from mpctl.run.launch.rehearse import RankRehearsal, RehearsalDocument
 
 WORST = 10
 WIDE = 150  # columns of a terminal that shows the operations too

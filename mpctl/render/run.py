@@ -14,24 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from mpctl.launch.launch_plan import HostCommand, LaunchPlan
+from mpctl.core.units import bytes_text, count_text, plural, seconds_text
+from mpctl.records.rundir.directory import RunDir
+from mpctl.records.rundir.rank_files import StepRecord, loss_text
+from mpctl.records.rundir.summary import STATES, ExpertSummary, PlanAndRun, RankComparison, RunSummary, SaveSummary
 from mpctl.render.console import NamedRows, get_console, marked, say
 from mpctl.render.output import print_json
 from mpctl.render.progress import progress_bar
-from mpctl.rundir.directory import RunDir
-from mpctl.rundir.rank_files import StepRecord, loss_text
-from mpctl.rundir.summary import (
-    STATES,
-    ExpertSummary,
-    PlanAndRun,
-    RankComparison,
-    RunSummary,
-    SaveSummary,
-)
-from mpctl.units import bytes_text, count_text, plural, seconds_text
+from mpctl.run.launch.launch_plan import HostCommand, LaunchPlan
 
 if TYPE_CHECKING:
-    from mpctl.rundir.summary import Failure
+    from mpctl.records.rundir.summary import Failure
 
 UNKNOWN_STEPS = 1000  # of a program: every hundredth step is a line where there is no terminal
 USUAL_GOODPUT = 0.9  # from which on a summary does not mention it

@@ -16,18 +16,11 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 from mpctl import __version__
-from mpctl.bench.trace import PASSES, PlannedStep, RunProfile
-from mpctl.pipeline.schedule.orders import Action, Kind
-from mpctl.render.trace import (
-    Event,
-    complete_event,
-    free_row,
-    named_row,
-    pass_name,
-    trace_document,
-)
-from mpctl.rundir.profile_files import ProfileEvent
-from mpctl.units import bytes_text
+from mpctl.core.units import bytes_text
+from mpctl.measure.bench.trace import PASSES, PlannedStep, RunProfile
+from mpctl.model.pipeline.schedule.orders import Action, Kind
+from mpctl.records.rundir.profile_files import ProfileEvent
+from mpctl.render.trace import Event, complete_event, free_row, named_row, pass_name, trace_document
 
 ROWS = ("work", "in collectives", "messages")
 MESSAGE_KEYS = ("axis", "bytes", "dtype", "of", "microbatch", "chunk", "peer")

@@ -12,16 +12,16 @@ from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from mpctl.core.units import bytes_text, count_text, plural, ranks_text, seconds_text
 from mpctl.render.console import NamedRows, get_console, marked
 from mpctl.render.progress import clock
 from mpctl.render.run import expert_rows, summary_rows
-from mpctl.runs.listing import RunRow, RunsDocument
-from mpctl.runs.saved import CheckpointRow, SavedRun
-from mpctl.runs.show import ShownRun
-from mpctl.runs.status import LauncherRow, StatusDocument
-from mpctl.runs.stop import Stopped
+from mpctl.run.history.listing import RunRow, RunsDocument
+from mpctl.run.history.saved import CheckpointRow, SavedRun
+from mpctl.run.history.show import ShownRun
+from mpctl.run.history.status import LauncherRow, StatusDocument
+from mpctl.run.history.stop import Stopped
 from mpctl.spec.job import JobSpec
-from mpctl.units import bytes_text, count_text, plural, ranks_text, seconds_text
 
 STYLES = {
     "submitted": "cyan",

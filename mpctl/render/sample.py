@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from mpctl.core.units import seconds_text
 from mpctl.render.console import get_console, plain_table, visible
 from mpctl.render.progress import ProgressView, TaskBar
-from mpctl.units import seconds_text
 
 if TYPE_CHECKING:
-    from mpctl.inference.evaluate import EvalDocument
-    from mpctl.inference.sample import SampleDocument, Sampling, WrittenText
+    from mpctl.run.inference.evaluate import EvalDocument
+    from mpctl.run.inference.sample import SampleDocument, Sampling, WrittenText
 
 
 FINISH = {

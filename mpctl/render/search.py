@@ -11,12 +11,12 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mpctl.planning.summary import training_line
-from mpctl.records import Json
+from mpctl.core.records import Json
+from mpctl.core.units import bytes_text, count_text, days_text, energy_text, plural, seconds_text
+from mpctl.plan.planning.summary import training_line
+from mpctl.plan.search.document import LayoutEntry, NoLayoutEntry, SearchDocument
+from mpctl.plan.search.find import OPTIMISM, WIDE_BAND, ranking_error
 from mpctl.render.console import get_console, plain_table
-from mpctl.search.document import LayoutEntry, NoLayoutEntry, SearchDocument
-from mpctl.search.find import OPTIMISM, WIDE_BAND, ranking_error
-from mpctl.units import bytes_text, count_text, days_text, energy_text, plural, seconds_text
 
 OBJECTIVES = {
     "tokens": "most tokens a second",

@@ -14,13 +14,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from mpctl.axes import GRID_AXES
-from mpctl.layout.topology import job_grid
-from mpctl.planning.plan import Plan
-from mpctl.planning.tensor_modes import HeldBlock, HeldPart, rank_blocks
+from mpctl.core.axes import GRID_AXES
+from mpctl.core.tensor_grid import TensorGrid
+from mpctl.core.topology import Topology
+from mpctl.model.layout.topology import job_grid
+from mpctl.plan.planning.plan import Plan
+from mpctl.plan.planning.tensor_modes import HeldBlock, HeldPart, rank_blocks
 from mpctl.render.markup import Raw, el, join, number
-from mpctl.tensor_grid import TensorGrid
-from mpctl.topology import Topology
 
 DRAWN_CELLS = 1024  # of all squares together
 CELL, SMALLEST, HEAD, GAP = 44.0, 8.0, 22.0, 24.0

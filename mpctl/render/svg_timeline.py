@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from mpctl.estimate.timeline import StepLine
-from mpctl.pipeline.schedule.orders import Action
+from mpctl.core.units import plural, seconds_text
+from mpctl.model.pipeline.schedule.orders import Action
+from mpctl.plan.estimate.timeline import StepLine
 from mpctl.render.markup import Raw, el, join, number
-from mpctl.units import plural, seconds_text
 
 SERIES = {"forward": 0, "backward": 1, "backward_input": 1, "backward_weight": 2}
 NAMES = ("forward", "backward", "weight gradient")

@@ -15,8 +15,8 @@ from itertools import chain
 from typing import Any
 
 from mpctl import __version__
-from mpctl.estimate.timeline import StepLine
-from mpctl.pipeline.schedule.orders import Action, StageChunk, show, target
+from mpctl.model.pipeline.schedule.orders import Action, StageChunk, show, target
+from mpctl.plan.estimate.timeline import StepLine
 
 Event = dict[str, Any]
 ROWS = ("work", "after the schedule", "sends")

@@ -18,16 +18,16 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from mpctl.planning.layout_settings import layout_text
+from mpctl.core.units import count_text, plural, seconds_text
+from mpctl.measure.tune.state import PAGE
+from mpctl.plan.planning.layout_settings import layout_text
 from mpctl.render.console import get_console, marked, plain_table
 from mpctl.render.progress import clock
-from mpctl.tune.state import PAGE
-from mpctl.units import count_text, plural, seconds_text
 
 if TYPE_CHECKING:
-    from mpctl.tune.document import BestEntry, MeasuredEntry, TrialEntry, TuneDocument
-    from mpctl.tune.loop import Tuning
-    from mpctl.tune.state import TrialRecord
+    from mpctl.measure.tune.document import BestEntry, MeasuredEntry, TrialEntry, TuneDocument
+    from mpctl.measure.tune.loop import Tuning
+    from mpctl.measure.tune.state import TrialRecord
 
 SHOWN_TRIALS, SHOWN_LAYOUTS = 12, 12
 LEVEL = 0.0005  # a lead that rounds to 0.0 %

@@ -15,17 +15,11 @@ from textwrap import shorten
 from typing import Annotated, Any, Literal, get_args
 
 from annotated_types import Ge, Le, Lt
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError, core_schema
 
-from mpctl.units import BANDWIDTH, COMPUTE, MEMORY, TIME, Measure, UnitError, parse_measure
+from mpctl.core.units import BANDWIDTH, COMPUTE, MEMORY, TIME, Measure, UnitError, parse_measure
 
 TEXT_ERROR = "measure"  # pydantic's type of an error about such a text; its `hint` is the way out
 

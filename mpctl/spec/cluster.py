@@ -160,7 +160,7 @@ class LinkSpec(StrictModel):
         None,
         description="inter_node: exponent by which efficiency falls when a collective spans more "
         "than two nodes: efficiency x (ranks / ranks of two nodes)^-decay; when absent as on "
-        "typical networks (mpctl/estimate/network.py); 0 where large groups were measured and lost "
+        "typical networks (mpctl/plan/estimate/network.py); 0 where large groups were measured and lost "
         "nothing",
     )
 

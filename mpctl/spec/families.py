@@ -1,6 +1,6 @@
 """The model families that exist, where they are found, and the form of their prompts.
 
-A built-in family is a folder of mpctl/families with a `family.py` that defines `FAMILY`. Any other
+A built-in family is a folder of mpctl/model/families with a `family.py` that defines `FAMILY`. Any other
 family is an entry point of the group `mpctl.families` of an installed package, whose name is the
 family's and whose value is the import path of the same kind of description:
 
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic_core import PydanticCustomError
 
-from mpctl.errors import InputError
+from mpctl.core.errors import InputError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -57,7 +57,7 @@ class FamilyDefaults(ABC):
 @lru_cache(maxsize=1)
 def builtin_families() -> tuple[str, ...]:
     """Names of the families that come with mpctl, sorted."""
-    folder = Path(__file__).resolve().parent.parent / "families"
+    folder = Path(__file__).resolve().parents[1] / "model" / "families"
     return tuple(sorted(path.parent.name for path in folder.glob("*/family.py")))
 
 
@@ -82,7 +82,7 @@ def load_family(name: str) -> FamilyDefaults | None:
     Raises InputError where an installed package's entry point cannot be imported.
     """
     if name in builtin_families():
-        description: FamilyDefaults = pkgutil.resolve_name(f"mpctl.families.{name}.family:FAMILY")
+        description: FamilyDefaults = pkgutil.resolve_name(f"mpctl.model.families.{name}.family:FAMILY")
         return description
     from importlib.metadata import entry_points
 

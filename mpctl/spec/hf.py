@@ -28,7 +28,7 @@ from pathlib import Path
 from reprlib import repr as short
 from typing import Any, TypeGuard
 
-from mpctl.errors import InputError, Issue
+from mpctl.core.errors import InputError, Issue
 from mpctl.spec.families import builtin_families, load_family
 from mpctl.spec.paths import is_hub_id
 from mpctl.spec.presets import find_file, user_folder

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from mpctl.errors import Issue
+from mpctl.core.errors import Issue
 from mpctl.spec.families import family_synonyms
 from mpctl.spec.model import DERIVED
 from mpctl.spec.names import TABLES, keys_at, tables_with

@@ -11,14 +11,14 @@ from typing import Annotated
 from annotated_types import MinLen
 from pydantic import Field, ValidationError
 
-from mpctl.axes import AXIS_NAMES, FILLING
+from mpctl.core.axes import AXIS_NAMES, FILLING
+from mpctl.core.units import plural
 from mpctl.spec.base import Bytes, CountOrZero, DType, Probability, StrictModel
 from mpctl.spec.cluster import ClusterSpec, DeviceSpec
 from mpctl.spec.launch import LAUNCHED_AS, LaunchedKind, LaunchSpec
 from mpctl.spec.model import ModelSpec, without_derived
 from mpctl.spec.parallel import ParallelSpec
 from mpctl.spec.training import TrainingSpec
-from mpctl.units import plural
 
 
 class DataSpec(StrictModel):

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from mpctl.errors import InputError, Issue
+from mpctl.core.errors import InputError, Issue
 from mpctl.spec.base import StrictModel
 from mpctl.spec.cluster import ClusterSpec, DeviceSpec
 from mpctl.spec.job import JobSpec, complete, open_settings_of

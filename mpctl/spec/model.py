@@ -5,23 +5,8 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt, Le
 from pydantic import AfterValidator, Field, model_validator
 
-from mpctl.spec.base import (
-    Experts,
-    Heads,
-    Hidden,
-    Layers,
-    LayersOrZero,
-    Rows,
-    StrictModel,
-    Width,
-)
-from mpctl.spec.families import (
-    DEFAULT_FAMILY,
-    NormOrder,
-    check_family,
-    default_norm_order,
-    list_families,
-)
+from mpctl.spec.base import Experts, Heads, Hidden, Layers, LayersOrZero, Rows, StrictModel, Width
+from mpctl.spec.families import DEFAULT_FAMILY, NormOrder, check_family, default_norm_order, list_families
 
 FamilyName = Annotated[str, AfterValidator(check_family)]
 Ratio = Annotated[float, Ge(1e-6), Le(1e12)]

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from itertools import takewhile
 from typing import Any, NamedTuple
 
-from mpctl.errors import InputError, Issue
+from mpctl.core.errors import InputError, Issue
 from mpctl.spec.base import fields_at
 from mpctl.spec.job import JobSpec
 from mpctl.spec.presets import PRESET_TABLES

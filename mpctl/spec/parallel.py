@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 from annotated_types import Ge, Le
 from pydantic import Field, create_model
 
-from mpctl.axes import AXES, DEFAULT_ORDER, FILLING
+from mpctl.core.axes import AXES, DEFAULT_ORDER, FILLING
 from mpctl.spec.base import Bytes, Count, Layers, StrictModel
 from mpctl.spec.schedules import SCHEDULES
 

@@ -25,7 +25,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
-from mpctl.errors import InputError, Issue
+from mpctl.core.errors import InputError, Issue
 from mpctl.spec.paths import anchored, is_config, is_hub_id, is_path
 
 if TYPE_CHECKING:

@@ -13,20 +13,9 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Le, MinLen
 from pydantic import Field, ValidationError
 
-from mpctl.axes import Axis
-from mpctl.errors import InputError
-from mpctl.spec.base import (
-    AS_MEMORY,
-    Amount,
-    Count,
-    CountOrZero,
-    DType,
-    Factor,
-    Part,
-    Seconds,
-    Share,
-    StrictModel,
-)
+from mpctl.core.axes import Axis
+from mpctl.core.errors import InputError
+from mpctl.spec.base import AS_MEMORY, Amount, Count, CountOrZero, DType, Factor, Part, Seconds, Share, StrictModel
 from mpctl.spec.parallel import ScheduleName, TensorMode
 from mpctl.spec.presets import PresetFile, get_file, own_folders, preset_issues, search_path
 from mpctl.spec.training import Dispatcher as Dispatcher
@@ -378,7 +367,7 @@ class RuntimeSupport(StrictModel):
 
 
 class CommunicatorMemory(StrictModel):
-    """What a communicator of NCCL or RCCL holds on a device (mpctl/estimate/libraries.py)."""
+    """What a communicator of NCCL or RCCL holds on a device (mpctl/plan/estimate/libraries.py)."""
 
     connection_bytes: Annotated[float, Ge(0), Le(1e12), AS_MEMORY] = Field(
         description="bytes of one channel's buffers for one peer that it receives from"

@@ -18,7 +18,7 @@ import annotated_types as bounds
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from mpctl.axes import AXIS_NAMES
+from mpctl.core.axes import AXIS_NAMES
 from mpctl.spec.base import table_of
 from mpctl.spec.families import family_names
 from mpctl.spec.job import JobSpec

@@ -6,6 +6,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
+from mpctl.core.units import DTYPE_BYTES
 from mpctl.spec.base import (
     BatchRanges,
     Count,
@@ -18,7 +19,6 @@ from mpctl.spec.base import (
     rising_ranges,
 )
 from mpctl.spec.presets import bundled_names, find_file, name_or_path, preset_names
-from mpctl.units import DTYPE_BYTES
 
 RecomputeMode = Literal["none", "selective", "full"]
 RecomputeModule = Literal[

@@ -9,11 +9,11 @@ from typing import Any, cast
 
 import pytest
 
-from mpctl.bench.report import BenchReport
 from mpctl.cli.bench.common import BenchCommand
-from mpctl.errors import InputError
-from tests.bench.reports import made_report, row, verify_report, write_report
+from mpctl.core.errors import InputError
+from mpctl.measure.bench.report import BenchReport
 from tests.cli.calls import Mpctl, assert_refused
+from tests.measure.bench.reports import made_report, row, verify_report, write_report
 
 
 def write(folder: Path, seconds: float, bench: str = "kernels") -> Path:

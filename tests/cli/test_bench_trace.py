@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from mpctl.bench.trace import part_seconds
-from mpctl.rundir.marker import write_marker
+from mpctl.measure.bench.trace import part_seconds
+from mpctl.records.rundir.marker import write_marker
 from mpctl.spec.load import load_job
-from tests.bench.profiles import line, two_stages, write
 from tests.cli.calls import Mpctl, assert_refused
-from tests.runtime.tiny import make_data, settings
+from tests.measure.bench.profiles import line, two_stages, write
+from tests.train.runtime.tiny import make_data, settings
 
 
 def made_run(folder: Path, *, job: str | None = None) -> Path:

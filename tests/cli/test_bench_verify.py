@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.small_jobs import small_settings
 from tests.cli.calls import Mpctl
+from tests.measure.bench.small_jobs import small_settings
 
 ONE_RANK = ("--nodes", "1", "--gpus-per-node", "1", "--tp", "1")
 

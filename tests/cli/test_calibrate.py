@@ -7,13 +7,13 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from mpctl.calibrate.runs import device_preset, usable_runs
+from mpctl.measure.calibrate.runs import device_preset, usable_runs
 from mpctl.spec.load import job_from_raw
 from mpctl.spec.presets import presets_root
 from mpctl.spec.runtime import RuntimeProfile
-from tests.calibrate.test_run_dirs import write_run
 from tests.cli.calls import Mpctl
 from tests.interop import example_logs as logs
+from tests.measure.calibrate.test_run_dirs import write_run
 
 ROWS = json.loads((Path(__file__).parent.parent / "recorded" / "published_runs.json").read_text())
 

@@ -19,9 +19,9 @@ import psutil
 import pytest
 
 from mpctl.cli.app import run
-from mpctl.data.manifest import FILES, open_prepared
 from mpctl.render.data import data_warnings
-from tests.data.languages import FRENCH, write_corpus
+from mpctl.train.data.manifest import FILES, open_prepared
+from tests.train.data.languages import FRENCH, write_corpus
 
 ALL = sorted([*FILES, "data.json"])
 

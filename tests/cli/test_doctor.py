@@ -10,9 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mpctl.doctor.documents import Diagnosis
+from mpctl.run.doctor.documents import Diagnosis
 from tests.cli.calls import Mpctl
-from tests.launch.command import wait_for
+from tests.run.launch.command import wait_for
 
 
 @pytest.mark.slow

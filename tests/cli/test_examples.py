@@ -13,7 +13,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from mpctl.cli.app import run as mpctl
-from mpctl.planning.plan import load_plan
+from mpctl.plan.planning.plan import load_plan
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FILES = sorted(EXAMPLES.glob("*.toml"))

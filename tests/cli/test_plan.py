@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from mpctl.core.units import bytes_text, count_text, rate_text, seconds_text
 from mpctl.spec.presets import preset_names
-from mpctl.units import bytes_text, count_text, rate_text, seconds_text
 from tests.cli.calls import Mpctl, assert_refused, spawn
 from tests.cli.plan_calls import GOLDEN, document
 from tests.test_rank_groups import TWO_NODES

@@ -6,7 +6,7 @@ from itertools import permutations
 
 import pytest
 
-from mpctl.axes import AXIS_NAMES, GROUP_KINDS
+from mpctl.core.axes import AXIS_NAMES, GROUP_KINDS
 from tests.cli.calls import Mpctl, assert_refused
 from tests.cli.plan_calls import GOLDEN, document
 from tests.test_rank_groups import TWO_NODES

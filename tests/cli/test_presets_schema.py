@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from mpctl.errors import InputError
+from mpctl.core.errors import InputError
 from mpctl.spec.load import load_job
 from mpctl.spec.presets import KINDS, preset_names, presets_root
 from tests.cli.calls import Mpctl, assert_refused

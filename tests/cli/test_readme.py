@@ -13,8 +13,8 @@ import pytest
 import typer
 
 from mpctl.cli.app import app, run
-from mpctl.planning.plan import load_plan
-from mpctl.units import bytes_text, seconds_text
+from mpctl.core.units import bytes_text, seconds_text
+from mpctl.plan.planning.plan import load_plan
 from tests import readme
 
 ROOT = Path(__file__).parents[2]
@@ -88,9 +88,9 @@ def test_every_command_is_accepted(
     monkeypatch.chdir(texts)
     arguments = shlex.split(command.partition(">")[0])[1:]
     if "kubernetes" in arguments or "slurm" in arguments:
-        pytest.skip("needs a cluster; tests/multinode and tests/launch submit to one")
+        pytest.skip("needs a cluster; tests/multinode and tests/run/launch submit to one")
     if "--resume" in arguments:
-        pytest.skip("needs the run before it; tests/launch/test_run.py resumes on another layout")
+        pytest.skip("needs the run before it; tests/run/launch/test_run.py resumes on another layout")
     if arguments[0] == "launch" and not {"--dry-run", "--rehearse"} & {*arguments}:
         arguments.append("--dry-run")
     assert run(arguments) == 0, capsys.readouterr().err

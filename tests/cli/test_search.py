@@ -18,10 +18,10 @@ import pytest
 
 from mpctl.cli.app import run
 from mpctl.cli.options import command_line
-from mpctl.planning.plan import load_plan
-from mpctl.search.find import WIDE_ERROR
+from mpctl.core.units import bytes_text
+from mpctl.plan.planning.plan import load_plan
+from mpctl.plan.search.find import WIDE_ERROR
 from mpctl.spec.load import load_job, parse_settings
-from mpctl.units import bytes_text
 from tests.cli.calls import Mpctl, assert_refused, spawn
 
 SMALL = ("--cluster", "selene", "--nodes", 1, "--model", "gpt2-medium", "--global-batch-size", 32,
@@ -498,8 +498,8 @@ def test_none_of_it_is_imported_by_a_plain_plan() -> None:
     probe = (
         "import sys\nfrom mpctl.cli.app import run\n"
         "run(['plan', 'two-nodes-16-gpus', '--json', '--groups', 'none'])\n"
-        "found = [n for n in sys.modules if n.startswith(('mpctl.search', 'mpctl.batch', "
-        "'mpctl.planning.compare', 'mpctl.planning.explain'))]\nprint(found, file=sys.stderr)"
+        "found = [n for n in sys.modules if n.startswith(('mpctl.plan.search', 'mpctl.plan.batch', "
+        "'mpctl.plan.planning.compare', 'mpctl.plan.planning.explain'))]\nprint(found, file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert done.stderr.strip() == "[]"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mpctl.cli.app import run
-from mpctl.planning.plan import load_plan
+from mpctl.plan.planning.plan import load_plan
 from tests import readme
 
 TOUR = (readme.ROOT / "docs" / "tour.md").read_text("utf-8")

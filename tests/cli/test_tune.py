@@ -11,18 +11,18 @@ from pathlib import Path
 import pytest
 
 from mpctl.cli.tune import read_budget
-from mpctl.clusters.kubernetes.submission import KubernetesSubmitter
-from mpctl.errors import InputError
-from mpctl.planning.plan import Plan, load_plan
-from mpctl.rundir.directory import RunDir
+from mpctl.core.errors import InputError
+from mpctl.measure.tune.document import tune_document
+from mpctl.measure.tune.state import TuneFolder
+from mpctl.plan.planning.plan import Plan, load_plan
+from mpctl.records.rundir.directory import RunDir
+from mpctl.run.clusters.kubernetes.submission import KubernetesSubmitter
 from mpctl.spec.load import load_job
-from mpctl.tune.document import tune_document
-from mpctl.tune.state import TuneFolder
-from tests.bench.small_jobs import small_settings, write_texts
 from tests.cli.calls import Mpctl, Said, assert_refused
-from tests.clusters.kubernetes.api_server import served
-from tests.tune.fakes import Clock, FakeTarget, small_request, tuning_of
-from tests.tune.test_state import record
+from tests.measure.bench.small_jobs import small_settings, write_texts
+from tests.measure.tune.fakes import Clock, FakeTarget, small_request, tuning_of
+from tests.measure.tune.test_state import record
+from tests.run.clusters.kubernetes.api_server import served
 
 
 def assert_told(said: Said, *words: str) -> None:

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from mpctl.errors import InputError
-from mpctl.planning.plan import load_plan
-from mpctl.planning.summary import main_figures
-from mpctl.planning.whole_run import WholeRun, plan_whole_run, read_tokens, run_figures
+from mpctl.core.errors import InputError
+from mpctl.plan.planning.plan import load_plan
+from mpctl.plan.planning.summary import main_figures
+from mpctl.plan.planning.whole_run import WholeRun, plan_whole_run, read_tokens, run_figures
+from mpctl.plan.search.evaluate import LayoutEvaluator
+from mpctl.plan.search.find import find_layouts
+from mpctl.plan.search.request import read_request
+from mpctl.plan.search.result import cost_of, layout_reports, search_layouts
 from mpctl.render.search import run_cells, whole_run_text
-from mpctl.search.evaluate import LayoutEvaluator
-from mpctl.search.find import find_layouts
-from mpctl.search.request import read_request
-from mpctl.search.result import cost_of, layout_reports, search_layouts
 from tests.cli.calls import Mpctl
 
 LLAMA = {

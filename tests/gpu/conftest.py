@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.runtime.tiny import make_data
+from tests.train.runtime.tiny import make_data
 
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 from packaging.requirements import Requirement
 
-from mpctl.data.indexed import IndexedDataset
+from mpctl.train.data.indexed import IndexedDataset
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/gpu.md"

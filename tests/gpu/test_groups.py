@@ -19,13 +19,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from mpctl.layout.job_layout import JobLayout
-from mpctl.runtime.build import build_trainer
-from mpctl.runtime.environment import RuntimeEnvironment
-from mpctl.runtime.mesh import new_process_group
-from mpctl.runtime.process_group import BACKENDS
+from mpctl.model.layout.job_layout import JobLayout
 from mpctl.spec.load import parse
-from mpctl.transport.group import _all_gather, _gather_slices, _reduce_scatter, _scatter_slices
+from mpctl.train.runtime.build import build_trainer
+from mpctl.train.runtime.environment import RuntimeEnvironment
+from mpctl.train.runtime.mesh import new_process_group
+from mpctl.train.runtime.process_group import BACKENDS
+from mpctl.train.transport.group import _all_gather, _gather_slices, _reduce_scatter, _scatter_slices
 from tests.gpu.training import losses, small_job
 from tests.ranks import join_gloo, run_ranks
 
@@ -134,7 +134,7 @@ def _train(rank: int, size: int, kind: str, raw: dict[str, Any], run_dir: str) -
 
 def test_torch_reports_the_device(device: torch.device) -> None:
     """What `mpctl doctor` asks of a host, with an all-reduce of NCCL where there is a GPU."""
-    done = subprocess.run([sys.executable, "-m", "mpctl.runtime.probes.torch_report"],
+    done = subprocess.run([sys.executable, "-m", "mpctl.train.runtime.probes.torch_report"],
                           capture_output=True, text=True, check=True, timeout=200)  # fmt: skip
     facts = json.loads(done.stdout.splitlines()[-1])
     assert facts["gloo_error"] is None

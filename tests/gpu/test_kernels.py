@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from mpctl.kernels.attention import AttentionVariant
-from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
-from mpctl.kernels.counter_rng import DropoutMask
-from mpctl.runtime.kernel_choice import machine_kernels
-from mpctl.transport.group import Group
+from mpctl.train.kernels.attention import AttentionVariant
+from mpctl.train.kernels.backend import TORCH_BACKEND, KernelBackend
+from mpctl.train.kernels.counter_rng import DropoutMask
+from mpctl.train.runtime.kernel_choice import machine_kernels
+from mpctl.train.transport.group import Group
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

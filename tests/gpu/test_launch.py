@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from mpctl.estimate.flops import find_device_preset
-from mpctl.runtime.device import device_name
+from mpctl.plan.estimate.flops import find_device_preset
+from mpctl.train.runtime.device import device_name
 
 MEMORY = {"cpu": 0.02, "cuda": 0.1}
 """How far the peak of a step may lie from its plan: on a GPU by the allocator's rounding, and by

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from mpctl.checkpoint.snapshot import HostCopies
-from mpctl.layers.recompute import HostOffload, checkpointed
-from mpctl.transport.streams import side_stream
+from mpctl.train.checkpoint.snapshot import HostCopies
+from mpctl.train.layers.recompute import HostOffload, checkpointed
+from mpctl.train.transport.streams import side_stream
 
 SIZE = 512
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.gpu.training import losses, small_job, trainer_of
-from tests.runtime.test_axes import SHAPES
+from tests.train.runtime.test_axes import SHAPES
 
 CPU = torch.device("cpu")
 FIRST = {"fp64": 2e-5, "fp32": 2e-5, "tf32": 5e-3, "bf16": 4e-2, "fp16": 5e-3}

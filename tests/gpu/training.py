@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from mpctl.runtime.device import prepare_device
-from mpctl.runtime.train import Trainer
 from mpctl.spec.job import JobSpec
-from tests.runtime.tiny import make_trainer, tiny_job
+from mpctl.train.runtime.device import prepare_device
+from mpctl.train.runtime.train import Trainer
+from tests.train.runtime.tiny import make_trainer, tiny_job
 
 SMALL = {"model__hidden": 64, "training__steps": 4, "checkpoint__interval": 0,
          "checkpoint__at_end": False, "training__eval_samples": 0}  # fmt: skip

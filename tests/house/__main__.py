@@ -15,13 +15,15 @@ def figures(source: Source) -> dict[str, str]:
     lengths = [lines for lines, _ in measures.function_lengths(source)]
     files = sorted(module.text.count("\n") for module in source.modules.values())
     constructors = measures.parameter_counts(source)[::-1][:6]
-    cycle = find_cycle(source.arrows)
+    rooms, wings = source.arrows(lambda m: m.room), source.arrows(lambda m: m.wing)
+    cycle = find_cycle(rooms)
     largest = ", ".join(f"{name.rsplit('.', 1)[1]} {n}" for n, name in constructors)
     typed = measures.occurrences(source, r"\(TypedDict")
     return {
         "files": f"{len(files)}, {sum(files)} lines, at most {files[-1]}",
         "small, with one importer": str(len(measures.lone_shards(source))),
-        "rooms": f"{len(source.arrows)}, {sum(map(len, source.arrows.values()))} arrows",
+        "wings": f"{len(wings)}, {sum(map(len, wings.values()))} arrows",
+        "rooms": f"{len(rooms)}, {sum(map(len, rooms.values()))} arrows",
         "cycle between rooms": " -> ".join(cycle) or "none",
         "class names defined twice": str(len(measures.repeated_classes(source))),
         "functions": f"{len(lengths)}, lines: median {median(lengths):.0f}, "

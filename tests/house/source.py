@@ -1,14 +1,14 @@
-"""The source of mpctl/, each file parsed once: modules, rooms, and who imports whom.
+"""The source of mpctl/, each file parsed once: modules, wings, rooms, and who imports whom.
 
-A room is what lies directly in mpctl/: a package (`spec/`) or a module (`topology.py`). An arrow
-between two rooms is one or more imports; imports inside functions count like any other.
+A wing is a folder of mpctl/ (`plan/`), a room a folder or a module of a wing (`plan/search/`,
+`core/errors.py`); a wing of one subject (FLAT) is one room. An arrow between two rooms or wings is
+one or more imports; imports inside functions count like any other.
 """
 
 from __future__ import annotations
 
 import ast
-from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +16,7 @@ from pathlib import Path
 Import = ast.Import | ast.ImportFrom
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+FLAT = {"spec", "interop", "render", "cli"}
 
 
 @dataclass(frozen=True)
@@ -31,12 +32,17 @@ class Module:
 
     @cached_property
     def name(self) -> str:
-        """`mpctl.rules.check`; a package goes by its own name."""
+        """`mpctl.plan.rules.check`; a package goes by its own name."""
         return ".".join([self.root.name, *(part for part in self.parts if part != "__init__")])
 
     @cached_property
-    def room(self) -> str:
+    def wing(self) -> str:
         return self.parts[0]
+
+    @cached_property
+    def room(self) -> str:
+        is_whole = self.wing in FLAT or self.parts[1:] == ("__init__",)
+        return self.wing if is_whole else "/".join(self.parts[:2])
 
     @cached_property
     def text(self) -> str:
@@ -73,7 +79,7 @@ class Module:
         return [node for node in self.nodes if isinstance(node, Function)]
 
     def at(self, node: ast.stmt | ast.expr) -> str:
-        """`mpctl/rules/check.py:12`."""
+        """`mpctl/plan/rules/check.py:12`."""
         return f"{self.path.relative_to(self.root.parent)}:{node.lineno}"
 
 
@@ -111,14 +117,13 @@ class Source:
                 targets[target] = node
         return targets
 
-    @cached_property
-    def arrows(self) -> dict[str, set[str]]:
-        """For each room the other rooms that it imports from."""
-        arrows: dict[str, set[str]] = defaultdict(set)
+    def arrows(self, place: Callable[[Module], str]) -> dict[str, set[str]]:
+        """For each wing or room, as `place` names a module's, the others that it imports from."""
+        arrows: dict[str, set[str]] = {place(module): set() for module in self.modules.values()}
         for name, targets in self.imported.items():
-            room = self.modules[name].room
-            arrows[room] |= {self.modules[target].room for target in targets} - {room}
-        return {room: arrows[room] for room in sorted({m.room for m in self.modules.values()})}
+            here = place(self.modules[name])
+            arrows[here] |= {place(self.modules[target]) for target in targets} - {here}
+        return dict(sorted(arrows.items()))
 
     @cached_property
     def exported(self) -> set[str]:
@@ -127,7 +132,8 @@ class Source:
             name
             for module in self.modules.values()
             for name, _ in module.imports
-            if name.startswith(f"{self.root.name}.") and name.split(".")[1] != module.room
+            if name.startswith(f"{self.root.name}.")
+            and not name.startswith(f"{self.root.name}.{module.room.replace('/', '.')}.")
         }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mpctl.planning.plan import Plan, load_plan
+from mpctl.plan.planning.plan import Plan, load_plan
 from mpctl.spec.yarn import YarnScales
 
 Settings = Mapping[str, Any]

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from mpctl.interop.registry import emit_plan
-from mpctl.planning.plan import Plan
+from mpctl.plan.planning.plan import Plan
 
 VARIABLE = "MPCTL_MEGATRON_PYTHON"
 PROGRAM = Path(__file__).with_name("megatron_namespaces.py")

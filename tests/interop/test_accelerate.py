@@ -10,7 +10,7 @@ import torch.distributed as dist
 import yaml
 
 from mpctl.interop.registry import emit_plan
-from mpctl.planning.plan import Plan
+from mpctl.plan.planning.plan import Plan
 from tests.interop.jobs import LLAMA, MIXTURE, Settings, plan_of
 from tests.interop.test_megatron import refusals
 from tests.interop.test_torch_mesh import fake_ranks

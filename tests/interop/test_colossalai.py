@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mpctl.errors import InputError
+from mpctl.core.errors import InputError
 from mpctl.interop.registry import emit_plan
 from tests.interop.jobs import EXAMPLE, MIXTURE, Settings, plan_of
 from tests.interop.snippets import assigned_in, calls_in, fields_of

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpctl.errors import InputError
+from mpctl.core.errors import InputError
 from mpctl.interop import log_lines
 from mpctl.interop.log_formats import LAUNCHERS, STEP_LINES, is_beside, looked_for
 from mpctl.interop.logs import LEAST, read_log, read_log_file

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from mpctl.errors import InputError
+from mpctl.core.errors import InputError
+from mpctl.core.sharding import padded_vocab
 from mpctl.interop.from_megatron import layer_counts, read_megatron
 from mpctl.interop.megatron import layout_text
 from mpctl.interop.megatron_experts import layer_pattern, read_pattern
 from mpctl.interop.registry import emit_plan, read_flags
-from mpctl.pipeline.stages import spans_of
-from mpctl.planning.plan import Plan, load_plan
-from mpctl.sharding import padded_vocab
+from mpctl.model.pipeline.stages import spans_of
+from mpctl.plan.planning.plan import Plan, load_plan
 from mpctl.spec.job import JobSpec
 from tests.interop.jobs import EXAMPLE, GRID, LAYOUTS, MIXTURE, Settings, plan_of
 from tests.interop.jobs import LATENT as LATENT_SHAPE

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from mpctl.errors import InputError
+from mpctl.core.errors import InputError
 from mpctl.interop.from_megatron import OLDER, READ, read_megatron
 from mpctl.interop.megatron_experts import ALL_FLAGS, BALANCING
 from mpctl.interop.megatron_flags import PLAIN_FLAGS
 from mpctl.interop.megatron_others import ALL_NAMED, is_apart, parser_flags, refusal_of
 from mpctl.interop.registry import emit_plan
-from mpctl.planning.plan import Plan
+from mpctl.plan.planning.plan import Plan
 from mpctl.spec.job import JobSpec
 from tests.interop.jobs import EXAMPLE, LAYOUTS, plan_of
 from tests.interop.megatron_parser import Line, Parsed, parse_lines, words_of

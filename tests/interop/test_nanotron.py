@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
-from mpctl.errors import InputError
+from mpctl.core.errors import InputError
 from mpctl.interop.registry import emit_plan
-from mpctl.planning.plan import Plan, load_plan
+from mpctl.plan.planning.plan import Plan, load_plan
 from tests.interop.jobs import EXAMPLE, LATENT, MIXTURE, Settings, plan_of
 from tests.interop.snippets import fields_of
 from tests.interop.test_megatron import refusals

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpctl.errors import InputError
+from mpctl.core.errors import InputError
 from mpctl.interop.registry import READERS, emit_plan, read_flags
-from mpctl.planning.plan import Plan, load_plan
+from mpctl.plan.planning.plan import Plan, load_plan
 from tests.interop import test_deepspeed, test_nanotron, test_torchtitan
 from tests.interop.jobs import SMALL, Settings, plan_of
 from tests.interop.test_torchtitan import SHAPE

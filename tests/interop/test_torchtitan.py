@@ -17,8 +17,8 @@ import pytest
 import torch.distributed as dist
 
 from mpctl.interop.registry import emit_plan
-from mpctl.planning.plan import Plan
-from mpctl.runtime.optimizer import learning_rate
+from mpctl.plan.planning.plan import Plan
+from mpctl.train.runtime.optimizer import learning_rate
 from tests.interop.jobs import EXAMPLE, LATENT, LLAMA, MIXTURE, Settings, plan_of
 from tests.interop.snippets import assigned_in, calls_in, fields_of
 from tests.interop.test_megatron import refusals

@@ -1,3 +1,3 @@
 """The data of the runtime's tests."""
 
-from tests.runtime.conftest import data as data
+from tests.train.runtime.conftest import data as data

@@ -17,18 +17,18 @@ from typing import Any
 
 import torch.distributed as dist
 
-from mpctl.checkpoint.saver import Saver
-from mpctl.checkpoint.snapshot import Snapshot
-from mpctl.checkpoint.writer import CheckpointWriter
-from mpctl.layout.job_layout import JobLayout
-from mpctl.runtime.build import build_trainer
-from mpctl.runtime.environment import RuntimeEnvironment
-from mpctl.runtime.train import Trainer
+from mpctl.model.layout.job_layout import JobLayout
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import parse
+from mpctl.train.checkpoint.saver import Saver
+from mpctl.train.checkpoint.snapshot import Snapshot
+from mpctl.train.checkpoint.writer import CheckpointWriter
+from mpctl.train.runtime.build import build_trainer
+from mpctl.train.runtime.environment import RuntimeEnvironment
+from mpctl.train.runtime.train import Trainer
 from tests.late.world import LateWorld, host_thread, join_late
 from tests.ranks import run_ranks
-from tests.runtime.tiny import trained_rank
+from tests.train.runtime.tiny import trained_rank
 
 
 def run_late_ranks(
@@ -100,7 +100,7 @@ class LateSaver(Saver):
 
 
 def train_late(job: JobSpec, run_dir: Path, *, is_serial: bool = False) -> list[dict[str, Any]]:
-    """Train in a late world, without shared memory; what tests.runtime.tiny.train returns."""
+    """Train in a late world, without shared memory; what tests.train.runtime.tiny.train returns."""
     launch = job.launch.model_copy(update={"shared_memory": False})
     raw = job.model_copy(update={"launch": launch}).model_dump(mode="json")
     n = job.world_size

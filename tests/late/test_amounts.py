@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mpctl.layers.recompute import HostOffload
-from mpctl.layout.job_layout import SPARE_RECEIVES
-from mpctl.operators.kernel_sets import COPIES_IN_FLIGHT
-from mpctl.runtime.p2p import Direction, StageLinks
-from mpctl.transport.group import Group, Pending
-from mpctl.transport.streams import SideStream
+from mpctl.model.layout.job_layout import SPARE_RECEIVES
+from mpctl.model.operators.kernel_sets import COPIES_IN_FLIGHT
+from mpctl.train.layers.recompute import HostOffload
+from mpctl.train.runtime.p2p import Direction, StageLinks
+from mpctl.train.transport.group import Group, Pending
+from mpctl.train.transport.streams import SideStream
 from tests.late.order import HOST, StreamOrder
 from tests.late.ranks import run_late_ranks
 from tests.late.world import LateStream, LateWorld

@@ -9,11 +9,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mpctl.transport.group import Group
+from mpctl.train.transport.group import Group
 from tests import threads
 from tests.late.ranks import run_late_ranks
 from tests.late.world import LateWorld
-from tests.layers.test_experts import CONFIGS, LAYOUTS, _full, _result
+from tests.train.layers.test_experts import CONFIGS, LAYOUTS, _full, _result
 
 KINDS = ("plain softmax, shared", "deepseek")
 

@@ -11,15 +11,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from mpctl.checkpoint.saver import Saver
-from mpctl.checkpoint.snapshot import HostCopies
-from mpctl.layers.recompute import HostOffload
-from mpctl.runtime.batches import sent_batch
-from mpctl.runtime.train import Trainer
+from mpctl.train.checkpoint.saver import Saver
+from mpctl.train.checkpoint.snapshot import HostCopies
+from mpctl.train.layers.recompute import HostOffload
+from mpctl.train.runtime.batches import sent_batch
+from mpctl.train.runtime.train import Trainer
 from tests.late.order import HOST, Race
 from tests.late.ranks import LateSaver, late_trainer
 from tests.late.world import LateMark, LateWorld
-from tests.runtime.tiny import make_trainer, tiny_job
+from tests.train.runtime.tiny import make_trainer, tiny_job
 
 CPU = torch.device("cpu")
 OFTEN = {"training__steps": 4, "training__eval_samples": 0, "checkpoint__interval": 1,

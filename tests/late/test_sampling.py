@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch.distributed as dist
 
-from mpctl.transport.group import Group
+from mpctl.train.transport.group import Group
 from tests.late.ranks import run_late_ranks
 from tests.late.world import LateWorld
-from tests.runtime.test_sampling import MODELS, drawn
+from tests.train.runtime.test_sampling import MODELS, drawn
 
 
 def draw(rank: int, size: int, world: LateWorld) -> dict[str, list[list[int]]]:

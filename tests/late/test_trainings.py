@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from tests.late.ranks import train_late
-from tests.runtime.test_axes import SHAPES
-from tests.runtime.test_experts import BIASED, MOE
-from tests.runtime.test_pipeline import T5, ZERO, layout
-from tests.runtime.tiny import column, tiny_job, train
+from tests.train.runtime.test_axes import SHAPES
+from tests.train.runtime.test_experts import BIASED, MOE
+from tests.train.runtime.test_pipeline import T5, ZERO, layout
+from tests.train.runtime.tiny import column, tiny_job, train
 
 SEQUENCE = {"parallel__sequence_parallel": True}
 FULL = {"training__recompute": "full"}

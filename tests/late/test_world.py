@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mpctl.transport.group import Group
+from mpctl.train.transport.group import Group
 from tests.late.ranks import run_late_ranks
 from tests.late.world import LateWorld
 
@@ -19,7 +19,7 @@ def world_group(rank: int, size: int) -> Group:
 
 
 def samples_at_a_time(group: Group, x: Tensor) -> dict[str, Tensor]:
-    with patch("mpctl.transport.group.SLICE_BYTES", 1):
+    with patch("mpctl.train.transport.group.SLICE_BYTES", 1):
         return {"samples": group.all_gather(x, 1), "sums": group.reduce_scatter(x, 1)}
 
 
@@ -87,14 +87,14 @@ def write_rows_that_are_sent(group: Group, x: Tensor) -> None:
 
 def write_samples_that_are_sent(group: Group, x: Tensor) -> None:
     samples = x.view(2, 2).clone()
-    with patch("mpctl.transport.group.SLICE_BYTES", 1):
+    with patch("mpctl.train.transport.group.SLICE_BYTES", 1):
         pending = group.start_all_gather(samples, 1)
     samples.zero_()
     pending.wait()
 
 
 def read_sums_of_samples_before_wait(group: Group, x: Tensor) -> None:
-    with patch("mpctl.transport.group.SLICE_BYTES", 1):
+    with patch("mpctl.train.transport.group.SLICE_BYTES", 1):
         pending = group.start_reduce_scatter(x.view(2, 2), 1)
     pending.result + 1
     pending.wait()

@@ -44,7 +44,7 @@ class TensorWatch(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Read by torch when the class is made (mpctl/runtime/memory.py says why)."""
+        """Read by torch when the class is made (mpctl/train/runtime/memory.py says why)."""
         return False
 
     @contextmanager

@@ -40,7 +40,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mpctl.transport.streams import SideStream
+from mpctl.train.transport.streams import SideStream
 from tests.late.order import HOST, StreamOrder
 from tests.late.watch import HostCalls, TensorWatch, extent_of
 
@@ -200,7 +200,7 @@ class LateWorld:
             raise TooEarly(self.too_early.popleft())
 
     def make_stream(self, device: torch.device, *, is_urgent: bool = False) -> LateStream:
-        """A side stream, as mpctl.transport.streams.side_stream makes one of a device."""
+        """A side stream, as mpctl.train.transport.streams.side_stream makes one of a device."""
         self.streams += 1
         return LateStream(self, f"side stream {self.streams}")
 
@@ -434,7 +434,7 @@ class LateMark:
 
 @dataclass(frozen=True)
 class LateStream(SideStream):
-    """A side stream (mpctl/transport/streams.py) of a late world: what is computed inside of
+    """A side stream (mpctl/train/transport/streams.py) of a late world: what is computed inside of
     `running` is done at once, and its order is checked."""
 
     world: LateWorld

@@ -17,15 +17,15 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from mpctl.errors import InputError
-from mpctl.rundir.directory import RunDir
+from mpctl.core.errors import InputError
+from mpctl.records.rundir.directory import RunDir
 from tests.multinode.needs import program
 
 NO_NFS = 77
 HOLD = """
 import sys, time
 from pathlib import Path
-from mpctl.rundir.directory import RunDir
+from mpctl.records.rundir.directory import RunDir
 with RunDir(Path(sys.argv[1])).locked():
     print("held", flush=True)
     time.sleep(600)

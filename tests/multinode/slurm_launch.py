@@ -15,7 +15,7 @@ import psutil
 from tests.multinode.daemons import wait_until
 from tests.multinode.placement import recorded_hosts
 from tests.multinode.slurm import SlurmCluster
-from tests.runtime.tiny import SETTINGS
+from tests.train.runtime.tiny import SETTINGS
 
 MPCTL = [sys.executable, "-m", "mpctl"]
 TP_DP, TP_PP = ("--tp", "2", "--dp", "2"), ("--tp", "2", "--pp", "2")
@@ -95,13 +95,13 @@ class SlurmRun:
         return chosen
 
     def find(self, module: str, node: str | None = None) -> list[psutil.Process]:
-        """The processes that run a module: `mpctl.launch.node.agent`, `mpctl.runtime.worker`."""
+        """The processes that run a module: `mpctl.run.launch.node.agent`, `mpctl.train.runtime.worker`."""
         return [p for p in self.processes(node) if module in p.cmdline()]
 
     def ranks(self) -> dict[int, psutil.Process]:
         """The processes of the ranks that run now."""
         ranks = {}
-        for process in self.find("mpctl.runtime.worker"):
+        for process in self.find("mpctl.train.runtime.worker"):
             with suppress(psutil.Error, OSError, KeyError):  # torchrun has no rank
                 ranks[int(process.environ()["RANK"])] = process
         return dict(sorted(ranks.items()))

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import psutil
 
-from tests.launch.command import Launched, start, wait_for
 from tests.multinode.placement import recorded_hosts
 from tests.multinode.ssh_hosts import SshHosts
-from tests.runtime.tiny import SETTINGS
+from tests.run.launch.command import Launched, start, wait_for
+from tests.train.runtime.tiny import SETTINGS
 
 ENDLESS = ("--set", "training.steps=100000", "--set", "checkpoint.interval=0")
 
@@ -104,10 +104,10 @@ def _kind(line: list[str]) -> str:
     rules: list[tuple[str, Callable[[], bool]]] = [
         ("ssh", lambda: Path(line[0]).name == "ssh"),
         ("launcher", lambda: "launch" in line),
-        ("agent", lambda: "mpctl.launch.node.agent" in line),
+        ("agent", lambda: "mpctl.run.launch.node.agent" in line),
         ("waiting", lambda: "--waiting" in line),
-        ("torchrun", lambda: "mpctl.runtime.torchrun" in line),
-        ("rank", lambda: "mpctl.runtime.worker" in line),
+        ("torchrun", lambda: "mpctl.train.runtime.torchrun" in line),
+        ("rank", lambda: "mpctl.train.runtime.worker" in line),
     ]
     return next((kind for kind, applies in rules if applies()), "other")
 

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from mpctl.rundir.directory import RunDir
-from tests.bench.small_jobs import SHAPE, small_settings
-from tests.launch.command import end_all, start, wait_for
+from mpctl.records.rundir.directory import RunDir
+from tests.measure.bench.small_jobs import SHAPE, small_settings
 from tests.multinode.placement import recorded_hosts
 from tests.multinode.slurm import SlurmCluster
 from tests.multinode.slurm_launch import MPCTL, allocated
 from tests.multinode.ssh_hosts import SshHosts
 from tests.multinode.ssh_launch import SshRun, kill
+from tests.run.launch.command import end_all, start, wait_for
 
 SMALL: dict[str, Any] = {
     "model.family": "gpt", "model.layers": 2, "model.hidden": 32, "model.heads": 8,

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mpctl.doctor.documents import Diagnosis
+from mpctl.run.doctor.documents import Diagnosis
 from tests.multinode.slurm import SlurmCluster
 from tests.multinode.ssh_hosts import SshHosts
 

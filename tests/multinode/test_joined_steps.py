@@ -11,7 +11,7 @@ import pytest
 
 from tests.multinode.slurm import SlurmCluster
 from tests.multinode.slurm_launch import TP_DP, launch_arguments
-from tests.runtime.tiny import column, make_data, tiny_job, train
+from tests.train.runtime.tiny import column, make_data, tiny_job, train
 
 pytestmark = pytest.mark.cluster("slurm")
 

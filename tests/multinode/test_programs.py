@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from mpctl.rundir.directory import RunDir
-from tests.launch.command import end_all, start
-from tests.launch.programs import run_program, trainer, write
+from mpctl.records.rundir.directory import RunDir
 from tests.multinode.slurm import SlurmCluster
 from tests.multinode.slurm_launch import MPCTL, submitted
 from tests.multinode.ssh_hosts import SshHosts
 from tests.multinode.ssh_launch import SshRun
+from tests.run.launch.command import end_all, start
+from tests.run.launch.programs import run_program, trainer, write
 
 WHERE = """\
 import json, os

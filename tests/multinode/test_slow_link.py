@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from mpctl.rundir.slow import SlowPart, read_slow
-from mpctl.rundir.step_log import WINDOW
-from mpctl.runs.status import status_of
-from tests.launch.command import PATIENCE, end_all, wait_for
+from mpctl.records.rundir.slow import SlowPart, read_slow
+from mpctl.records.rundir.step_log import WINDOW
+from mpctl.run.history.status import status_of
 from tests.multinode.needs import program
 from tests.multinode.ssh_hosts import SshHosts
 from tests.multinode.ssh_launch import ENDLESS, SshRun, ssh_launch
-from tests.runtime.tiny import make_data
+from tests.run.launch.command import PATIENCE, end_all, wait_for
+from tests.train.runtime.tiny import make_data
 
 pytestmark = [pytest.mark.cluster("ssh"), pytest.mark.cluster("netns")]
 RATE = "1mbit"

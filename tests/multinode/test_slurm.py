@@ -11,22 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from mpctl.clusters.slurm.allocation import expand_node_list
+from mpctl.run.clusters.slurm.allocation import expand_node_list
 from tests.multinode.daemons import wait_until
 from tests.multinode.slurm import NODES, SlurmCluster
-from tests.multinode.slurm_launch import (
-    LONG,
-    TP_DP,
-    TP_PP,
-    SlurmRun,
-    allocated,
-    launch_arguments,
-    submitted,
-)
-from tests.runtime.tiny import column, make_data, tiny_job, train
+from tests.multinode.slurm_launch import LONG, TP_DP, TP_PP, SlurmRun, allocated, launch_arguments, submitted
+from tests.train.runtime.tiny import column, make_data, tiny_job, train
 
 pytestmark = pytest.mark.cluster("slurm")
-AGENT = "mpctl.launch.node.agent"
+AGENT = "mpctl.run.launch.node.agent"
 
 
 @pytest.fixture(autouse=True)

@@ -12,15 +12,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.launch.command import end_all, start, wait_for
 from tests.multinode.daemons import descendants, wait_until
 from tests.multinode.slurm import SlurmCluster
 from tests.multinode.slurm_launch import SlurmRun, allocated, launch_arguments, submitted
 from tests.multinode.ssh_hosts import SshHosts
 from tests.multinode.ssh_launch import SshRun, kill, ssh_arguments
-from tests.runtime.tiny import column, make_data, tiny_job, train
+from tests.run.launch.command import end_all, start, wait_for
+from tests.train.runtime.tiny import column, make_data, tiny_job, train
 
-AGENT = "mpctl.launch.node.agent"
+AGENT = "mpctl.run.launch.node.agent"
 DP = ("--tp", "1", "--dp", "2")
 ONE_RANK = {"cluster__gpus_per_node": 1}
 RESTARTS = {"launch.max_restarts": 4, "checkpoint.interval": 2}

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.command import Launched, end_all, start, wait_for
-from tests.launch.test_terminal import Terminal
 from tests.multinode.daemons import free_ports
 from tests.multinode.ssh_hosts import SshHosts
 from tests.multinode.ssh_launch import ENDLESS, SshRun, kill, ssh_arguments, ssh_launch
-from tests.runtime.tiny import column, make_data, tiny_job, train
+from tests.run.launch.command import Launched, end_all, start, wait_for
+from tests.run.launch.test_terminal import Terminal
+from tests.train.runtime.tiny import column, make_data, tiny_job, train
 
 pytestmark = pytest.mark.cluster("ssh")
 TP_DP, TP_PP = ("--tp", "2", "--dp", "2"), ("--tp", "2", "--pp", "2")

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import pytest
 
-from mpctl.clusters.ssh.backend import ssh_command
-from mpctl.clusters.ssh.failures import ssh_issue
-from mpctl.clusters.ssh.hostfile import SshHost
-from mpctl.errors import Issue
+from mpctl.core.errors import Issue
+from mpctl.run.clusters.ssh.backend import ssh_command
+from mpctl.run.clusters.ssh.failures import ssh_issue
+from mpctl.run.clusters.ssh.hostfile import SshHost
 from mpctl.spec.launch import SshSpec
 from tests.multinode.daemons import free_ports
 from tests.multinode.ssh_hosts import SshHosts, path_of
@@ -120,7 +120,7 @@ def test_what_is_missing_on_the_remote_side(ssh_hosts: SshHosts, tmp_path: Path)
     assert f"{python}: No such file" in absent.message
     folder = ending(ssh_hosts, "n1", str(tmp_path), "-m", "mpctl").issue
     assert folder.rule == "remote-no-python"
-    bare = ending(ssh_hosts, "n1", sys.executable, "-S", "-I", "-m", "mpctl.launch").issue
+    bare = ending(ssh_hosts, "n1", sys.executable, "-S", "-I", "-m", "mpctl.run.launch").issue
     assert bare.rule == "remote-no-module"
     assert "has no module mpctl" in bare.message
     failed = ending(ssh_hosts, "n1", sys.executable, "-c", "raise SystemExit('no room')").issue

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.command import end_all
 from tests.multinode.ssh_hosts import SshHosts
 from tests.multinode.ssh_launch import ENDLESS, ssh_launch
-from tests.runtime.tiny import column, make_data, tiny_job, train
+from tests.run.launch.command import end_all
+from tests.train.runtime.tiny import column, make_data, tiny_job, train
 
 pytestmark = [pytest.mark.cluster("ssh"), pytest.mark.cluster("netns")]
 DEAD_NODE_SECONDS = 35.0

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from mpctl.tune.state import TrialRecord, TuneFolder
+from mpctl.measure.tune.state import TrialRecord, TuneFolder
 from tests.multinode.daemons import wait_until
 from tests.multinode.slurm import SlurmCluster
-from tests.runtime.tiny import SETTINGS, make_data
+from tests.train.runtime.tiny import SETTINGS, make_data
 
 pytestmark = pytest.mark.cluster("slurm")
 

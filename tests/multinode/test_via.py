@@ -15,11 +15,11 @@ import psutil
 import pytest
 
 from tests.cli.calls import Said
-from tests.launch.command import wait_for
 from tests.multinode.slurm import SlurmCluster
 from tests.multinode.slurm_launch import LONG, TP_DP, SlurmRun, launch_arguments
 from tests.multinode.ssh_hosts import SshHosts, loopback_hosts, path_of
-from tests.runtime.tiny import column, make_data, tiny_job, train
+from tests.run.launch.command import wait_for
+from tests.train.runtime.tiny import column, make_data, tiny_job, train
 
 pytestmark = [pytest.mark.cluster("slurm"), pytest.mark.cluster("ssh")]
 VIA = ("--via", f"ssh:n1:{sys.executable}")

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from mpctl.bench.report import BenchReport
-from mpctl.hosts.machine import Machine
+from mpctl.core.units import seconds_span_text
+from mpctl.measure.bench.report import BenchReport
 from mpctl.render.bench import print_collective_cases, print_report
-from mpctl.units import seconds_span_text
-from tests.bench.reports import MADE, kernels_report, made_report, row
-from tests.bench.test_collectives import bench_of, planned, rounds
-from tests.bench.verify_runs import verification
+from mpctl.run.hosts.machine import Machine
+from tests.measure.bench.reports import MADE, kernels_report, made_report, row
+from tests.measure.bench.test_collectives import bench_of, planned, rounds
+from tests.measure.bench.verify_runs import verification
 
 Captured = pytest.CaptureFixture[str]
 

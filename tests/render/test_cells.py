@@ -7,20 +7,12 @@ from itertools import permutations, product
 
 from rich.console import Console
 
-from mpctl.axes import AXIS_NAMES, GROUP_KINDS
-from mpctl.planning.plan import load_plan
-from mpctl.render.cells import (
-    TILES,
-    boxes,
-    experts_text,
-    extent,
-    group_number,
-    letters,
-    place_names,
-)
+from mpctl.core.axes import AXIS_NAMES, GROUP_KINDS
+from mpctl.core.topology import Topology
+from mpctl.plan.planning.plan import load_plan
+from mpctl.render.cells import TILES, boxes, experts_text, extent, group_number, letters, place_names
 from mpctl.render.markup import Raw, el
 from mpctl.render.plan_layout import nodes_part
-from mpctl.topology import Topology
 
 ORDERS = ["-".join(order) for order in permutations(AXIS_NAMES)]
 

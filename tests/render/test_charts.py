@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpctl.bench.report import BenchReport
+from mpctl.measure.bench.report import BenchReport
 from mpctl.render.charts.bench import report_charts
 from mpctl.render.charts.chart import (
     COLOURS,
@@ -25,7 +25,7 @@ from mpctl.render.charts.chart import (
 )
 from mpctl.render.charts.svg import SHAPES, chart_file, chart_svg
 from mpctl.render.svg import light_colours, picture_css
-from tests.bench.reports import (
+from tests.measure.bench.reports import (
     MADE,
     collectives_report,
     kernels_report,

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mpctl.cli.app import run as mpctl
-from mpctl.errors import Issue
+from mpctl.core.errors import Issue
 from mpctl.render.console import Console, NamedRows, say, visible
 from mpctl.render.output import print_issues
 

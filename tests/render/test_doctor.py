@@ -4,16 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from mpctl.doctor.documents import (
-    CollectiveReport,
-    CollectiveTiming,
-    Diagnosis,
-    Finding,
-    HostReport,
-    PairResult,
-)
 from mpctl.render.doctor import fact_rows, markdown_lines, print_diagnosis, shown_findings
-from tests.doctor.synthetic import GIB, gpu_host, host, pair
+from mpctl.run.doctor.documents import CollectiveReport, CollectiveTiming, Diagnosis, Finding, HostReport, PairResult
+from tests.run.doctor.synthetic import GIB, gpu_host, host, pair
 
 QUOTA = Finding(
     status="warning", rule="cpu-quota", where="processors", hosts=["n1"],

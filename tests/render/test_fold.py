@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from itertools import permutations, product
 
-from mpctl.axes import AXIS_NAMES
+from mpctl.core.axes import AXIS_NAMES
+from mpctl.core.topology import Topology
+from mpctl.core.units import bytes_span_text, plural
 from mpctl.render.fold import fold, groups_text, layers_text, members_text, nodes_are_alike
-from mpctl.topology import Topology
-from mpctl.units import bytes_span_text, plural
 
 
 def test_runs_of_equal_keys() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from mpctl.planning.document import rank_document
-from mpctl.planning.plan import Plan, load_plan
+from mpctl.plan.planning.document import rank_document
+from mpctl.plan.planning.plan import Plan, load_plan
 from mpctl.render.html.layout import grid_part
 from mpctl.render.plan_svg import plan_svg
 from mpctl.render.svg_grid import COLOURS, DRAWN_CELLS, MATRIX, GridPicture

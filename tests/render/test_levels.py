@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from mpctl.planning.document import plan_document
-from mpctl.planning.plan import Plan, load_plan
-from mpctl.planning.summary import links_text
+from mpctl.plan.planning.document import plan_document
+from mpctl.plan.planning.plan import Plan, load_plan
+from mpctl.plan.planning.summary import links_text
 from mpctl.render.html.layout import layout_section
 from mpctl.render.plan_svg import plan_svg
 from tests.cli.calls import Mpctl

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from mpctl.core.units import ranges_text, ranks_text
+from mpctl.records.rundir.logs import MergedEntry
 from mpctl.render.logs import FileView, MergedView
-from mpctl.rundir.logs import MergedEntry
-from mpctl.units import ranges_text, ranks_text
 from tests.cli.calls import Mpctl
-from tests.runs.made import make_run
+from tests.run.history.made import make_run
 
 
 def test_names_stand_in_a_column_that_widens(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from mpctl.planning.plan import Plan, load_plan
-from mpctl.planning.traffic import rank_traffic
+from mpctl.plan.planning.plan import Plan, load_plan
+from mpctl.plan.planning.traffic import rank_traffic
 from mpctl.render.html.estimate import MEMORY_PARTS
 from mpctl.render.html.front import FrontPoint, front_section
 from mpctl.render.html.page import plan_page

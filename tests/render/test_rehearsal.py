@@ -5,8 +5,8 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
+from mpctl.records.rundir.rank_files import AuditRow, StepAudit
 from mpctl.render.rehearsal import WIDE, audit_parts
-from mpctl.rundir.rank_files import AuditRow, StepAudit
 
 ROW: AuditRow = {
     "module": "layers.*.attention", "phase": "backward", "times": 48, "launches": 9,

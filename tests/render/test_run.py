@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from mpctl.records.rundir.summary import training_progress
 from mpctl.render.run import summary_rows
-from mpctl.rundir.summary import training_progress
 
 STEP: Any = {"step": 1, "loss": 2.0, "tokens": 8, "step_seconds": 2.0, "tokens_per_second": 4.0}
 

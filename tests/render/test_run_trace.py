@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 from mpctl.render.run_trace import run_trace_document, run_trace_text
-from tests.bench.profiles import event, line, profile_of, two_stages
-from tests.bench.test_trace import NO_PLAN, planned
+from tests.measure.bench.profiles import event, line, profile_of, two_stages
+from tests.measure.bench.test_trace import NO_PLAN, planned
 
 
 def rows(events: list[dict[str, Any]], pid: int, tid: int) -> list[tuple[str, float, float]]:

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from mpctl.estimate.makespan import ChunkTimes, PipelineTiming
-from mpctl.estimate.timeline import StepLine, find_step_line, handed_over, play
-from mpctl.pipeline.schedule.orders import StageChunk
-from mpctl.planning.plan import Plan, load_plan
+from mpctl.model.pipeline.schedule.orders import StageChunk
+from mpctl.plan.estimate.makespan import ChunkTimes, PipelineTiming
+from mpctl.plan.estimate.timeline import StepLine, find_step_line, handed_over, play
+from mpctl.plan.planning.plan import Plan, load_plan
 from mpctl.render.svg_timeline import ROW, WHOLE, WIDTH, Picture
 from mpctl.render.trace import trace_document, trace_text
 from mpctl.spec.parallel import ScheduleName

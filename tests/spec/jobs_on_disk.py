@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mpctl.errors import InputError, Issue
+from mpctl.core.errors import InputError, Issue
 from mpctl.spec.load import load_job
 
 SHAPE = {"layers": 2, "hidden": 64, "heads": 4, "vocab": 100, "seq_length": 16}

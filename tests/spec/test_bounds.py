@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from mpctl.batch.answers import answers
-from mpctl.errors import InputError
+from mpctl.core.errors import InputError
+from mpctl.plan.batch.answers import answers
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job
 from mpctl.spec.runtime import RuntimeProfile

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from mpctl.errors import InputError, Issue
-from mpctl.families.gpt.hub_dense import BIAS_NAMES
-from mpctl.families.t5.family import target_length
+from mpctl.core.errors import InputError, Issue
+from mpctl.model.families.gpt.hub_dense import BIAS_NAMES
+from mpctl.model.families.t5.family import target_length
 from mpctl.spec.hf import config_readers
 from mpctl.spec.load import load_job
 from mpctl.spec.model import ModelSpec

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from mpctl.batch.answers import answers
-from mpctl.errors import InputError, Issue
-from mpctl.planning.plan import load_plan
+from mpctl.core.errors import InputError, Issue
+from mpctl.plan.batch.answers import answers
+from mpctl.plan.planning.plan import load_plan
 from mpctl.spec.load import load_job
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.presets import VARIABLE

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mpctl.errors import InputError
+from mpctl.core.errors import InputError
 from mpctl.spec.load import load_job, load_partial
 from tests.spec.jobs_on_disk import SHAPE, issues_of, write
 

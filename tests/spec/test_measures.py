@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpctl.errors import InputError
+from mpctl.core.errors import InputError
+from mpctl.core.units import BANDWIDTH, COMPUTE, MEMORY, TIME, Measure, UnitError, parse_measure
 from mpctl.spec.load import load_job, parse_settings
-from mpctl.units import BANDWIDTH, COMPUTE, MEMORY, TIME, Measure, UnitError, parse_measure
 
 JOB = """
 model = "gpt2"

@@ -9,10 +9,10 @@ from typing import Any, get_args
 
 import pytest
 
-from mpctl.batch.rows import load_row
-from mpctl.errors import InputError
-from mpctl.planning.plan import load_plan
-from mpctl.search.request import FIELDS, read_request
+from mpctl.core.errors import InputError
+from mpctl.plan.batch.rows import load_row
+from mpctl.plan.planning.plan import load_plan
+from mpctl.plan.search.request import FIELDS, read_request
 from mpctl.spec.families import builtin_families, family_synonyms
 from mpctl.spec.issues import nearest
 from mpctl.spec.load import job_from_raw, load_job, parse_settings

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from mpctl.errors import InputError
-from mpctl.planning.plan import make_plan
-from mpctl.search.find import find_layouts
-from mpctl.search.space import SearchSpace
+from mpctl.core.errors import InputError
+from mpctl.plan.planning.plan import make_plan
+from mpctl.plan.search.find import find_layouts
+from mpctl.plan.search.space import SearchSpace
 from mpctl.spec.load import load_job
 from mpctl.spec.presets import VARIABLE, find_file, preset_names
 from mpctl.spec.runtime import get_profile

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from mpctl.batch.answers import answers
 from mpctl.cli.app import run
-from mpctl.errors import InputError, Issue
+from mpctl.core.errors import InputError, Issue
+from mpctl.plan.batch.answers import answers
 from mpctl.spec.load import load_job
 from mpctl.spec.presets import VARIABLE, find_file, lasting_name, own_folders, presets_root
 from mpctl.spec.runtime import get_profile

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from mpctl.errors import InputError
-from mpctl.hosts.machine import Machine
-from mpctl.launch.launch_plan import resolved_job
-from mpctl.planning.plan import load_plan
+from mpctl.core.errors import InputError
+from mpctl.plan.planning.plan import load_plan
+from mpctl.run.hosts.machine import Machine
+from mpctl.run.launch.launch_plan import resolved_job
 from mpctl.spec.load import load_job
 
 JOB = """

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from mpctl.errors import InputError
-from mpctl.planning.plan import load_plan
+from mpctl.core.errors import InputError
+from mpctl.plan.planning.plan import load_plan
 from mpctl.spec.load import job_from_raw, load_job
 from mpctl.spec.model import ModelSpec
 from tests.spec.jobs_on_disk import SHAPE, issues_of, write

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from mpctl.errors import InputError
-from mpctl.planning.plan import make_plan
+from mpctl.core.errors import InputError
+from mpctl.plan.planning.plan import make_plan
 from mpctl.spec.cluster import ClusterSpec, DeviceSpec
 from mpctl.spec.load import job_from_raw, load_job
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.parallel import ParallelSpec
 from mpctl.spec.presets import KINDS, find_preset, get_file, preset_names
-from tests.families.hub_models import MODELS
+from tests.model.families.hub_models import MODELS
 
 GIB = 2**30
 DEMOS = {"demo-gpt", "demo-llama", "demo-bert", "demo-t5", "demo-glm", "demo-moe"}
@@ -170,7 +170,7 @@ def test_models_have_their_published_sizes() -> None:
 
 
 def test_every_model_preset_is_held_against_a_published_size() -> None:
-    """Those of tests/families/hub_models.py are held to it in tests/families/test_hub.py."""
+    """Those of tests/model/families/hub_models.py are held to it in tests/model/families/test_hub.py."""
     assert set(preset_names("models")) - set(PUBLISHED) - set(MODELS) == DEMOS
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from mpctl.batch.answers import answers
-from mpctl.errors import InputError
-from mpctl.planning.plan import load_plan
-from mpctl.search.request import read_request
+from mpctl.core.errors import InputError
+from mpctl.plan.batch.answers import answers
+from mpctl.plan.planning.plan import load_plan
+from mpctl.plan.search.request import read_request
 from mpctl.spec import names as renamed
 from mpctl.spec.load import load_job, load_partial, parse_settings
 from mpctl.spec.names import RENAMED_KEYS, RenamedKey

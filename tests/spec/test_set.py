@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mpctl.errors import InputError
+from mpctl.core.errors import InputError
 from mpctl.spec.load import load_job, parse, parse_settings
 from mpctl.spec.presets import preset_names
 from tests.spec.jobs_on_disk import write

@@ -8,7 +8,7 @@ import typer
 
 from mpctl.cli.bench.common import HostsBench, with_bench
 from mpctl.cli.options import JobSource, with_job
-from mpctl.errors import RunFailed
+from mpctl.core.errors import RunFailed
 
 MinBytes = Annotated[str, typer.Option("-b", "--minbytes", help="Smallest size: 8, 64K, 1M.")]
 MaxBytes = Annotated[str, typer.Option("-e", "--maxbytes", help="Largest size.")]
@@ -105,10 +105,10 @@ def collectives(
     / time x 2(n-1)/n for all_reduce, (n-1)/n for all_gather, reduce_scatter and all_to_all, 1 for
     the others. Exit code 1 where a result is wrong. Ctrl-C keeps what was measured.
     """
-    from mpctl.bench.collective_cases import CollectiveFlags, plan_collectives
-    from mpctl.bench.collectives import CollectiveBench
-    from mpctl.hosts.machine import this_machine
+    from mpctl.measure.bench.collective_cases import CollectiveFlags, plan_collectives
+    from mpctl.measure.bench.collectives import CollectiveBench
     from mpctl.render.bench import print_collective_cases
+    from mpctl.run.hosts.machine import this_machine
 
     job = bench.joined(job, is_dry=dry_run)
     flags = CollectiveFlags(

@@ -26,11 +26,11 @@ import typer
 
 from mpctl.cli.launch import ExcludeOption, HostfileOption, IncludeOption, ssh_settings
 from mpctl.cli.options import Command, JobSource, with_value
-from mpctl.errors import InputError
+from mpctl.core.errors import InputError
 
 if TYPE_CHECKING:
-    from mpctl.bench.probe import RankBench
-    from mpctl.bench.report import BenchEnvironment, BenchReport
+    from mpctl.measure.bench.probe import RankBench
+    from mpctl.measure.bench.report import BenchEnvironment, BenchReport
 
 QUICK_SECONDS = 45.0
 RANKS = "ranks-r1"
@@ -106,8 +106,8 @@ class BenchCommand:
     def folder(self) -> Path:
         """The folder of the report: --out, or a new runs/bench-NAME. Raises InputError where it is
         occupied and may not be replaced."""
-        from mpctl.bench.report import check_folder
-        from mpctl.rundir.directory import free_run_dir
+        from mpctl.measure.bench.report import check_folder
+        from mpctl.records.rundir.directory import free_run_dir
 
         name = f"bench-{self.name}"
         if self.out is None:
@@ -124,7 +124,7 @@ class BenchCommand:
     @cached_property
     def environment(self) -> BenchEnvironment:
         """This machine, recorded at first use, before anything is measured."""
-        from mpctl.bench.report import bench_environment
+        from mpctl.measure.bench.report import bench_environment
 
         return bench_environment()
 
@@ -136,7 +136,7 @@ class BenchCommand:
 
     def warn(self, warnings: Iterable[str]) -> None:
         """Print these warnings, and one where other programs use the cores."""
-        from mpctl.bench.report import load_warnings
+        from mpctl.measure.bench.report import load_warnings
         from mpctl.render.output import print_warnings
 
         print_warnings([*warnings, *load_warnings(self.environment)])
@@ -144,11 +144,11 @@ class BenchCommand:
     def measure(self, ranks: RankBench, warnings: Iterable[str] = ()) -> None:
         """Let the ranks of a bench measure. The bench's folder is replaced, and has the results
         from the first round on. warnings: printed before."""
-        from mpctl.bench.report import save_report, take_folder
-        from mpctl.bench.runner import Watch
         from mpctl.cli.signals import ended_by_signals
+        from mpctl.measure.bench.report import save_report, take_folder
+        from mpctl.measure.bench.runner import Watch
+        from mpctl.records.rundir.directory import RunDir
         from mpctl.render.progress import TaskBar
-        from mpctl.rundir.directory import RunDir
 
         folder = self.folder  # may refuse, before any warning is printed
         self.warn(warnings)
@@ -170,7 +170,7 @@ class BenchCommand:
         last. Raises KeyboardInterrupt at the end if Ctrl-C ended the bench (is_stopped), and
         InputError where the folder cannot be written.
         """
-        from mpctl.bench.report import REPORT, TABLE, save_report
+        from mpctl.measure.bench.report import REPORT, TABLE, save_report
         from mpctl.render.output import print_json
 
         save_report(self.folder, report)
@@ -197,7 +197,7 @@ class HostsBench(BenchCommand):
     def on_hosts(self, job: JobSource) -> JobSource:
         """The job on these hosts. Raises InputError in the first process of a joined world; the
         others end."""
-        from mpctl.clusters.torchrun.world import find_world
+        from mpctl.run.clusters.torchrun.world import find_world
         from mpctl.spec.load import load_job
 
         job = self._placed(job)

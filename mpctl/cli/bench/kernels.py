@@ -47,15 +47,9 @@ def kernels(
     FLOP/s or memory bandwidth of the cluster's device. --dtype takes several, such as fp32,bf16.
     Without JOB the model is the preset demo-gpt. Ctrl-C keeps what was measured.
     """
-    from mpctl.bench.kernel_cases import (
-        DEFAULT_JOB,
-        DTYPE,
-        kernel_cases,
-        parse_dtypes,
-        parse_ranks,
-    )
-    from mpctl.bench.kernels import KernelBench
-    from mpctl.hosts.machine import this_machine
+    from mpctl.measure.bench.kernel_cases import DEFAULT_JOB, DTYPE, kernel_cases, parse_dtypes, parse_ranks
+    from mpctl.measure.bench.kernels import KernelBench
+    from mpctl.run.hosts.machine import this_machine
     from mpctl.spec.load import load_job
 
     job = bench.joined(job)
@@ -99,9 +93,9 @@ def tensor_modes(
     forwards and backwards in each round, by default 5. Without JOB the layer is of the preset
     demo-gpt. Ctrl-C prints what was measured until then.
     """
-    from mpctl.bench.tensor_modes import DEFAULT_JOB, ModeBench, layer_job, mode_cases
-    from mpctl.hosts.machine import this_machine
+    from mpctl.measure.bench.tensor_modes import DEFAULT_JOB, ModeBench, layer_job, mode_cases
     from mpctl.render.bench import print_mode_cases
+    from mpctl.run.hosts.machine import this_machine
 
     job = bench.joined(job, is_dry=dry_run)
     settings = {**({} if job.source else DEFAULT_JOB), **job.overrides}

@@ -50,13 +50,13 @@ def machine(
     """
     import platform
 
-    from mpctl.bench.cases import case_warnings, plan_cases
-    from mpctl.bench.layouts import DEFAULT_SETTINGS
-    from mpctl.bench.machine import MachineBench
-    from mpctl.bench.machine_plan import default_name, plan_machine
-    from mpctl.bench.runner import Budget, Watch
-    from mpctl.hosts.machine import this_machine
+    from mpctl.measure.bench.cases import case_warnings, plan_cases
+    from mpctl.measure.bench.layouts import DEFAULT_SETTINGS
+    from mpctl.measure.bench.machine import MachineBench
+    from mpctl.measure.bench.machine_plan import default_name, plan_machine
+    from mpctl.measure.bench.runner import Budget, Watch
     from mpctl.render.progress import TaskBar
+    from mpctl.run.hosts.machine import this_machine
 
     given = job.overrides
     if job.source is None:

@@ -11,7 +11,7 @@ from mpctl.cli.bench.common import AsJsonOption, OverwriteOption, command_text, 
 from mpctl.cli.options import RunArgument
 
 if TYPE_CHECKING:
-    from mpctl.bench.trace import PlannedStep
+    from mpctl.measure.bench.trace import PlannedStep
     from mpctl.spec.job import JobSpec
 
 
@@ -38,9 +38,9 @@ def report(
     that is not a report of mpctl bench, and for a folder that cannot be written or has foreign
     files.
     """
-    from mpctl.bench.documents import read_report, report_path
-    from mpctl.bench.report import REPORT, TABLE, check_redrawn, save_report
-    from mpctl.errors import InputError
+    from mpctl.core.errors import InputError
+    from mpctl.measure.bench.documents import read_report, report_path
+    from mpctl.measure.bench.report import REPORT, TABLE, check_redrawn, save_report
     from mpctl.render.bench import report_warnings
     from mpctl.render.output import print_warnings
 
@@ -74,9 +74,9 @@ def compare(
     from contextlib import suppress
     from math import isfinite
 
-    from mpctl.bench.compare import compare_reports
-    from mpctl.bench.documents import read_reports
-    from mpctl.errors import InputError
+    from mpctl.core.errors import InputError
+    from mpctl.measure.bench.compare import compare_reports
+    from mpctl.measure.bench.documents import read_reports
     from mpctl.render.bench import print_bench_comparison
     from mpctl.render.output import print_json
 
@@ -109,14 +109,14 @@ def trace(
     for each stage of the plan, which starts with each step. Clocks of several hosts are aligned by
     the all-reduce that ends each step. Also prints where the time of a step goes.
     """
-    from mpctl.bench.trace import read_run_profile, trace_report
-    from mpctl.errors import InputError, Issue
+    from mpctl.core.errors import InputError, Issue
+    from mpctl.core.units import plural
+    from mpctl.measure.bench.trace import read_run_profile, trace_report
     from mpctl.render.bench import print_report
     from mpctl.render.markup import write_text
     from mpctl.render.output import print_json
     from mpctl.render.run_trace import run_trace_text
-    from mpctl.runs.saved import read_job, require_run, short_name
-    from mpctl.units import plural
+    from mpctl.run.history.saved import read_job, require_run, short_name
 
     folder = require_run(run)
     job, profile = read_job(folder / "job.json"), read_run_profile(folder)
@@ -135,9 +135,9 @@ def trace(
 
 def planned_step(job: JobSpec) -> PlannedStep:
     """The step of the job's plan; without times if the job's cluster allows no estimate."""
-    from mpctl.estimate.timeline import find_step_line
-    from mpctl.launch.summary import plan_as_launched
-    from mpctl.planning.plan import make_plan
+    from mpctl.plan.estimate.timeline import find_step_line
+    from mpctl.plan.planning.plan import make_plan
+    from mpctl.run.launch.summary import plan_as_launched
 
     estimate = plan_as_launched(make_plan(job)).estimate
     if estimate is None:

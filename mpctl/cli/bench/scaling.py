@@ -11,8 +11,8 @@ from mpctl.cli.bench.common import HostsBench, LayoutsOption, with_bench, with_l
 from mpctl.cli.options import JobSource, with_job
 
 if TYPE_CHECKING:
-    from mpctl.bench.layouts import Along, Layout
-    from mpctl.bench.scaling import Mode
+    from mpctl.measure.bench.layouts import Along, Layout
+    from mpctl.measure.bench.scaling import Mode
     from mpctl.spec.job import JobSpec
 
 DEFAULT_JOB, DEFAULT_STEPS, QUICK_STEPS = "demo", 12, 6
@@ -75,11 +75,11 @@ def scaling(
     Without JOB the job is `demo`. A run has --steps 12, or 6 with --quick; the first two steps do
     not count. Ctrl-C keeps what was measured.
     """
-    from mpctl.bench.cases import RunCase, case_warnings, plan_cases
-    from mpctl.bench.runner import Budget, Watch
-    from mpctl.bench.scaling import ScalingBench, scaling_cases
-    from mpctl.hosts.machine import this_machine
+    from mpctl.measure.bench.cases import RunCase, case_warnings, plan_cases
+    from mpctl.measure.bench.runner import Budget, Watch
+    from mpctl.measure.bench.scaling import ScalingBench, scaling_cases
     from mpctl.render.progress import TaskBar
+    from mpctl.run.hosts.machine import this_machine
 
     job, named = with_layout_words(bench.on_hosts(job), layouts, words or [])
     source = job if job.source else JobSource(DEFAULT_JOB, {**LITTLE_DATA, **job.overrides})
@@ -112,8 +112,8 @@ def _layouts(
     base: JobSpec, words: list[str] | None, world: str | None, along: Along | None
 ) -> list[Layout]:
     """The layouts to be timed, at least two."""
-    from mpctl.bench.layouts import job_layouts, parse_layouts, parse_worlds
-    from mpctl.errors import InputError
+    from mpctl.core.errors import InputError
+    from mpctl.measure.bench.layouts import job_layouts, parse_layouts, parse_worlds
 
     if words and along:
         raise InputError.of(

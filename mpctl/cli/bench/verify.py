@@ -13,12 +13,12 @@ import typer
 from mpctl.cli import complete
 from mpctl.cli.bench.common import HostsBench, LayoutsOption, with_bench, with_layout_words
 from mpctl.cli.options import JobSource, with_job
-from mpctl.errors import InputError, RunFailed
+from mpctl.core.errors import InputError, RunFailed
 
 if TYPE_CHECKING:
-    from mpctl.bench.cases import PlannedCase
-    from mpctl.bench.verify_cases import Wanted
-    from mpctl.planning.plan import Overrides, Plan
+    from mpctl.measure.bench.cases import PlannedCase
+    from mpctl.measure.bench.verify_cases import Wanted
+    from mpctl.plan.planning.plan import Overrides, Plan
 
 DEFAULT_JOB, DEFAULT_STEPS, QUICK_STEPS, DEFAULT_ROUNDS = "demo", 10, 6, 3
 
@@ -74,12 +74,12 @@ def verify(
     must equal the plan exactly. Exit codes: 0 whatever the errors are, 1 for a failed run or an
     error above --within, 2 for bad input.
     """
-    from mpctl.bench.cases import case_warnings, plan_cases
-    from mpctl.bench.runner import Budget, Watch
-    from mpctl.bench.verify import Verification
-    from mpctl.bench.verify_cases import verify_cases
-    from mpctl.hosts.machine import this_machine
+    from mpctl.measure.bench.cases import case_warnings, plan_cases
+    from mpctl.measure.bench.runner import Budget, Watch
+    from mpctl.measure.bench.verify import Verification
+    from mpctl.measure.bench.verify_cases import verify_cases
     from mpctl.render.progress import TaskBar
+    from mpctl.run.hosts.machine import this_machine
 
     job, share = bench.on_hosts(job), _share(within)
     named: list[str] | None = None
@@ -133,10 +133,10 @@ def _wanted(
 ) -> tuple[list[Wanted], dict[str, str]]:
     """The layouts to verify: the jobs unchanged, layouts of one job, or without either the built-in
     set; and the layouts of the set that cannot run, with the reason."""
-    from mpctl.bench.cases import TIMED_SETTINGS
-    from mpctl.bench.layouts import DEFAULT_SETTINGS, parse_layouts
-    from mpctl.bench.verify_cases import built_in_set, wanted_plan
-    from mpctl.hosts.machine import this_machine
+    from mpctl.measure.bench.cases import TIMED_SETTINGS
+    from mpctl.measure.bench.layouts import DEFAULT_SETTINGS, parse_layouts
+    from mpctl.measure.bench.verify_cases import built_in_set, wanted_plan
+    from mpctl.run.hosts.machine import this_machine
 
     def plan_with(settings: Overrides) -> Plan:
         return base.plan({**settings, **TIMED_SETTINGS})

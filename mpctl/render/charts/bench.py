@@ -17,12 +17,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import exp
 from typing import Any, cast
 
-from mpctl.bench.collectives import CollectiveFit, CollectiveRow
-from mpctl.bench.kernels import KernelRow
-from mpctl.bench.machine import MachineCheck
-from mpctl.bench.report import BenchReport, BenchRow
-from mpctl.bench.scaling import ScalingRow
-from mpctl.estimate.step import QUANTILE
+from mpctl.core.units import bytes_text, plural, rate_text, seconds_text
+from mpctl.measure.bench.collectives import CollectiveFit, CollectiveRow
+from mpctl.measure.bench.kernels import KernelRow
+from mpctl.measure.bench.machine import MachineCheck
+from mpctl.measure.bench.report import BenchReport, BenchRow
+from mpctl.measure.bench.scaling import ScalingRow
+from mpctl.plan.estimate.step import QUANTILE
 from mpctl.render.charts.chart import (
     Chart,
     ChartAxis,
@@ -38,7 +39,6 @@ from mpctl.render.charts.chart import (
     rows_axis,
     short,
 )
-from mpctl.units import bytes_text, plural, rate_text, seconds_text
 
 MOST_ROWS, MOST_POINTS = 40, 2000
 Row = Mapping[str, Any]  # of any bench

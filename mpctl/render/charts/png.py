@@ -9,15 +9,7 @@ from textwrap import wrap
 from typing import Any
 from warnings import catch_warnings, simplefilter
 
-from mpctl.render.charts.chart import (
-    MARKED,
-    Chart,
-    ChartAxis,
-    ChartSeries,
-    Mark,
-    Panel,
-    colour_and_shape,
-)
+from mpctl.render.charts.chart import MARKED, Chart, ChartAxis, ChartSeries, Mark, Panel, colour_and_shape
 from mpctl.render.markup import cannot_write
 from mpctl.render.svg import light_colours
 

@@ -10,15 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from textwrap import wrap
 
-from mpctl.render.charts.chart import (
-    MARKED,
-    Chart,
-    ChartSeries,
-    Mark,
-    Panel,
-    Span,
-    colour_and_shape,
-)
+from mpctl.render.charts.chart import MARKED, Chart, ChartSeries, Mark, Panel, Span, colour_and_shape
 from mpctl.render.markup import Raw, el, join, number
 from mpctl.render.svg import Part, picture, picture_file, stacked
 

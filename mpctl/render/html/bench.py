@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from mpctl.bench.report import BenchName, BenchReport
+from mpctl.core.units import plural, rate_text
+from mpctl.measure.bench.report import BenchName, BenchReport
 from mpctl.render.bench import report_parts, where_measured
 from mpctl.render.bench_parts import BenchLine, BenchTable, Part
 from mpctl.render.bench_runs import machine_rows
@@ -20,7 +21,6 @@ from mpctl.render.charts.png import has_matplotlib, write_png
 from mpctl.render.charts.svg import chart_file, chart_svg
 from mpctl.render.html.frame import details, note, page_text, scrolling, section, table, tiles
 from mpctl.render.markup import Raw, el, write_text
-from mpctl.units import plural, rate_text
 
 PAGE = "report.html"
 NO_PNG = "no PNG pictures: the package matplotlib is not installed (pip install 'mpctl[plot]')"

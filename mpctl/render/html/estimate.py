@@ -10,31 +10,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import log2
 from typing import TYPE_CHECKING
 
-from mpctl.estimate.job import Estimate
-from mpctl.estimate.step import PARTS
-from mpctl.estimate.timeline import StepLine
-from mpctl.pipeline.schedule.orders import show
-from mpctl.planning.plan import Plan
-from mpctl.planning.summary import plan_summary, rate_figures
-from mpctl.planning.traffic import (
-    RankTraffic,
-    axis_of,
-    dispatch_levels,
-    rank_traffic,
-    traffic_axes,
-)
+from mpctl.core.topology import Topology
+from mpctl.core.units import bytes_text, count_text, plural, seconds_text
+from mpctl.model.pipeline.schedule.orders import show
+from mpctl.plan.estimate.job import Estimate
+from mpctl.plan.estimate.step import PARTS
+from mpctl.plan.estimate.timeline import StepLine
+from mpctl.plan.planning.plan import Plan
+from mpctl.plan.planning.summary import plan_summary, rate_figures
+from mpctl.plan.planning.traffic import RankTraffic, axis_of, dispatch_levels, rank_traffic, traffic_axes
 from mpctl.render.fold import fold, layers_text
 from mpctl.render.html.frame import Share, bar, details, legend, note, scrolling, section, table
 from mpctl.render.markup import Raw, el, number
 from mpctl.render.plan_svg import timeline_title
 from mpctl.render.svg_timeline import WIDTH, Picture
 from mpctl.render.svg_timeline import legend as svg_legend
-from mpctl.topology import Topology
-from mpctl.units import bytes_text, count_text, plural, seconds_text
 
 if TYPE_CHECKING:
-    from mpctl.estimate.memory import StageMemory
-    from mpctl.estimate.step import StepTime
+    from mpctl.plan.estimate.memory import StageMemory
+    from mpctl.plan.estimate.step import StepTime
 
 
 SHOWN_ACTIONS = 12

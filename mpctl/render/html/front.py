@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from mpctl.core.units import bytes_text, seconds_text
 from mpctl.render.charts.chart import Chart, ChartSeries, Look, Mark, Panel, log_axis, short
 from mpctl.render.charts.svg import chart_svg
 from mpctl.render.html.frame import details, note, scrolling, section, table
@@ -21,10 +22,9 @@ from mpctl.render.search import (
     row_text,
     run_cells,
 )
-from mpctl.units import bytes_text, seconds_text
 
 if TYPE_CHECKING:
-    from mpctl.search.document import LayoutEntry, NoLayoutEntry, SearchDocument
+    from mpctl.plan.search.document import LayoutEntry, NoLayoutEntry, SearchDocument
 
 FRONT = "no other beats it in both time and memory"
 DRAWN, LISTED = 1500, 200

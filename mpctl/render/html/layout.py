@@ -10,12 +10,13 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-from mpctl.axes import AXES, AXIS_NAMES, EXPERT_AXES, GRID_AXES
-from mpctl.layout.link_levels import LinkLevel
-from mpctl.layout.topology import expert_homes
-from mpctl.planning.plan import Plan
-from mpctl.planning.summary import links_text
-from mpctl.planning.tensor_modes import rank_blocks
+from mpctl.core.axes import AXES, AXIS_NAMES, EXPERT_AXES, GRID_AXES
+from mpctl.core.topology import Topology
+from mpctl.model.layout.link_levels import LinkLevel
+from mpctl.model.layout.topology import expert_homes
+from mpctl.plan.planning.plan import Plan
+from mpctl.plan.planning.summary import links_text
+from mpctl.plan.planning.tensor_modes import rank_blocks
 from mpctl.render.cells import (
     Box,
     boxes,
@@ -33,7 +34,6 @@ from mpctl.render.html.frame import details, note, scrolling, section, table
 from mpctl.render.markup import Raw, el, number
 from mpctl.render.plan_svg import COLOURS, framed_levels, level_title, node_title
 from mpctl.render.svg_grid import GridPicture
-from mpctl.topology import Topology
 
 WIDTH, LISTED_RANKS = 1000.0, 64
 

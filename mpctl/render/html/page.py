@@ -6,9 +6,11 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from mpctl.estimate.timeline import find_step_line
-from mpctl.planning.plan import Plan
-from mpctl.planning.summary import (
+from mpctl.core.topology import Topology
+from mpctl.core.units import plural
+from mpctl.plan.estimate.timeline import find_step_line
+from mpctl.plan.planning.plan import Plan
+from mpctl.plan.planning.summary import (
     experts_text,
     headline_figures,
     model_name,
@@ -20,23 +22,16 @@ from mpctl.planning.summary import (
     training_settings,
     verdict,
 )
-from mpctl.render.html.estimate import (
-    memory_section,
-    schedule_section,
-    time_section,
-    traffic_section,
-)
+from mpctl.render.html.estimate import memory_section, schedule_section, time_section, traffic_section
 from mpctl.render.html.frame import page_file, page_text, section, table, tiles
 from mpctl.render.html.front import FrontPoint, front_section
 from mpctl.render.html.layout import layout_data, layout_section
 from mpctl.render.markup import Progress, Raw, el, no_progress
 from mpctl.render.plan_svg import textures
-from mpctl.topology import Topology
-from mpctl.units import plural
 
 if TYPE_CHECKING:
-    from mpctl.planning.whole_run import WholeRun
-    from mpctl.search.document import SearchDocument
+    from mpctl.plan.planning.whole_run import WholeRun
+    from mpctl.plan.search.document import SearchDocument
 
 FITS = {True: ("✓ ", "fits"), False: ("✗ ", "over"), None: ("", "unknown")}
 SECTIONS = 6  # of a plan with a model
@@ -84,7 +79,7 @@ def _sections(plan: Plan, topology: Topology) -> Iterator[tuple[str, Raw]]:
 
 
 def _run_section(run: WholeRun) -> Raw:
-    from mpctl.planning.whole_run import run_figures
+    from mpctl.plan.planning.whole_run import run_figures
 
     rows = table("Time, cost, failures and saves", ("", ""), [*run_figures(run)], left=2)
     return section("run", "The whole run", rows)

@@ -4,26 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from mpctl.core.units import count_text, seconds_text
+from mpctl.records.rundir.goodput import TimeSpent, time_spent
+from mpctl.records.rundir.metrics import ordered, points
 from mpctl.render.charts.svg import chart_svg
 from mpctl.render.curves import curves_chart
-from mpctl.render.html.frame import (
-    Share,
-    bar,
-    legend,
-    note,
-    page_text,
-    scrolling,
-    section,
-    table,
-    tiles,
-)
+from mpctl.render.html.frame import Share, bar, legend, note, page_text, scrolling, section, table, tiles
 from mpctl.render.markup import Raw, el
 from mpctl.render.runs import failure_text, reached_text, run_rows
-from mpctl.rundir.goodput import TimeSpent, time_spent
-from mpctl.rundir.metrics import ordered, points
-from mpctl.runs.saved import SavedRun
-from mpctl.runs.show import ShownRun, X, find_series, show_run
-from mpctl.units import count_text, seconds_text
+from mpctl.run.history.saved import SavedRun
+from mpctl.run.history.show import ShownRun, X, find_series, show_run
 
 CURVES = {
     "Loss": ("loss", "validation_loss"),

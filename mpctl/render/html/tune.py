@@ -5,13 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mpctl.render.html.frame import (
-    note,
-    page_text,
-    section,
-    table,
-    tiles,
-)
+from mpctl.core.units import count_text, seconds_text
+from mpctl.measure.tune.document import TrialEntry, TuneDocument
+from mpctl.render.html.frame import note, page_text, section, table, tiles
 from mpctl.render.markup import Raw, el
 from mpctl.render.progress import clock
 from mpctl.render.tune import (
@@ -24,8 +20,6 @@ from mpctl.render.tune import (
     learnt_line,
     verdict,
 )
-from mpctl.tune.document import TrialEntry, TuneDocument
-from mpctl.units import count_text, seconds_text
 
 TRIAL_COLUMNS = ("#", "planned", "expected", "measured", "steps", "queued", "took", "layout", "why")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.bench.small_jobs import write_texts
+from tests.measure.bench.small_jobs import write_texts
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ import pytest
 
 from mpctl.cli.bench.common import BenchCommand, QuickOption, with_bench
 from mpctl.cli.options import JobSource
-from mpctl.errors import InputError
+from mpctl.core.errors import InputError
 
 JOB = JobSource("demo", {"training.steps": 7})
 SHARED = {"device", "out", "overwrite", "quick", "budget", "as_json"}

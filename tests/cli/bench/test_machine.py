@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from mpctl.planning.plan import load_plan
-from tests.bench.small_jobs import small_settings
+from mpctl.plan.planning.plan import load_plan
 from tests.cli.calls import Mpctl
+from tests.measure.bench.small_jobs import small_settings
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from mpctl.cli.app import run
-from tests.bench.small_jobs import small_settings
+from tests.measure.bench.small_jobs import small_settings
 
 
 def bench(texts, out, *more):

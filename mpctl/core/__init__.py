@@ -1,0 +1,1 @@
+"""Laws that both halves share: ranks, axes, shards, messages, units, errors, files and locks."""

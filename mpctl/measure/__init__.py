@@ -1,0 +1,1 @@
+"""Measured beside planned: benchmarks, fits to runs, tuning by trials."""

@@ -1,0 +1,1 @@
+"""A model as tables: matrix products, parameters, pipeline stages and their layout over ranks."""

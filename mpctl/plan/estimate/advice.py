@@ -1,0 +1,51 @@
+"""Which measurement would narrow the band of a plan most, on a system that was never measured.
+
+What is not known of it enters a step as far as the step rests on it: the speed of messages between
+nodes within a factor of NETWORK, that of kernels within KERNELS where the device's were never
+measured, all of the step within SPREAD. Own runs measure the last; benches of collectives and of
+kernels measure the others before a job can run, and are named where they make half of SPREAD's
+variance.
+
+By hand, a step of 2 s of which messages between nodes are 1 s that nothing hides: 1.35 times as
+long they make it 2.35 s, ln 1.175 = 0.16, more than 0.12 / sqrt(2): measure the network first.
+"""
+
+from __future__ import annotations
+
+from math import log, sqrt
+
+from mpctl.model.layout.job_layout import JobLayout
+from mpctl.plan.estimate.kernels import MissingFigure
+from mpctl.plan.estimate.network import MissingLink
+from mpctl.plan.estimate.system import SPREAD
+from mpctl.plan.estimate.time import StepTimeModel, get_clock
+
+KERNELS = 1.15  # one standard deviation, as a factor, of kernels that nobody measured
+OWN_RUNS = "five runs of a few steps, given to `mpctl calibrate`"
+BENCHES = {
+    "messages": "`mpctl bench collectives` on its nodes",
+    "kernels": "`mpctl bench kernels` on its device",
+}
+
+
+def next_measurement(layout: JobLayout) -> str | None:
+    """What to measure first, in words; None where the system was measured, or no time can be
+    stated."""
+    try:
+        clock = get_clock(layout)
+        if clock.operators.network.system.is_measured:
+            return None
+        doubts = {"messages": clock.network_doubt, "kernels": _kernel_doubt(clock)}
+    except (MissingFigure, MissingLink):
+        return None
+    what = max(doubts, key=lambda name: doubts[name])
+    if doubts[what] < SPREAD / sqrt(2):
+        return OWN_RUNS
+    return f"{BENCHES[what]}, as the step rests on {what} of unknown speed; then {OWN_RUNS}"
+
+
+def _kernel_doubt(clock: StepTimeModel) -> float:
+    device = clock.job.cluster.device
+    if device is None or device.kernels is not None:
+        return 0.0
+    return log(clock.slower(kernels=KERNELS).seconds / clock.seconds)

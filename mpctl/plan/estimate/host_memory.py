@@ -1,0 +1,82 @@
+"""Host memory of the ranks of a node: inputs of layers that wait there for their recomputation, and
+the copies that checkpoints are written from.
+
+On a GPU a rank keeps as many blocks of an offloaded input as wait at one time, pinned and of its
+true size (layers/recompute.py); on a CPU host and device are one memory, and nothing is added.
+Snapshots are those of the ranks that write (checkpoint/snapshot.py). Python, torch and CUDA's
+context, some GiB a rank, are not in it; nor are batches, a micro batch of token ids at a time, and
+data, which is mapped from its files.
+
+By hand, 4 layers with inputs [1, 2, 8] in bf16, 3 micro batches in flight: 3 x 4 x 1 x 2 x 8 x 2 =
+384 bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mpctl.model.layout.job_layout import JobLayout
+from mpctl.plan.estimate.activation_shapes import ActivationShapes, SavedTensor, activation_shapes
+from mpctl.plan.estimate.activations import ChunkBytes
+from mpctl.plan.estimate.memory import peak_activations
+from mpctl.plan.estimate.states import checkpoint_bytes, snapshot_bytes
+from mpctl.records.checkpoint.replicas import Replicas
+from mpctl.spec.parallel import ScheduleName
+
+
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """Bytes of host memory. offloaded_bytes: inputs of a rank of the stage that has most;
+    snapshot_bytes: copies of a rank that writes checkpoints; node_bytes: of all ranks of the
+    fullest node."""
+
+    offloaded_bytes: int
+    snapshot_bytes: int
+    node_bytes: int
+
+
+def host_memory(layout: JobLayout) -> HostMemory:
+    """The host memory of the ranks of a layout."""
+    cluster, world = layout.job.cluster, layout.job.world_size
+    ranks = min(cluster.gpus_per_node or world, world)
+    offloaded = max(offloaded_bytes(layout))
+    return HostMemory(offloaded, snapshot_bytes(layout), host_bytes(layout, ranks))
+
+
+def host_bytes(layout: JobLayout, ranks: int) -> int:
+    """Bytes of so many ranks of one node at most: they may all be of the stage that offloads most,
+    and all write."""
+    copies = 0
+    if layout.job.checkpoint.asynchronous:
+        writers = Replicas(layout.topology).writer_count
+        copies = checkpoint_bytes(layout) * min(ranks, writers) // writers
+    return max(offloaded_bytes(layout)) * ranks + copies
+
+
+def offloaded_bytes(layout: JobLayout) -> list[int]:
+    """By stage, bytes of the inputs that a rank keeps on its host at one time; 0 where they stay on
+    the device."""
+    shapes, parallel = activation_shapes(layout), layout.job.parallel
+    stages = range(len(layout.stages))
+    if not shapes.fetched_parts:
+        return [0 for _ in stages]
+    schedule: ScheduleName = parallel.schedule if parallel.pp > 1 else "1f1b"
+    found = []
+    for stage in stages:
+        held = range(len(layout.stages[stage]))
+        inputs = [_inputs(layout, shapes, stage, chunk) for chunk in held]
+        chunks = [ChunkBytes(size, size) for size in inputs]
+        place = schedule, stage, parallel.pp, layout.num_microbatches
+        kept, *_ = peak_activations(*place, chunks)
+        found.append(round(kept))
+    return found
+
+
+def _inputs(layout: JobLayout, shapes: ActivationShapes, stage: int, chunk: int) -> float:
+    """Bytes of the inputs of a chunk's layers."""
+    total = 0.0
+    for part in (one.part for one in layout.chunk_slices(stage, chunk)):
+        layer_input = SavedTensor("input", ("batch", part.seq, "hidden"), is_outer=True)
+        layers = sum(number for _, number in part.layers)
+        total += layers * shapes.bytes_of([layer_input]) / shapes.fetched_parts
+    return total

@@ -1,0 +1,369 @@
+"""The tensors that an attention saves for backward between its products.
+
+Our kernels: torch's fused attention; on CUDA, with dropout, a window, slopes, a bias or a mask, our
+own, which saves no more (attention.py); on a CPU, where dropout or a learned bias rules out the
+fused one, the scores are written to memory. Others keep queries, keys, values and context, and with
+unfused attention the scores. Under cp each rank has two blocks of queries and meets all keys; with
+a causal mask each block meets only the keys up to itself.
+
+In latent attention (layers/latent_attention.py) queries and keys have other columns than values,
+and every head has keys and values of its own, which are computed from a latent on each rank of cp:
+of the full sequence. A CPU's fused kernel has one width of head, to which values are padded.
+
+By hand, latent attention of 2 heads, 3 columns of queries and 2 of values, b 1, s 4, fp32: queries
+and keys 2 x 96 bytes, values and context 2 x 64 on a GPU, and 96 + 96 + 64 on a CPU.
+
+Letters: b batch, s sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from mpctl.model.operators.layer import AttentionOp
+from mpctl.model.operators.matmul import Dims
+from mpctl.plan.estimate.activation_shapes import ActivationShapes, SavedTensor, Width
+
+Saved = list[SavedTensor]
+
+
+def saved_by_core(shapes: ActivationShapes, core: AttentionOp) -> tuple[Saved, Saved]:
+    """(saved from forward to backward, recomputed) of one attention."""
+    of_core = SavedByLatentCore if core.latent else SavedByCore
+    return of_core(shapes, core).tensors()
+
+
+class SavedByCore(NamedTuple):
+    """Tensors that softmax(Q K^T) V saves for its backward, and those that selective recomputation
+    recomputes."""
+
+    shapes: ActivationShapes
+    attention: AttentionOp
+
+    def tensors(self) -> tuple[Saved, Saved]:
+        """(saved from forward to backward, recomputed)."""
+        shapes, core = self.shapes, self.attention
+        if shapes.kernels.attention != "torch":
+            return self.of_papers()
+        if shapes.fuses_variants and not self.is_torchs:
+            return self.of_our_kernel(), []
+        is_written_out = shapes.attention_dropout or (core.has_bias and not shapes.is_cuda)
+        return self.written_out() if is_written_out else self.fused()
+
+    @property
+    def rows(self) -> Dims:
+        return ("batch", self.attention.queries)
+
+    @property
+    def keys(self) -> Dims:
+        return ("batch", self.attention.keys)
+
+    @property
+    def pairs(self) -> _ScorePairs:
+        return _ScorePairs(self.shapes, self.attention)
+
+    @property
+    def inputs(self) -> Saved:
+        return [
+            SavedTensor("queries", (*self.rows, "inner")),
+            SavedTensor("keys and values", (*self.keys, "kv")),
+        ]
+
+    @property
+    def normed(self) -> Saved:
+        """Tensors that norms of queries and keys save: their statistics, one float per head or, of
+        a norm over all heads, per row, and their results, unless rotary positions replace these."""
+        if not self.attention.has_norms:
+            return []
+        heads = SavedTensor("query norm statistics", (*self.rows, "heads"), "float")
+        share = 0.5 / self.shapes.head_size
+        keys = SavedTensor("key norm statistics", (*self.keys, "kv"), "float", share)
+        if self.attention.norms_width:
+            heads, keys = heads._replace(dims=self.rows), keys._replace(dims=self.keys, times=1)
+        if self.turned:
+            return [heads, keys]
+        normed = SavedTensor("normed queries", (*self.rows, "inner"))
+        return [heads, keys, normed, SavedTensor("normed keys", (*self.keys, "kv"), times=0.5)]
+
+    @property
+    def turned(self) -> Saved:
+        """Queries and keys after rotary positions."""
+        if not self.attention.is_rotary or not self.shapes.kernels.keeps_turned:
+            return []
+        return [
+            SavedTensor("turned queries", (*self.rows, "inner")),
+            SavedTensor("turned keys", (*self.keys, "kv"), times=0.5),
+        ]
+
+    @property
+    def gathered(self) -> Saved:
+        """Keys and values of other ranks: of a kv head that several ranks of tp share, and under cp
+        of the full sequence, which other runtimes pass round a ring instead."""
+        shapes, tensors = self.shapes, []
+        if shapes.kv_heads < shapes.feature_parts:
+            tensors.append(SavedTensor("shared keys", (*self.keys, "head_size"), times=2))
+        if shapes.cp > 1 and shapes.kernels.gathers_keys:
+            tensors.append(SavedTensor("gathered keys", (*self.keys, "kv", "cp")))
+        return tensors
+
+    @property
+    def context(self) -> Saved:
+        return [SavedTensor("context", (*self.rows, "inner"))]
+
+    @property
+    def projected(self) -> Saved:
+        """The context where the next product saves a separate copy of it; fp8 kernels save it as an
+        operand, which the layer counts."""
+        return [] if self.shapes.operand < self.shapes.value else self.context
+
+    @property
+    def sums(self) -> Saved:
+        """The fused kernel's log-sum-exp of each row of scores."""
+        return [SavedTensor("sums", (*self.rows, "heads"), "float")]
+
+    def of_papers(self) -> tuple[Saved, Saved]:
+        """Scores are held unless the kernel is fused."""
+        saved = self.inputs + self.normed + self.gathered + self.context
+        return _with_scores(self, saved)
+
+    def written_out(self) -> tuple[Saved, Saved]:
+        """The scores are written to memory, and both products read copies of q, k and v."""
+        shapes, attention, pairs = self.shapes, self.attention, self.pairs
+        has_dropout = shapes.attention_dropout
+        scores = self._copies()
+        if shapes.cp > 1 and not has_dropout:  # torch's own products scale the keys of each block
+            dims = (*self.keys, "inner", "cp")
+            scores.append(SavedTensor("scaled keys", dims, times=2 * pairs.share))
+        scores += pairs.scores(has_dropout=has_dropout)
+        if attention.has_sample_mask:
+            scores += pairs.masks(2, per_sample=True)
+        elif attention.is_causal:
+            scores += pairs.masks(1)
+        if shapes.recompute == "selective":
+            kept = self.inputs + self.normed + self.turned + self.gathered
+            return kept + self.projected, scores
+        # norms read the product's result itself, and of theirs only the copies stay
+        read = self.inputs if attention.has_norms and not self._has_views else []
+        statistics = self.normed[:2]
+        return scores + read + statistics + self.projected, []
+
+    @property
+    def is_torchs(self) -> bool:
+        """Whether torch's fused kernel takes it on CUDA: plain, and in 32 bits with a key-value
+        head for each query head."""
+        shapes = self.shapes
+        has_kernel = shapes.value == 2 or shapes.inner * 2 == shapes.kv
+        return self.attention.is_plain and has_kernel and not shapes.attention_dropout
+
+    def of_our_kernel(self) -> Saved:
+        """Our kernel saves its inputs, its result in the layout that the next product reads, and
+        one sum per row; masks and biases are those that all layers share (shared_activations)."""
+        tensors = self._fused_inputs() + self.gathered + self.context + self.sums
+        if self.shapes.cp > 1:
+            tensors += self.projected
+        return tensors + self.normed
+
+    def fused(self) -> tuple[Saved, Saved]:
+        """Torch's fused kernel saves its inputs, its result and one sum per row."""
+        shapes, attention = self.shapes, self.attention
+        # on a GPU the result has the layout of the queries, which kernels/triton/elementwise.py
+        # lays out so that no copy is needed
+        tensors = self._fused_inputs() + self.gathered + self.context + self.sums
+        if (self.turned and not shapes.is_cuda) or shapes.cp > 1:
+            tensors += self.projected
+        tensors += self.normed
+        if attention.has_sample_mask:
+            tensors += self.pairs.masks(1, width="value", per_sample=True)
+        if attention.has_slopes or (attention.has_bias and attention.is_causal):
+            tensors += self.pairs.bias()
+        elif attention.window or (attention.is_causal and shapes.cp > 1 and not shapes.is_cuda):
+            tensors += self.pairs.masks(1, width="value")
+        is_formed_again = attention.has_bias or attention.has_slopes or attention.window
+        if shapes.recompute == "selective" and is_formed_again:
+            return self.inputs + self.normed + self.gathered + self.projected, tensors
+        return tensors, []
+
+    def _fused_inputs(self) -> Saved:
+        """Under cp keys and values are gathered into copies; the result of the product that
+        computed them stays only as far as views of the queries hold it, or norms read it."""
+        if self.shapes.cp == 1:
+            return self.inputs + self.turned
+        if self.attention.has_norms:
+            return self.inputs + self.turned[:1]
+        return self.turned[:1] or (self.inputs[:1] if self.attention.is_cross else self.inputs)
+
+    def _copies(self) -> Saved:
+        """Copies of q, k and v for the two products; keys and values are expanded to one head for
+        each query head, under cp once for each of the rank's two blocks of queries."""
+        shapes = self.shapes
+        queries = [SavedTensor("scaled queries", (*self.rows, "inner"))]
+        if shapes.cp > 1 and shapes.inner * 2 == shapes.kv:
+            return queries + self.gathered
+        if self._has_views:
+            if shapes.recompute == "selective":
+                return queries
+            return queries + self.inputs + self.turned[1:]
+        blocks = 2 * self.pairs.share if shapes.cp > 1 else 1
+        expanded = SavedTensor("keys and values", (*self.keys, "inner", "cp"), times=2 * blocks)
+        return [*queries, expanded]
+
+    @property
+    def _has_views(self) -> bool:
+        """Whether the products read views, which keep alive the result of the product that computed
+        q, k and v, and no copies: with one sample or one head, whose batch of matrices is
+        contiguous already."""
+        shapes = self.shapes
+        is_one = shapes.batch == 1 or shapes.heads == 1
+        has_own_heads = shapes.inner * 2 == shapes.kv
+        return shapes.cp == 1 and is_one and has_own_heads and not self.attention.is_cross
+
+
+class SavedByLatentCore(NamedTuple):
+    """The same of latent attention."""
+
+    shapes: ActivationShapes
+    attention: AttentionOp
+
+    def tensors(self) -> tuple[Saved, Saved]:
+        """(saved from forward to backward, recomputed)."""
+        shapes = self.shapes
+        if shapes.kernels.attention != "torch":
+            return self.of_papers()
+        if shapes.attention_dropout and not shapes.fuses_variants:
+            return self.written_out()
+        return self.fused()
+
+    @property
+    def rows(self) -> Dims:
+        return ("batch", self.attention.queries)
+
+    @property
+    def keys(self) -> Dims:
+        return ("batch", self.attention.keys, "cp")
+
+    @property
+    def pairs(self) -> _ScorePairs:
+        return _ScorePairs(self.shapes, self.attention)
+
+    @property
+    def projected(self) -> Saved:
+        """The context where the next product saves a separate copy of it."""
+        is_narrow = self.shapes.operand < self.shapes.value
+        return [] if is_narrow else [SavedTensor("context", (*self.rows, "inner"))]
+
+    @property
+    def sums(self) -> Saved:
+        return [SavedTensor("sums", (*self.rows, "heads"), "float")]
+
+    def inputs(self, keys: Dims) -> Saved:
+        """Queries, keys and values of their own widths."""
+        return [
+            SavedTensor("queries", (*self.rows, "queries")),
+            SavedTensor("keys", (*keys, "queries")),
+            SavedTensor("values", (*keys, "inner")),
+        ]
+
+    def of_papers(self) -> tuple[Saved, Saved]:
+        """Scores are held unless the kernel is fused."""
+        saved = [*self.inputs(self.keys[:2]), SavedTensor("context", (*self.rows, "inner"))]
+        return _with_scores(self, saved)
+
+    def fused(self) -> tuple[Saved, Saved]:
+        """A kernel with one width of heads, a CPU's or ours, reads and writes the wider one."""
+        shapes, has_parts = self.shapes, self.shapes.cp > 1
+        queries, values = shapes.queries, shapes.inner
+        tensors = self.sums
+        if queries == values or (shapes.is_cuda and self.is_torchs):
+            tensors += self.inputs(self.keys)
+            tensors.append(SavedTensor("context", (*self.rows, "inner")))
+            tensors += self.projected if has_parts else []
+        else:
+            # what is padded is copied for each block of queries, the rest are views
+            wide, padded = ("queries", "values") if queries > values else ("inner", "keys")
+            times = {padded: self.blocks}
+            tensors.append(SavedTensor("queries", (*self.rows, wide)))
+            for name in ("keys", "values"):
+                tensors.append(SavedTensor(name, (*self.keys, wide), times=times.get(name, 1)))
+            tensors.append(SavedTensor("wide context", (*self.rows, wide)))
+            is_copied = has_parts or wide == "queries" or not shapes.is_cuda
+            tensors += self.projected if is_copied else []
+        has_mask = self.attention.window or (self.attention.is_causal and has_parts)
+        if has_mask and not shapes.is_cuda:
+            tensors += self.pairs.masks(1, width="value")
+        if shapes.recompute == "selective" and self.attention.window and not shapes.is_cuda:
+            return [*self.inputs(self.keys), *self.projected], tensors
+        return tensors, []
+
+    def written_out(self) -> tuple[Saved, Saved]:
+        """The scores are written to memory, and both products read copies of q, k and v."""
+        keys = self.keys
+        tensors = [
+            SavedTensor("scaled queries", (*self.rows, "queries")),
+            SavedTensor("keys", (*keys, "queries"), times=self.blocks),
+            SavedTensor("values", (*keys, "inner"), times=self.blocks),
+            *self.pairs.scores(has_dropout=True),
+            *self.pairs.masks(int(self.attention.is_causal)),
+        ]
+        if self.shapes.recompute == "selective":
+            return [*self.inputs(keys), *self.projected], tensors
+        return tensors + self.projected, []
+
+    @property
+    def blocks(self) -> float:
+        """How many copies of the keys the blocks of queries have together, each of those that it
+        meets; one sample or head needs none, as its batch of matrices is contiguous already."""
+        is_one = self.shapes.batch == 1 or self.shapes.heads == 1
+        return 1 if self.shapes.cp == 1 or is_one else 2 * self.pairs.share
+
+    @property
+    def is_torchs(self) -> bool:
+        """Whether torch's fused kernel takes it on CUDA, whose values may have another width."""
+        return self.attention.is_plain and not self.shapes.attention_dropout
+
+
+def _with_scores(core: SavedByCore | SavedByLatentCore, saved: Saved) -> tuple[Saved, Saved]:
+    """(saved from forward to backward, recomputed) of other software's kernels, which hold scores
+    unless they are fused."""
+    shapes = core.shapes
+    if not shapes.holds_scores:
+        return saved + core.sums, []
+    scores = list(core.pairs.scores(has_dropout=shapes.attention_dropout))
+    return (saved, scores) if shapes.recompute == "selective" else (saved + scores, [])
+
+
+class _ScorePairs(NamedTuple):
+    """Tensors with an element for each pair of a query and a key."""
+
+    shapes: ActivationShapes
+    attention: AttentionOp
+
+    @property
+    def dims(self) -> Dims:
+        return (self.attention.queries, self.attention.keys, "cp")
+
+    @property
+    def share(self) -> float:
+        """The fraction of pairs that is computed: under cp, a causal block of queries meets the
+        prefix of keys that it may see, (2 c + 1) / (4 c) of them on average."""
+        c = self.shapes.cp
+        return (2 * c + 1) / (4 * c) if self.attention.is_causal and c > 1 else 1
+
+    def scores(self, *, has_dropout: bool) -> Iterator[SavedTensor]:
+        """The softmax's result and, with dropout, the mask and result of that."""
+        dims = ("batch", "heads", *self.dims)
+        yield SavedTensor("shares", dims, times=self.share, is_scores=True)
+        if has_dropout:
+            yield SavedTensor("dropped", dims, times=self.share)
+            yield SavedTensor("scores mask", dims, "mask", self.share)
+
+    def masks(
+        self, times: int, *, width: Width = "mask", per_sample: bool = False
+    ) -> Sequence[SavedTensor]:
+        """Masks over the pairs, one for all heads."""
+        dims = ("batch", *self.dims) if per_sample else self.dims
+        return [SavedTensor("attention mask", dims, width, times * self.share)]
+
+    def bias(self) -> Sequence[SavedTensor]:
+        """The bias of each head, with the causal mask added."""
+        return [SavedTensor("masked bias", ("heads", *self.dims), times=self.share)]

@@ -1,0 +1,267 @@
+"""Bytes that a rank holds between steps: parameters, gradients, optimizer states.
+
+mpctl's, by bucket (layout/buckets.py): parameters in the training dtype, gradients in the reduction
+dtype, AdamW's two float32 moments and, for 16-bit parameters, a float32 master; a frozen parameter
+has none of these. ZeRO 1, 2, 3 (arXiv 1910.02054) shares optimizer, gradients, parameters over the
+replicas of a bucket's view, in slices of padded buckets. For other runtimes the profile has the
+dtypes, and shares are even. FSDP's parameter is the shard, in float32 where the profile says so;
+what is gathered is a copy in the training dtype. It lasts under ZeRO 2, which does not reshard
+after a forward, and under ZeRO 3 in a pipeline whose runtime keeps it over a step
+(`overlap.keeps`).
+
+By hand, 200 bf16 parameters: 400 + 800 + 2400 bytes; ZeRO 1 over 4 ranks pads to 256, slices of 64:
+512 + 1024 + 768. With float32 shards under FSDP: ZeRO 3 200 + 200 + 400, ZeRO 2 400 of the copy
+more.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from math import lcm
+
+from mpctl.core.sharding import View, Views
+from mpctl.core.units import DTYPE_BYTES
+from mpctl.model.layout.buckets import padded_numel, part_numel
+from mpctl.model.layout.job_layout import AMAX_BYTES, JobLayout
+from mpctl.model.operators.grad_flow import frozen_by
+from mpctl.model.operators.matmul import ParameterSpec
+from mpctl.plan.estimate.attention import kernels_of
+from mpctl.plan.estimate.communication import local_parameters
+from mpctl.spec.job import CheckpointSpec
+from mpctl.spec.runtime import RuntimeMemory
+
+
+@dataclass(frozen=True, slots=True)
+class StateBytes:
+    """count: parameters of the rank, before any sharing; the other fields are bytes. stepping:
+    temporary, during the update, when there are no activations."""
+
+    count: int
+    parameters: int
+    gradients: int
+    optimizer: int
+    stepping: int = 0
+
+
+def find_states(layout: JobLayout, stage: int) -> StateBytes:
+    """What one rank of a stage holds between steps."""
+    job, memory = layout.job, layout.profile.memory
+    if not kernels_of(layout).slices_buckets:
+        return _others_states(layout, memory, stage)
+    count = trained = local_parameters(layout, stage)
+    if layout.table.freeze:
+        trained = local_parameters(layout, stage, trained_only=True)
+    if any(view.zero for view in layout.views.values()):
+        return _sliced_states(layout, count, stage)
+    width, reduced = job.training.value_bytes, job.training.reduced_bytes
+    stepping = trained * 4 if reduced < 4 else 0  # narrow gradients are widened
+    optimizer = trained * _optimizer_width(width)
+    return StateBytes(count, count * width, trained * reduced, optimizer, stepping=stepping)
+
+
+def _optimizer_width(width: int) -> int:
+    """Two moments and, of narrow parameters, a master."""
+    return 2 * max(4, width) + (4 if width < 4 else 0)
+
+
+def _sliced_states(layout: JobLayout, count: int, stage: int) -> StateBytes:
+    """Under our ZeRO: flat buckets, padded to equal slices (runtime/zero/param_store.py,
+    runtime/zero/gradients.py). count: parameters of the rank, before they are shared."""
+    job = layout.job
+    width, reduced = job.training.value_bytes, job.training.reduced_bytes
+    parameters = count  # parameters in no bucket are frozen and not shared
+    gradients = stepped = 0
+    for shape, number in layout.bucket_shapes(stage).items():
+        view = layout.views[shape.view]
+        part, padded = part_numel(shape.numel, view), padded_numel(shape.numel, view)
+        parameters += number * ((part if view.zero == 3 else padded) - shape.numel)
+        if shape.is_trained:
+            gradients += number * (part if view.zero >= 2 else padded)
+            stepped += number * part
+    stepping = stepped * 4 if reduced < 4 else 0
+    return StateBytes(
+        count, parameters * width, gradients * reduced, stepped * _optimizer_width(width), stepping
+    )  # fmt: skip
+
+
+def _others_states(layout: JobLayout, memory: RuntimeMemory, stage: int) -> StateBytes:
+    """Under another runtime: its dtypes, shared evenly by the replicas of each view."""
+    t = layout.job.training
+    width = DTYPE_BYTES[memory.parameter_dtype or t.dtype]
+    reduced: float = t.reduced_bytes
+    if reduced >= 4:  # unless the job makes them narrow
+        reduced = memory.gradient_bytes.get(t.chosen_dtype, reduced)
+    copy = t.value_bytes
+    held = parameters = gradients = optimizer = 0
+    for view in layout.views.values():
+        count = trained = local_parameters(layout, stage, view=view.name)
+        if layout.table.freeze:
+            trained = local_parameters(layout, stage, view=view.name, trained_only=True)
+        held += count
+        parameters += _shared(count * width, view, 2 if width > copy else 3)
+        if view.zero >= 2 and (keeps_gathered(layout) or (view.zero == 2 and width > copy)):
+            parameters += count * copy
+        gradients += _shared(trained * reduced, view, 2)
+        optimizer += _shared(trained * _optimizer_width(width), view, 1)
+    return StateBytes(held, parameters, gradients, optimizer)
+
+
+def keeps_gathered(layout: JobLayout) -> bool:
+    """Whether parameters stay gathered over a step of a pipeline, and gradients whole from the
+    first micro batch to the last (`overlap.keeps`)."""
+    parallel = layout.job.parallel
+    return parallel.pp > 1 and parallel.zero >= 2 and layout.profile.overlap.keeps
+
+
+def whole_gradients(layout: JobLayout, stage: int) -> tuple[float, ...]:
+    """By chunk of a stage, bytes of gradients that add up over micro batches before they are
+    scattered; empty where each micro batch's are, or where a buffer of the states holds them."""
+    if kernels_of(layout).slices_buckets or not keeps_gathered(layout):
+        return ()
+    spans, is_first, is_last = layout.content_key(stage)
+    is_frozen, each = frozen_by(layout.table.freeze), layout.job.training.reduced_bytes
+    chunks = (
+        layout.table.stage_weights([span], is_first=is_first, is_last=is_last) for span in spans
+    )
+    return tuple(
+        float(each * _numel([w for w in chunk if not is_frozen(w.name)], layout.views))
+        for chunk in chunks
+    )
+
+
+def _shared(amount: float, view: View, zero: int) -> int:
+    """Bytes of a rank where ZeRO divides them over ranks of a view from the stage `zero` on."""
+    return -(-round(amount) // view.zero_size) if view.zero >= zero else round(amount)
+
+
+def fp8_table_bytes(layout: JobLayout) -> float:
+    """The table of mpctl's delayed scaling: the largest elements of each of the last steps and of
+    this one, the scales and their inverses (layers/fp8.py)."""
+    training = layout.job.training
+    if training.dtype != "fp8" or training.fp8_recipe != "delayed":
+        return 0.0
+    return (training.fp8_amax_history_len + 3) * len(layout.table.linear_layers) * AMAX_BYTES
+
+
+def held_weight_bytes(layout: JobLayout, stage: int) -> float:
+    """Both layouts of a stage's weights in fp8 where a step keeps them: 2 bytes a parameter of
+    linear layers (layers/fp8.py, HeldWeights)."""
+    if not layout.holds_fp8_weights:
+        return 0.0
+    names = {f"{name}.weight" for name in layout.table.linear_layers}
+    held = [w for w in layout.stage_parameters(stage) if w.name in names]
+    return 2.0 * _numel(held, layout.views)
+
+
+def weight_buffers(layout: JobLayout, stage: int) -> tuple[float, float]:
+    """(lasting, temporary) bytes of buffers as large as weights in other runtimes: a product's dW
+    before it is added, placeholders for the dW of a layer, buckets in which replicas reduce
+    gradients, and under ZeRO 3 gathered parameters."""
+    job, memory = layout.job, layout.profile.memory
+    if kernels_of(layout).slices_buckets:
+        return fp8_table_bytes(layout) + held_weight_bytes(layout, stage), 0.0
+    width, views = DTYPE_BYTES[job.training.dtype], layout.views
+    slices = layout.stage_slices(stage)
+    heads = [
+        w.local_numel(views) for part in slices if part.has_exit for w in part.stack.exit.weights
+    ]
+    head = max(heads, default=0)
+    kinds = [block for part in slices for block in part.stack.kinds]
+    blocks = [[w.local_numel(views) for w in block.weights] for block in kinds]
+    layer, largest = max(map(sum, blocks), default=0), max([head, *map(max, blocks)])
+    if keeps_gathered(layout):
+        return 0.0, layer * 4.0  # the input of a layer's reduction
+    if job.parallel.zero >= 3:
+        ends = _numel({w.name: w for part in slices for w in part.end_weights()}.values(), views)
+        return 0.0, (2 * layer + ends) * job.training.value_bytes + largest * 4.0
+    if memory.weight_gradients == "layer" and layout.model.attention == "flash":
+        return float((layer + head) * width), 0.0
+    buckets = 0.0
+    for view in layout.views.values():
+        if memory.reduction_bytes and view.replicas > 1:
+            trained = local_parameters(layout, stage, trained_only=True, view=view.name)
+            buckets += memory.reduction_bytes * trained
+    return buckets, float(largest * width)
+
+
+def _numel(weights: Iterable[ParameterSpec], views: Views) -> int:
+    return sum(weight.local_numel(views) for weight in weights)
+
+
+# ------------------------------------------------------------------------------
+# How large a checkpoint is and how many of them a run keeps at the same time.
+#
+# A checkpoint holds, for every trained parameter, its value and AdamW's two moments in the dtype of
+# the update (float32, the masters of 16-bit parameters; float64 under fp64) and, for a frozen one,
+# its value in the parameter's dtype (checkpoint/reader.py). Every rank of tp writes its shard, so
+# parameters that are not split over tp are written tp times; those that several stages hold are
+# written once. A rank that writes copies its part to host memory first, all in one block.
+#
+# By hand, 10 trained bf16 parameters and 5 frozen ones, none split, tp 2: 2 (10 x 12 + 5 x 2) = 260
+# bytes.
+
+
+def checkpoint_bytes(layout: JobLayout) -> int:
+    """Bytes of all tensors in a checkpoint of this layout; the files' headers and records, some
+    hundred bytes a parameter, come on top."""
+    views = layout.views
+    return sum(
+        views[view].grid.size * size
+        for stage in _written_by_stage(layout)
+        for view, size in stage.items()
+    )
+
+
+def snapshot_bytes(layout: JobLayout) -> int:
+    """Bytes of host memory that a rank keeps for the copies that checkpoints are written from:
+    those of its shard, of the rank with the largest (checkpoint/snapshot.py); 0 where training
+    waits until a checkpoint is written."""
+    if not layout.job.checkpoint.asynchronous:
+        return 0
+    return max(sum(stage.values()) for stage in _written_by_stage(layout))
+
+
+def _written_by_stage(layout: JobLayout) -> Iterator[Counter[str]]:
+    """By stage, bytes that each rank of a view's first replica writes of its parameters, by the
+    name of the view; what several stages hold counts in the first of them."""
+    width = layout.job.training.value_bytes
+    is_frozen = frozen_by(layout.table.freeze)
+    trained, seen = 3 * max(4, width), set[str]()
+    for stage in range(len(layout.stages)):
+        sizes = Counter[str]()
+        for weight in layout.stage_parameters(stage):
+            if weight.name not in seen:
+                seen.add(weight.name)
+                each = width if is_frozen(weight.name) else trained
+                sizes[weight.view] += weight.local_numel(layout.views) * each
+        yield sizes
+
+
+def most_at_once(saving: CheckpointSpec, steps: int, *, done: int = 0) -> int:
+    """The most checkpoints of the steps from done + 1 to `steps` that are on the disk at the same
+    time: those that are kept, and the one being written before an older one is removed.
+
+    By hand, 100 steps, one saved every 10: 10 with keep_last 0, 3 with keep_last 2, and 6 with
+    keep_last 2 and keep_every 20 (20, 40, 60, 80, 90 and the one being written).
+    """
+    interval = saving.interval
+    saves = range(0)
+    if interval:
+        saves = range(interval * (done // interval + 1), steps + 1, interval)
+    ends_apart = saving.at_end and steps not in saves
+    return _kept(saves if ends_apart else saves[:-1], saving) + 1
+
+
+def _kept(saves: range, saving: CheckpointSpec) -> int:
+    """How many checkpoints of these steps, multiples of the interval, `shards.prunable` leaves;
+    counted without a list, which would fill the memory for a job of 10^9 steps."""
+    if saving.keep_last == 0:
+        return len(saves)
+    older = saves[: -saving.keep_last]
+    count = len(saves) - len(older)
+    if not (older and saving.keep_every):
+        return count
+    both = lcm(saves.step, saving.keep_every)
+    return count + older[-1] // both - (older[0] - 1) // both

@@ -1,0 +1,321 @@
+"""The time of a step: every operator at the rate that its device reaches, overlapped as the runtime
+does.
+
+A stage's chunk takes its layers and ends (operator_times.py) forward and backward, messages over tp
+and cp included; the host that launches kernels may be slower than they, and then sets the pace.
+ZeRO-3 gathers parameters during each pass. Those seconds, and those of a message between stages, go
+through the schedule (timeline.py). When its last action has ended, a stage starts its sums of once
+a step: gradients over dp_cp, as far as its last backward did not hide them, and the parameters that
+it shares; then the optimizer moves its bytes. The step is over when the last stage is, and the
+cores have done the work of all ranks that share them (network.py). The work of the busiest stage is
+compute, tp, cp, dp_cp, optimizer and other (host, once a step); bubble is its wait if messages
+between stages took no time, pp is what these messages add.
+
+By hand, 1F1B on 2 stages that take F = 1, B = 2 and F = 2, B = 4, m = 3, no messages: stage 1 waits
+1 and works 18, then stage 0 does its last backward: 1 + 18 + 2 = 21, compute 18 and bubble 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import log
+
+from mpctl.model.layout.job_layout import JobLayout
+from mpctl.plan.estimate.communication import Message, local_parameters, transfers
+from mpctl.plan.estimate.flops import model_and_hardware_flops
+from mpctl.plan.estimate.kernels import MissingFigure, OpTimes, cover_backwards, device_speed, pace
+from mpctl.plan.estimate.makespan import ChunkPass, ChunkTimes, PipelineTiming
+from mpctl.plan.estimate.messages import StepMessages
+from mpctl.plan.estimate.network import MissingLink, Network, contention_seconds
+from mpctl.plan.estimate.operator_times import OperatorTimer, pipeline_host
+from mpctl.plan.estimate.step import ClosingTimes, closing_times, find_band, stage_keys
+from mpctl.plan.estimate.step import StepTime as StepTime  # the result of StepTimeModel.step
+from mpctl.plan.estimate.system import NETWORK, System, find_system
+from mpctl.spec.job import JobSpec
+from mpctl.spec.runtime import RuntimeProfile
+from mpctl.spec.schedules import SCHEDULES
+
+
+def find_step_time(layout: JobLayout, profile: RuntimeProfile | None = None) -> StepTime | str:
+    """The step's time, or in words what is missing to state one.
+
+    profile: replaces the one that `training.runtime` names.
+    """
+    try:
+        return get_clock(layout, profile).step()
+    except (MissingFigure, MissingLink) as missing:
+        return str(missing)
+
+
+def get_clock(
+    layout: JobLayout, profile: RuntimeProfile | None = None, system: System | None = None
+) -> StepTimeModel:
+    """The model that times each piece of a step. system: replaces what is assumed of the job's.
+    Raises MissingFigure where the device has no rate; timing a message raises MissingLink where a
+    link has no bandwidth."""
+    job = layout.job
+    chosen = profile or layout.profile
+    system = system or find_system(job.cluster, chosen)
+    speed = device_speed(job.cluster, job.training.chosen_dtype, system.factor)
+    network = Network(job.cluster, layout.topology, system)
+    return StepTimeModel(layout, OperatorTimer(layout, speed, network, chosen))
+
+
+@dataclass(frozen=True)
+class StepTimeModel:
+    """Seconds of one step of a layout, piece by piece."""
+
+    layout: JobLayout
+    operators: OperatorTimer
+
+    @property
+    def job(self) -> JobSpec:
+        """The job that is timed."""
+        return self.layout.job
+
+    @cached_property
+    def messages(self) -> StepMessages:
+        """All messages of the step: every message timed here is one of them."""
+        return StepMessages(self.layout, self.operators.profile)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the step without its parts, which take longer to compute. Raises MissingLink
+        where a link has no bandwidth."""
+        return self._end + self._host_step + self._contention
+
+    @cached_property
+    def _after(self) -> list[float]:
+        """Seconds of each stage after its last action, sums over pp aside."""
+        return [c.dp_cp + c.tp + c.ep + c.world + o
+                for c, o in zip(self._closing, self._optimizer, strict=True)]  # fmt: skip
+
+    @cached_property
+    def _end(self) -> float:
+        stages = zip(self.pipeline.ends(), self._after, self._closing, strict=True)
+        return max(end + after + closing.pp for end, after, closing in stages)
+
+    @cached_property
+    def _works(self) -> list[float]:
+        m = self.job.num_microbatches
+        return [m * sum(p.chunk.forward + p.chunk.backward for p in row) for row in self.passes]
+
+    @cached_property
+    def _contention(self) -> float:
+        stages = zip(self._works, self._after, self._closing, strict=True)
+        works = [work + after + closing.pp + self._host_step for work, after, closing in stages]
+        sharing = self.job.cluster.ranks_per_core
+        return contention_seconds(works, sharing, self._end + self._host_step)
+
+    def step(self) -> StepTime:
+        """The time of the step. Raises MissingLink where a link has no bandwidth."""
+        own, late, works = self.passes, self._end, self._works
+        m = self.job.num_microbatches
+        closing, optimizer, after = self._closing, self._optimizer, self._after
+        busiest = max(range(len(own)), key=lambda s: works[s] + after[s])
+        row, once = own[busiest], closing[busiest]
+        compute, tp, cp, dp_cp, other, ep = (
+            m * sum(getattr(p, name) for p in row)
+            for name in ("compute", "tp", "cp", "dp_cp", "other", "ep")
+        )
+        waits = late - works[busiest] - after[busiest]
+        bubble = min(waits, self._bubble(busiest, works, after)) if len(own) > 1 else 0.0
+        model_flops, hardware = model_and_hardware_flops(self.layout)
+        speed = self.operators.speed
+        return StepTime(
+            compute=compute,
+            tp=tp + once.tp,
+            cp=cp,
+            pp=waits - bubble if len(own) > 1 else 0.0,
+            dp_cp=dp_cp + once.dp_cp,
+            bubble=bubble,
+            optimizer=optimizer[busiest],
+            other=other + once.world + self._host_step,
+            contention=self._contention,
+            model_flops=model_flops,
+            hardware_flops=hardware,
+            peak=speed.peak,
+            band=find_band(self.layout, self.operators.profile, speed, self.network_doubt),
+            ep=ep + once.ep,
+        )
+
+    @cached_property
+    def network_doubt(self) -> float:
+        """Spread of the step's logarithm by that of the seconds of messages between nodes where
+        nobody measured them: of their logarithm, log(NETWORK), times their part of the step."""
+        network = self.operators.network
+        if network.system.is_measured or not network.is_unmeasured:
+            return 0.0
+        return log(self.slower(NETWORK).seconds / self.seconds)
+
+    def slower(self, messages: float = 1.0, kernels: float = 1.0) -> StepTimeModel:
+        """The same step where all messages, or all kernels, take so many times as long."""
+        timer, job = self.operators, self.job
+        system = timer.network.system
+        factor = system.factor * kernels
+        speed = device_speed(job.cluster, job.training.chosen_dtype, factor)
+        links = Network(
+            job.cluster, self.layout.topology, system._replace(factor=system.factor * messages)
+        )
+        return StepTimeModel(self.layout, OperatorTimer(self.layout, speed, links, timer.profile))
+
+    def layer(self) -> ChunkTimes:
+        """One layer of the first stack alone, kernels only, comparable with benches of single
+        layers."""
+        table = self.layout.table
+        stack, flow = table.stacks[0], table.flows[0].runs[0][1]
+        work = self.operators.block(stack, flow)
+        forward = work.forward + work.tp_forward + work.cp_forward + work.ep_forward
+        back = work.dgrad + work.tp_backward + work.cp_backward + work.ep_backward
+        return ChunkTimes(forward, back, work.wgrad)
+
+    def _bubble(self, busiest: int, works: Sequence[float], after: Sequence[float]) -> float:
+        """Seconds that the busiest stage would wait if messages between stages took no time."""
+        still = self.pipeline._replace(
+            ahead=[0.0] * len(self.pipeline.ahead),
+            back=[0.0] * len(self.pipeline.back),
+        )
+        ends = [e + a for e, a in zip(still.ends(), after, strict=True)]
+        return max(max(ends) - works[busiest] - after[busiest], 0.0)
+
+    @cached_property
+    def passes(self) -> list[list[ChunkPass]]:
+        """[stage][chunk]. Stages that hold the same parts share one."""
+        known: dict[Hashable, list[ChunkPass]] = {}
+        rows = []
+        for stage, key in enumerate(self._stage_keys):
+            if key not in known:
+                known[key] = [
+                    self._pass(stage, chunk) for chunk in range(len(self.layout.stages[stage]))
+                ]
+            rows.append(known[key])
+        return rows
+
+    @cached_property
+    def _stage_keys(self) -> list[Hashable]:
+        return stage_keys(self.layout)
+
+    def _pass(self, stage: int, chunk: int) -> ChunkPass:
+        work = OpTimes()
+        for part in self.layout.chunk_slices(stage, chunk):
+            for layers, flow in part.blocks:
+                work.add(self.operators.block(part.stack, flow), layers)
+                work.host_forward += layers * self._crossing
+                work.host_backward += layers * 2 * flow.after * self._crossing
+            for end in part.ends:
+                work.add(self.operators.end(end))
+        if self.layout.head_stage != self.layout.loss_stage:
+            held = (stage == self.layout.loss_stage) - (stage == self.layout.head_stage)
+            work.add(self.operators.loss(self.layout.table.flows[-1].exit), held)
+        return self._paced(work, self.messages.gradients.chunk(stage, chunk))
+
+    @cached_property
+    def _crossing(self) -> float:
+        operators = self.operators
+        return pipeline_host(operators.profile.host, self.job.parallel, operators.network)
+
+    def _paced(self, work: OpTimes, messages: Sequence[Message]) -> ChunkPass:
+        """The slower of the kernels and their host, plus ZeRO's messages that they do not hide."""
+        profile, slow = self.operators.profile, self.operators.speed.host
+        sends = profile.host.message * (self.job.parallel.pp > 1)
+        forward = work.forward + work.tp_forward + work.cp_forward + work.ep_forward
+        backward = work.dgrad + work.wgrad + work.tp_backward + work.cp_backward + work.ep_backward
+        host = profile.host.micro_batch + sends
+        host_forward = slow * (work.host_forward + host)
+        host_backward = slow * (work.host_backward + host)
+        gather = self._seconds(m for m in messages if m.phase == "forward")
+        scatter = self._seconds(m for m in messages if m.phase == "backward")
+        paced = sum if self.operators.speed.waits else pace
+        ahead, back = paced((forward, host_forward)), paced((backward, host_backward))
+        zero_ahead = self._added_by(ahead, gather)
+        zero_back = self._added_by(back, scatter)
+        splits = SCHEDULES[self.job.parallel.schedule].splits_backward
+        weights = min(work.wgrad, back) if splits else 0.0
+        compute = work.forward + work.dgrad + work.wgrad
+        return ChunkPass(
+            ChunkTimes(ahead + zero_ahead, back + zero_back - weights, weights),
+            compute, work.tp_forward + work.tp_backward, work.cp_forward + work.cp_backward,
+            zero_ahead + zero_back, (ahead - forward) + (back - backward),
+            work.ep_forward + work.ep_backward,
+        )  # fmt: skip
+
+    def _seconds(self, messages: Iterable[Message]) -> float:
+        return sum(map(self.operators.network.seconds, messages))
+
+    def _added_by(self, seconds: float, messages: float) -> float:
+        """Seconds that `messages` seconds of overlapping messages add to `seconds` of work."""
+        overlap = self.operators.profile.overlap
+        hidden = min(self._overlap_share(overlap.zero) * messages, seconds)
+        return messages - hidden + overlap.drag * hidden
+
+    def _overlap_share(self, share: float) -> float:
+        """The share of a message that overlaps with other work: 0 on a CPU, where the same thread
+        does both, and where the job turns it off."""
+        can = self.job.parallel.overlap_gradients and not self.operators.speed.waits
+        return share if can else 0.0
+
+    @cached_property
+    def pipeline(self) -> PipelineTiming:
+        """The schedule's part of the step."""
+        ahead: list[float] = []
+        back: list[float] = []
+        if self.job.parallel.pp > 1:
+            overlap = self.operators.profile.overlap
+            for transfer in transfers(self.layout, scatters=overlap.scatters):
+                seconds = (1 - overlap.pp) * self._seconds(transfer.messages)
+                (ahead if transfer.is_forward else back).append(seconds)
+        chunks = [[found.chunk for found in row] for row in self.passes]
+        return PipelineTiming(
+            self.job.parallel.schedule, chunks, ahead, back, self.job.num_microbatches
+        )
+
+    @cached_property
+    def _trained(self) -> list[dict[str, int]]:
+        known: dict[Hashable, dict[str, int]] = {}
+        for stage, key in enumerate(self._stage_keys):
+            if key not in known:
+                known[key] = {
+                    view: local_parameters(self.layout, stage, trained_only=True, view=view)
+                    for view in self.layout.views
+                }
+        return [known[key] for key in self._stage_keys]
+
+    @cached_property
+    def _closing(self) -> list[ClosingTimes]:
+        known: dict[Hashable, ClosingTimes] = {}
+        for stage, key in enumerate(self._stage_keys):
+            if key not in known:
+                known[key] = self._closing_of(stage)
+        return [known[key] for key in self._stage_keys]
+
+    def _closing_of(self, stage: int) -> ClosingTimes:
+        """Gradients overlap with the last backward, parameters with that or the first forward; the
+        rest comes after."""
+        operators = self.operators
+        back = self._overlap_share(self._last_backward(stage))
+        ahead = self._overlap_share(sum(p.chunk.forward for p in self.passes[stage]))
+        messages = self.messages.once_a_step(stage)
+        return closing_times(messages, operators.network, operators.profile.overlap, back, ahead)
+
+    def _last_backward(self, stage: int) -> float:
+        """Seconds of a stage's work that may hide its gradients and parameters."""
+        row = self.passes[stage]
+        covers = cover_backwards(self.job.parallel.pp, len(row))
+        return covers * sum(p.chunk.backward for p in row)
+
+    @cached_property
+    def _optimizer(self) -> list[float]:
+        """Seconds in which each stage moves gradients, moments and masters once a step."""
+        operators = self.operators
+        shares = {n: v.zero_size if v.zero else 1 for n, v in self.layout.views.items()}
+        return [
+            sum(operators.optimizer_seconds(count) / shares[view] for view, count in held.items())
+            for held in self._trained
+        ]
+
+    @property
+    def _host_step(self) -> float:
+        host = self.operators.profile.host.step_on(self.job.device_kind != "cpu")
+        return self.operators.speed.host * host

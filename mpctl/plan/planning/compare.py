@@ -1,0 +1,133 @@
+"""Plans side by side: the settings in which they differ and the costs of each.
+
+A variant is a job, `demo`; a job with settings, `demo,tp=1,dp=2`; or settings alone, over the first
+job: `tp=1,dp=2`. Settings are named as for --set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, TypedDict
+
+from mpctl.core.axes import MESSAGE_GROUPS
+from mpctl.core.errors import InputError, Issue, IssueEntry
+from mpctl.plan.planning.plan import Overrides, Plan, load_plan
+from mpctl.plan.planning.summary import TrainingEntry, training_settings
+from mpctl.plan.planning.traffic import sent_bytes
+from mpctl.spec.load import parse_settings
+
+if TYPE_CHECKING:
+    from mpctl.plan.estimate.job import Estimate
+
+
+# Warnings of settings that a job's runtime does not run: the estimate is as if it did.
+class CompareDocument(TypedDict):
+    """Schema mpctl.compare/2: several jobs, each list with an entry a job.
+
+    runs: whether the job's runtime runs all of its settings; the estimate is as if it did.
+    warnings: those of `mpctl plan`. settings: those that differ, by full name; figures: by name:
+    `seconds.tp`; `bytes.dp_cp`: of messages; `sent_bytes.dp_cp`: what a rank sends in a step.
+    """
+
+    schema: Literal["mpctl.compare/2"]
+    jobs: list[str]
+    training: list[TrainingEntry]
+    fits: list[bool | None]
+    runs: list[bool]
+    warnings: list[list[IssueEntry]]
+    settings: dict[str, list[object]]
+    figures: list[dict[str, float | None]]
+
+
+NOT_RUN = ("runtime-runs", "model-launched", "job-launched")
+DESCRIPTIONS = ("name", "description", "source")  # keys that are no settings
+
+
+def load_variants(
+    texts: Sequence[str], overrides: Overrides
+) -> list[tuple[str, Plan]]:  # fmt: skip
+    """Each text with the legal plan of the job that it names; overrides apply to all.
+
+    Raises InputError with the issues of every variant, and where there is nothing to compare.
+    """
+    if len(texts) < 2:
+        raise InputError.of("usage", "--compare", f"{len(texts)} job is nothing to compare",
+                            "name two or more: mpctl plan --compare demo tp=1,dp=2")  # fmt: skip
+    plans, issues, first = list[tuple[str, Plan]](), list[Issue](), texts[0].split(",")[0]
+    for text in texts:
+        source, *settings = _split(text, first)
+        try:
+            plans.append((text, load_plan(source, {**overrides, **parse_settings(settings)})))
+        except InputError as error:
+            issues += [Issue(i.rule, f"{text}: {i.where}", i.message, i.hint) for i in error.issues]
+    if issues:
+        raise InputError(issues)
+    return plans
+
+
+def _split(text: str, first: str) -> list[str]:
+    """The job and its settings; commas inside a list's brackets do not separate."""
+    words: list[str] = []
+    for word in text.split(","):
+        if words and words[-1].count("[") > words[-1].count("]"):
+            words[-1] += f",{word}"
+        else:
+            words.append(word)
+    return words if "=" not in words[0] else [first, *words]
+
+
+def compare_document(variants: Sequence[tuple[str, Plan]]) -> CompareDocument:
+    """The variants as JSON, each list with an entry a variant; settings: only those that differ."""
+    settings = [_flat(plan.job.model_dump()) for _, plan in variants]
+    names = dict.fromkeys(name for values in settings for name in values)
+    differ = [n for n in names if len({repr(values.get(n)) for values in settings}) > 1]
+    return {
+        "schema": "mpctl.compare/2",
+        "jobs": [name for name, _ in variants],
+        "training": [training_settings(plan.job) for _, plan in variants],
+        "fits": [plan.fits for _, plan in variants],
+        "runs": [not any(c.rule in NOT_RUN for c in plan.checks) for _, plan in variants],
+        "warnings": [_warnings(plan) for _, plan in variants],
+        "settings": {name: [values.get(name) for values in settings] for name in differ},
+        "figures": [
+            {"ranks": plan.job.world_size, **(_figures(plan.estimate) if plan.estimate else {})}
+            for _, plan in variants
+        ],
+    }
+
+
+def _warnings(plan: Plan) -> list[IssueEntry]:
+    noted = (c for c in plan.checks if c.status != "ok" and c.rule != "memory-fits")
+    return [check.issue.as_dict() for check in noted]
+
+
+def _flat(table: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    """`{"parallel": {"tp": 2}}` -> `{"parallel.tp": 2}`, without names and descriptions."""
+    settings: dict[str, object] = {}
+    for key, value in table.items():
+        if isinstance(value, dict):
+            settings |= _flat(value, f"{prefix}{key}.")
+        elif key not in DESCRIPTIONS:
+            settings[prefix + key] = value
+    return settings
+
+
+def _figures(estimate: Estimate) -> dict[str, float | None]:
+    """Parameters, memory, time where it can be stated, and by axis the bytes of messages of one
+    rank of each stage, summed, and the bytes that a rank sends in the stage that sends most."""
+    time = estimate.time
+    figures: dict[str, float | None] = {"parameters": estimate.parameters}
+    figures["peak_bytes"] = estimate.fullest_stage.device_bytes
+    if not isinstance(time, str):
+        figures["step_seconds"] = time.total
+        figures["tokens_per_second"] = estimate.layout.tokens_per_step / time.total
+        figures["mfu"] = time.mfu
+        figures |= {f"seconds.{name}": seconds for name, seconds in time.parts().items()}
+    grid, ranks = dict.fromkeys(estimate.layout.grid.groups, "tp"), estimate.layout.group_sizes
+    for axis in MESSAGE_GROUPS:
+        stages = [
+            [m for m in stage if grid.get(m.axis, m.axis) == axis] for stage in estimate.messages
+        ]
+        figures[f"bytes.{axis}"] = sum(m.bytes * m.count for stage in stages for m in stage)
+        figures[f"sent_bytes.{axis}"] = max(sent_bytes(stage, ranks) for stage in stages)
+    return figures

@@ -1,0 +1,373 @@
+"""Lower bounds of a step's seconds, for many layouts at once.
+
+Of the estimate (estimate/time.py) only unavoidable seconds are counted: kernels or their host,
+whichever take longer; no message between stages; the exposed part of messages that may overlap with
+computation. Stage k of a pipeline, whose stages take W_j = F_j + B_j for a micro batch, starts when
+those before it have run one forward each, and they run one backward each when it is done:
+
+    step >= m W_k + sum of W_j over j < k        with chunks, of the first chunk's W_j;
+                                                 under zero-bubble, of F_j alone
+
+and no stage's W_k is less than the mean. Then come the exposed messages and the update: those of
+stage k, which does not wait for the backward passes of the stages before it, or the least of any
+stage. W_k is that of its layers, kind by kind: a layer with experts takes longer than a dense one.
+By hand, 2 stages, F = 1, B = 2, m = 3: 9 + 3 = 12, which is the step itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from math import gcd, inf
+from operator import mul
+from typing import Any, NamedTuple
+
+from mpctl.core.axes import AXES, DEFAULT_ORDER, FILLING, chosen_ranks
+from mpctl.core.sharding import DENSE, EXPERTS, Views
+from mpctl.model.operators.grad_flow import GradFlow
+from mpctl.plan.estimate.gradient_messages import ReplicaGroup, sent_zero_stage
+from mpctl.plan.estimate.kernels import OpTimes, cover_backwards
+from mpctl.plan.estimate.network import MissingLink
+from mpctl.plan.planning.layout_settings import LayoutSettings
+from mpctl.plan.search.evaluate import SLACK, LayoutEvaluator
+from mpctl.spec.schedules import SCHEDULES
+
+OUTSIDE_LAYER = tuple(axis.name for axis in AXES if not axis.in_layer)
+
+
+class PassBound(NamedTuple):
+    """Least seconds of one micro batch: of its kernels and of the host that launches them."""
+
+    forward: float
+    backward: float
+    host_forward: float
+    host_backward: float
+
+    @property
+    def forward_seconds(self) -> float:
+        """Seconds of a forward: of kernels or host, whichever take longer."""
+        return max(self.forward, self.host_forward)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of a forward and a backward."""
+        return self.with_host(0.0)
+
+    def with_host(self, seconds: float) -> float:
+        """Forward and backward where the host takes so many seconds more for each."""
+        ahead = max(self.forward, self.host_forward + seconds)
+        return ahead + max(self.backward, self.host_backward + seconds)
+
+
+def pass_bound(work: OpTimes, slow: float) -> PassBound:
+    """The bound of a layer or an end; slow: host time relative to that of the runtime's profile."""
+    return PassBound(
+        work.forward + work.tp_forward + work.cp_forward + work.ep_forward,
+        work.dgrad + work.wgrad + work.tp_backward + work.cp_backward + work.ep_backward,
+        slow * work.host_forward, slow * work.host_backward,
+    )  # fmt: skip
+
+
+def total_of(passes: Sequence[tuple[int, PassBound]]) -> PassBound:
+    """The sum of bounds, each times its number."""
+    counts = [count for count, _ in passes]
+    columns = zip(*(one for _, one in passes), strict=True)
+    return PassBound(*[sum(map(mul, counts, column)) for column in columns])
+
+
+class Elements(NamedTuple):
+    """Elements of a layer on a rank, all of them and those with gradients."""
+
+    numel: int
+    trained: int
+
+
+class LayerKind(NamedTuple):
+    """What layers of one kind cost: a micro batch, and the elements on a rank by view."""
+
+    work: PassBound
+    elements: dict[str, Elements]
+    goes_back: bool
+
+
+class CostBounds(NamedTuple):
+    """Costs of one micro batch that all layouts of a layer key share.
+
+    whole: all layers and ends. kinds: the kinds of layers, in the order in which they are met;
+    most: the slowest. ends: all ends together. exit: the end after the last layer.
+    """
+
+    whole: PassBound
+    kinds: tuple[LayerKind, ...]
+    most: PassBound
+    ends: PassBound
+    exit: PassBound
+
+
+class StageLayers(NamedTuple):
+    """Numbers of layers of a stage that may be the slowest, by kind.
+
+    before: in the first chunks of the stages before it; layers: in all of its chunks.
+    """
+
+    before: tuple[int, ...]
+    layers: tuple[int, ...]
+    is_last: bool
+
+
+class SentBound(NamedTuple):
+    """Least seconds of a stage's messages between replicas: of ZeRO's in one micro batch, and what
+    those of once a step add to it, with its update."""
+
+    passes: float
+    after: float
+
+
+class StepTimeBound:
+    """Lower bounds of the seconds of a step, over the layouts of an evaluator's space."""
+
+    def __init__(self, evaluator: LayoutEvaluator) -> None:
+        self.evaluator, self.space = evaluator, evaluator.space
+        self.known_costs: dict[tuple[Any, ...], CostBounds | None] = {}
+        host, slow = evaluator.profile.host, evaluator.speed.host
+        # host seconds of a pass over a chunk, without those of its layers: alone, and in a pipeline
+        self.host = slow * (host.micro_batch + 0.0), slow * (host.micro_batch + host.message)
+        self.on_accelerator = evaluator.space.job.device_kind != "cpu"
+        self.host_step = slow * host.step_on(self.on_accelerator)
+
+    def costs(self, layout: LayoutSettings) -> CostBounds | None:
+        """Costs of the layouts with this one's layer key; None where a link that they need states
+        no bandwidth."""
+        key = layout.layer_key
+        if key not in self.known_costs:
+            self.known_costs[key] = self._costs(self._nearest_ranks(layout))
+        return self.known_costs[key]
+
+    def _costs(self, layout: LayoutSettings) -> CostBounds | None:
+        job_layout = self.evaluator.job_layout(layout)
+        operators, views = self.evaluator.timer(layout, job_layout), job_layout.views
+        table, slow = self.evaluator.table(layout.tp), self.evaluator.speed.host
+        layers: list[tuple[int, PassBound]] = []
+        ends: list[tuple[int, PassBound]] = []
+        kinds: dict[int, LayerKind] = {}
+        try:
+            for stack, flow in zip(table.stacks, table.flows, strict=True):
+                for run, kind in flow.runs:
+                    if id(kind) not in kinds:
+                        work = pass_bound(operators.block(stack, kind), slow)
+                        held = {view: _elements(kind, views, view) for view in views}
+                        kinds[id(kind)] = LayerKind(work, held, kind.after)
+                    layers.append((len(run), kinds[id(kind)].work))
+                ends += [(1, pass_bound(operators.end(e), slow)) for e in (flow.entry, flow.exit)]
+            head = OpTimes()  # where the runtime fills stages, the loss may be on the next one
+            head.add(operators.end(table.flows[-1].exit))
+            if self.space.runs.fills_stages:
+                head.add(operators.loss(table.flows[-1].exit), -1)
+        except MissingLink:
+            return None
+        most = PassBound(*(max(one[at] for _, one in layers) for at in range(4)))
+        whole, exit_ = total_of([*layers, *ends]), pass_bound(head, slow)
+        return CostBounds(whole, tuple(kinds.values()), most, total_of(ends), exit_)
+
+    def _nearest_ranks(self, layout: LayoutSettings) -> LayoutSettings:
+        """A layout of the same layer key whose tp and cp groups are neighbours, where they are
+        fastest, unless the order is fixed: one stage, one chunk, the other ranks as replicas."""
+        order = self.space.fixed.get("order", DEFAULT_ORDER)
+        one = layout._replace(vpp=1, schedule="1f1b", stage_balance="even", zero=0, order=order)
+        one = one.with_sizes(dict.fromkeys(OUTSIDE_LAYER, 1))
+        return one.with_sizes({FILLING: self.space.world // chosen_ranks(one.sizes)})
+
+    def of_axes_quickly(self, axes: LayoutSettings) -> float:
+        """At most `of_axes`: the bound without recomputation, so that few layer keys are timed
+        before something is ruled out."""
+        return self.of_axes(axes._replace(recompute="none"))
+
+    def of_axes(self, axes: LayoutSettings) -> float:
+        """Least seconds of a step of all families over these axes: no stage is faster than the
+        mean. Infinite where a link that they need states no bandwidth."""
+        costs = self.costs(axes)
+        if costs is None:
+            return inf
+        return self.space.microbatches(axes) * costs.whole.seconds / axes.pp * SLACK
+
+    def of_family(self, family: LayoutSettings) -> float:
+        """Least seconds of a step of all members: the pipeline of its slowest stage."""
+        costs = self.costs(family)
+        if costs is None:
+            return inf
+        m, chunks, host = self.space.microbatches(family), family.vpp, self.host[family.pp > 1]
+        bound = m * costs.whole.with_host(host * family.pp * chunks) / family.pp
+        if family.pp == 1:
+            return bound * SLACK
+        for stage in self._slow_stages(family):
+            work = self._stage_work(costs, stage).with_host(host * chunks)
+            bound = max(bound, m * work + self._fill(costs, family, stage))
+        return bound * SLACK
+
+    @staticmethod
+    def _stage_work(costs: CostBounds, stage: StageLayers) -> PassBound:
+        """Least seconds of a micro batch on a stage."""
+        if len(costs.kinds) == 1:  # of most models, and so of every layout
+            (count,), layer = stage.layers, costs.kinds[0].work
+            ends = zip(layer, costs.exit, strict=True)
+            return PassBound(*[count * a + stage.is_last * b for a, b in ends])
+        works = zip(stage.layers, (kind.work for kind in costs.kinds), strict=True)
+        return total_of([*works, (int(stage.is_last), costs.exit)])
+
+    @staticmethod
+    def _before(costs: CostBounds, stage: StageLayers) -> PassBound:
+        """A micro batch on the stages before one, kernels and host each in sum: which of them takes
+        longer may differ between kinds of layers."""
+        if len(costs.kinds) == 1:
+            (count,) = stage.before
+            return PassBound(*[count * a for a in costs.kinds[0].work])
+        works = (kind.work for kind in costs.kinds)
+        return total_of([*zip(stage.before, works, strict=True)])
+
+    def _fill(self, costs: CostBounds, family: LayoutSettings, stage: StageLayers) -> float:
+        """Least seconds in which the stages before one fill and empty the pipeline."""
+        before = self._before(costs, stage)
+        splits = SCHEDULES[family.schedule].splits_backward
+        return before.forward_seconds if splits else before.seconds
+
+    def _slow_stages(self, family: LayoutSettings) -> list[StageLayers]:
+        """The stages that may be the slowest: the last one of each number of layers of each
+        kind."""
+        key = ("slow stages", *self.evaluator.stages_key(family))
+        return self.evaluator.cached(key, lambda: self._find_slow_stages(family))
+
+    def _find_slow_stages(self, layout: LayoutSettings) -> list[StageLayers]:
+        stages = self.evaluator.stages(self.space.job_of(layout), layout)
+        last = self.evaluator.job_layout(layout).head_stage
+        slow: dict[tuple[tuple[int, ...], bool], StageLayers] = {}
+        kinds = max(self._kind_of_layer) + 1
+        before = [0] * kinds
+        for number, spans in enumerate(stages):
+            own, first = [0] * kinds, [0] * kinds
+            for chunk, (start, stop) in enumerate(spans):
+                for kind in self._kind_of_layer[start:stop]:
+                    own[kind] += 1
+                    first[kind] += chunk == 0
+            key = tuple(own), number == last
+            slow[key] = StageLayers(tuple(before), *key)
+            before = [a + b for a, b in zip(before, first, strict=True)]
+        return list(slow.values())
+
+    @cached_property
+    def _kind_of_layer(self) -> list[int]:
+        """The number of each layer's kind among `CostBounds.kinds`."""
+        numbers: dict[int, int] = {}
+        return [
+            numbers.setdefault(id(kind), len(numbers))
+            for flow in self.evaluator.table(1).flows
+            for run, kind in flow.runs
+            for _ in run
+        ]
+
+    def of_members(
+        self, family: LayoutSettings, bound: float, layouts: Iterable[LayoutSettings]
+    ) -> Iterator[tuple[float, LayoutSettings]]:
+        """Members of a family with `bound`, each with its own bound: higher by the work once a
+        step, and by the exposed part of ZeRO's messages."""
+        costs = self.costs(family)
+        assert costs is not None, "a family without costs has no bound"
+        stages, most = self._slow_stages(family), self.space.layers
+        if family.pp > 1:
+            most = max(sum(stage.layers) for stage in stages)
+        host = self.host[family.pp > 1] * family.vpp
+        overlapped = most * (costs.most.backward + costs.most.host_backward) + host
+        overlapped += costs.ends.backward + costs.ends.host_backward
+        overlapped *= cover_backwards(family.pp, family.vpp)
+        if self.evaluator.profile.overlap.gather is not None:
+            overlapped += most * (costs.most.forward + costs.most.host_forward) + host
+            overlapped += costs.ends.forward + costs.ends.host_forward
+        m, host = self.space.microbatches(family), self.host[family.pp > 1] * family.vpp
+        works = [
+            (costs.whole if family.pp == 1 else self._stage_work(costs, stage)).with_host(host)
+            for stage in stages
+        ]
+        starts = [self._before(costs, stage).forward_seconds for stage in stages]
+        around = [self._fill(costs, family, stage) for stage in stages]
+        for layout in layouts:
+            try:
+                held = {stage.layers: stage for stage in stages}
+                by_layers = {
+                    layers: self._sent(layout, costs, stage, overlapped)
+                    for layers, stage in held.items()
+                }
+                sent = [by_layers[stage.layers] for stage in stages]
+            except MissingLink:
+                yield inf, layout
+                continue
+            # A stage closes its step when it is done; those before it, which close theirs too,
+            # are later by their backward passes.
+            first = min(one.after for one in sent)
+            ends = (
+                m * (work + self._exposed(one.passes, work)) + max(start + one.after, fill + first)
+                for start, fill, work, one in zip(starts, around, works, sent, strict=True)
+            )
+            least = min(m * self._exposed(one.passes) + one.after for one in sent)
+            yield max(bound + SLACK * least, SLACK * max(ends)), layout
+
+    def _exposed(self, sent: float, computed: float = inf) -> float:
+        """Least seconds that ZeRO's messages of a micro batch add to `computed` seconds of it or
+        more."""
+        overlap = self.evaluator.profile.overlap
+        return exposed_seconds(sent, overlap.zero, overlap.drag, computed)
+
+    def _sent(
+        self, layout: LayoutSettings, costs: CostBounds, stage: StageLayers, overlapped: float
+    ) -> SentBound:  # fmt: skip
+        """The messages of a stage's replicas and its update: overlapped as far as `overlapped`
+        seconds of the longest backward allow. Several layers may share a bucket. Raises MissingLink
+        where a link that they need states no bandwidth."""
+        profile, speed = self.evaluator.profile, self.evaluator.speed
+        seconds, overlap = self.evaluator.network(layout).seconds, profile.overlap
+        zero = sent_zero_stage(layout.zero, pp=layout.pp, profile=profile)
+        passes = once = stepped = 0.0
+        for view, group in self._groups(layout, zero):
+            sends, trained = zero >= 2 and group.replicas > 1, 0
+            in_buckets = zero == 2 and overlap.buckets
+            for count, kind in zip(stage.layers, costs.kinds, strict=True):
+                if count and (size := kind.elements[view]).numel:
+                    trained += count * size.trained
+                    if sends and not in_buckets:
+                        messages = group.passes(*size, goes_back=kind.goes_back)
+                        passes += count * sum(map(seconds, messages))
+            stepped += trained / group.slices
+            if group.replicas == 1:
+                continue
+            if in_buckets:
+                passes += sum(map(seconds, group.passes(0, trained, goes_back=True)))
+            once += sum(map(seconds, group.step(trained)))
+        if zero >= 2:
+            overlapped = inf  # it is longer by messages whose sizes may differ
+        share = max(overlap.dp, overlap.gather or 0.0, overlap.zero * (layout.copies > 1))
+        moved = profile.operators.on(self.on_accelerator).optimizer_bytes
+        after = stepped * moved / speed.bandwidth + self.host_step
+        return SentBound(passes, after + exposed_seconds(once, share, overlap.drag, overlapped))
+
+    def _groups(
+        self, layout: LayoutSettings, zero: int
+    ) -> Iterator[tuple[str, ReplicaGroup]]:  # fmt: skip
+        """The replicas of each view, by its name."""
+        copies = {DENSE: layout.copies, EXPERTS: gcd(layout.copies, layout.edp)}
+        held = {DENSE: (layout.replicas, "dp_cp")}
+        if self.space.model.experts is not None:
+            held[EXPERTS] = layout.edp, "edp"
+        for view, (ranks, name) in held.items():
+            stage, times = (zero, copies[view]) if ranks > copies[view] else (0, 1)
+            value, gradient = self.evaluator.message_widths
+            yield view, ReplicaGroup(ranks, stage, value, gradient, name=name, copies=times)
+
+
+def _elements(layer: GradFlow, views: Views, view: str) -> Elements:
+    """The elements of a layer on a rank that belong to a view."""
+    both = (layer.part.weights, layer.trained)
+    return Elements(*[sum(w.local_numel(views) for w in ws if w.view == view) for ws in both])
+
+
+def exposed_seconds(sent: float, overlap: float, drag: float, computed: float = inf) -> float:
+    """Seconds that messages of `sent` seconds add to the step at least, where the share `overlap`
+    of them may run during `computed` seconds of work, which they slow down by `drag`."""
+    return sent - min(overlap * sent, computed) * max(0.0, 1 - drag)

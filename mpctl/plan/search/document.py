@@ -1,0 +1,231 @@
+"""The result of a search as data: schema mpctl.search/2, and the same as rows of a table.
+
+Seconds and bytes are those of `mpctl plan` for the same layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, NotRequired, TypedDict, final
+
+from mpctl.core.errors import Issue, IssueEntry
+from mpctl.core.records import Json, to_json
+from mpctl.plan.planning.layout_settings import LayoutSettings, SettingValue, layout_text
+from mpctl.plan.planning.summary import training_settings
+from mpctl.plan.rules.launched import why_not_launched
+from mpctl.plan.rules.runtime import runtime_rules
+from mpctl.plan.rules.training import slow_dtype
+from mpctl.plan.search.result import LayoutReport, given_reason, reasons
+from mpctl.spec.runtime import is_launched
+
+if TYPE_CHECKING:
+    from mpctl.plan.planning.summary import TrainingEntry
+    from mpctl.plan.search.result import SearchResult
+
+CSV_FIGURES = (
+    "gpus",
+    "step_seconds",
+    "step_seconds_low",
+    "step_seconds_high",
+    "tokens_per_second",
+    "mfu",
+    "peak_bytes",
+    "gpu_hours_per_billion_tokens",
+)
+CSV_RUN = ("days", "gpu_hours", "price", "watt_hours", "useful")
+CommandLine = Callable[[LayoutReport], str]  # the line to type for a layout
+
+
+@final
+class LayoutEntry(TypedDict):
+    """One layout: its settings, its figures, and the command that runs or plans it.
+
+    step_seconds_low, step_seconds_high: 9 of 10 measured steps are between them. peak_bytes: on the
+    device of the fullest rank. breakdown: seconds of the step by part. layout: the settings in
+    words. alike: layouts that this one represents, the fastest first, with the same keys. price:
+    only if that of a GPU-hour is known. run: of `--tokens` (WholeRun).
+    """
+
+    fits: bool
+    verdict: str
+    gpus: int
+    settings: dict[str, SettingValue]
+    step_seconds: float
+    step_seconds_low: float
+    step_seconds_high: float
+    extrapolates: list[str]
+    tokens_per_second: float
+    mfu: float
+    peak_bytes: int
+    gpu_hours_per_billion_tokens: float
+    price_per_billion_tokens: NotRequired[float]
+    run: NotRequired[Json]
+    breakdown: dict[str, float]
+    layout: str
+    alike: list[Json]
+    alike_text: str
+    command: str
+
+
+@final
+class NoLayoutEntry(TypedDict):
+    """A number of GPUs for which no layout was found, and why."""
+
+    gpus: int
+    settings: None
+    reason: str
+
+
+class SearchDocument(TypedDict):
+    """Schema mpctl.search/2: what `mpctl search --json` prints.
+
+    training: settings that all layouts share. fixed: settings of a layout that the request fixes.
+    searched: those that varied. estimated: number of layouts whose step was estimated. too_large:
+    number of layouts left out for their memory, of those that no bound on time had ruled out
+    before. is_complete: false after Ctrl-C. best: fastest first, or what the objective prefers;
+    each has a different combination of tp, pp, ep and tensor mode. is_plain_first: the first
+    is the plainest of those within the error of ranking, not the fastest. reasons: a
+    sentence for each of best but the first. own: the layout of the job as written, if it sets
+    one. front: for less and less memory, the fastest layout. by_gpus: with `--gpus`, the best
+    layout of each number of GPUs.
+    """
+
+    schema: Literal["mpctl.search/2"]
+    training: TrainingEntry
+    job: str | None
+    model: str | None
+    device: str | None
+    device_memory_bytes: int | None
+    headroom_percent: float
+    gpus: int
+    runtime: str
+    dtype: str
+    global_batch_size: int | None
+    fixed: dict[str, SettingValue]
+    searched: list[str]
+    warnings: list[IssueEntry]
+    objective: str
+    is_complete: bool
+    is_plain_first: bool
+    estimated: int
+    too_large: int
+    best: list[LayoutEntry]
+    reasons: list[str]
+    own: LayoutEntry | None
+    own_reason: str | None
+    front: list[LayoutEntry]
+    by_gpus: list[LayoutEntry | NoLayoutEntry]
+
+
+def search_document(result: SearchResult, command: CommandLine) -> SearchDocument:
+    """The result as JSON. command: the line to type for a layout."""
+
+    def entries(choices: list[LayoutReport]) -> list[LayoutEntry]:
+        return [_layout_entry(choice, command) for choice in choices]
+
+    job, best, given = result.request.job, result.best, result.given
+    device = job.cluster.device
+    return {
+        "schema": "mpctl.search/2",
+        "training": training_settings(best[0].job if best else job, result.searched),
+        "job": job.name,
+        "model": job.model.name if job.model else None,
+        "device": device.name if device else None,
+        "device_memory_bytes": device.memory_bytes if device else None,
+        "headroom_percent": job.cluster.headroom,
+        "gpus": job.world_size,
+        "runtime": job.training.runtime,
+        "dtype": job.training.dtype,
+        "global_batch_size": job.training.global_batch_size,
+        "fixed": result.request.fixed,
+        "searched": result.searched,
+        "warnings": [issue.as_dict() for issue in _warnings(result)],
+        "objective": result.objective,
+        "is_complete": result.is_complete,
+        "is_plain_first": result.is_plain_first,
+        "estimated": result.estimated,
+        "too_large": result.too_large,
+        "best": entries(best),
+        "reasons": list(reasons(best[0], best[1:])) if best else [],
+        "own": _layout_entry(given, command) if given else None,
+        "own_reason": given_reason(best[0], given) if given and best else None,
+        "front": entries(result.front),
+        "by_gpus": [
+            _layout_entry(choice, command)
+            if choice
+            else {"gpus": gpus, "settings": None, "reason": result.why_none[gpus]}
+            for gpus, choice in result.by_gpus.items()
+        ],
+    }
+
+
+def _warnings(result: SearchResult) -> list[Issue]:
+    """Warnings of the job, before its layouts, and of fixed settings in the best one that the
+    runtime does not run."""
+    request = result.request
+    job, checks = request.job, [*slow_dtype(request.job)]
+    if result.best:
+        checks += runtime_rules(result.best[0].job)
+    if is_launched(job.training.runtime):
+        checks += why_not_launched(job)
+    return [*request.warnings, *(check.issue for check in checks)]
+
+
+def _layout_entry(choice: LayoutReport, command: CommandLine) -> LayoutEntry:
+    time, price = choice.time, choice.price_per_billion
+    entry: LayoutEntry = {
+        "fits": choice.fits,
+        "verdict": choice.verdict,
+        "gpus": choice.job.world_size,
+        "settings": choice.layout._asdict(),
+        "step_seconds": time.total,
+        "step_seconds_low": time.low,
+        "step_seconds_high": time.high,
+        "extrapolates": list(time.extrapolates),
+        "tokens_per_second": choice.tokens_per_second,
+        "mfu": time.mfu,
+        "peak_bytes": choice.bytes,
+        "gpu_hours_per_billion_tokens": choice.gpu_hours_per_billion,
+        "breakdown": time.parts(),
+        "layout": layout_text(choice.layout),
+        "alike": [_alike_entry(*point) for point in choice.alike],
+        "alike_text": choice.alike_text,
+        "command": command(choice),
+    }
+    if price is not None:
+        entry["price_per_billion_tokens"] = price
+    if choice.run is not None:
+        entry["run"] = to_json(choice.run)
+    return entry
+
+
+def _alike_entry(seconds: float, size: int, layout: LayoutSettings) -> Json:
+    return {
+        "settings": layout._asdict(),
+        "step_seconds": seconds,
+        "peak_bytes": size,
+        "layout": layout_text(layout),
+    }
+
+
+def csv_rows(document: SearchDocument) -> Iterator[list[object]]:
+    """A row of titles, then the best, the front and the best of each number of GPUs, one layout a
+    row; where no layout was found, no row."""
+    first = document["best"][0] if document["best"] else None
+    settings = list(first["settings"]) if first else []
+    run = [f"run_{name}" for name in CSV_RUN] if first and "run" in first else []
+    yield ["list", *CSV_FIGURES, *run, *settings, "command"]
+    lists = {
+        "best": document["best"],
+        "front": document["front"],
+        "by_gpus": [entry for entry in document["by_gpus"] if "command" in entry],
+    }
+    for title, entries in lists.items():
+        yield from ([title, *_csv_cells(entry, settings)] for entry in entries)
+
+
+def _csv_cells(entry: LayoutEntry, settings: Sequence[str]) -> list[object]:
+    figures: Mapping[str, object] = entry
+    values = (entry["settings"][name] for name in settings)
+    run = [entry["run"][name] for name in CSV_RUN] if "run" in entry else []
+    return [*(figures[key] for key in CSV_FIGURES), *run, *values, entry["command"]]

@@ -1,0 +1,462 @@
+"""Branch and bound over a space of layouts: the fastest ones, and the fastest under less memory.
+
+Axes, their families and the layouts of those (space.py) wait in one queue, the smallest bound first
+(bound.py). An entry taken from it is split or, if it is a single layout, evaluated. An entry is
+dropped where its bound is above the worst layout that is still wanted: those of the best ideas that
+fit the device and, for each smaller budget (a share of the device's memory), those of the best idea
+within it. The bound of a family's memory is what its first stage needs where ZeRO shards the most;
+a larger micro batch never needs less. Ties go to less memory, then to the order of the layouts'
+values, so that the answer is the same every time.
+
+The exhaustive search evaluates every layout that passes the rules; tests compare the two on small
+spaces.
+
+An estimate cannot tell layouts apart that differ by less than its own error, and users cannot
+choose between five spellings of one layout. So a search looks for *ideas*: layouts with the same
+tp, cp, pp, ep and tensor mode. Of an idea it keeps the layouts within ALIKE of the fastest one, and
+shows the plainest of them (`complexity`). Ideas within the error of ranking are a tie, and the
+plainest of them is no. 1.
+
+That error and what is plain were measured on the published sweeps: several layouts of one model on
+one cluster, estimated by constants that had not seen the run (tests/measure/calibrate/test_accuracy.py).
+Of pairs of layouts whose estimates differ by less than RANKING_ERROR, six in ten ran in the
+estimated order; of those that differ by more, nine in ten did. On clusters that nobody tuned, and
+where constants had not seen the cluster, seven in ten of the pairs up to WIDE_ERROR did: there, as
+a wide band says, that is a tie. The plainest of a tie is no slower than its fastest: over all
+sweeps it ran 6.5 % slower than the best run, the fastest estimate 6.6 %; by constants that had not
+seen the cluster 6.5 and 6.9 %.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from math import inf, log2
+from typing import Literal, NamedTuple
+
+from mpctl.core.units import seconds_text
+from mpctl.plan.planning.layout_settings import LayoutSettings
+from mpctl.plan.search.bound import StepTimeBound
+from mpctl.plan.search.evaluate import LayoutEvaluator
+from mpctl.plan.search.space import SearchSpace
+
+Objective = Literal["tokens", "memory"]
+Progress = Callable[[str, int, int], None]
+Note = Callable[[str], None]
+Level = Literal["axes", "family", "layout"]  # of the tree in search/space.py
+BUDGETS = 4  # the device's memory and its shares, in equal steps
+REPORT_EVERY = 128  # parts taken from the queue between two reports of progress
+PROGRESS_STEPS = 1000  # how finely the progress of the layouts is reported
+
+ALIKE = 0.01
+RANKING_ERROR, WIDE_ERROR = 0.04, 0.1
+WIDE_BAND = 1.5
+"""From this ratio of a band's ends on, a band is wide."""
+TIES = 8
+"""Rows that a search compares at least before it shows the best."""
+OPTIMISM = (0.01, 0.07)
+"""By how much the fastest of several estimates is too fast relative to its sweep: the mean
+over the sweeps of tuned software, and over those of nanotron's cluster, which nobody tuned."""
+RECOMPUTE = {"none": 0.0, "selective": 1.0, "full": 2.0}
+SHARED_STATES = (0.0, 0.0, 2.0, 4.0)  # by ZeRO stage
+PLAIN_SCHEDULES, PLAIN_BALANCE = ("1f1b", "interleaved"), "even"
+
+
+class Idea(NamedTuple):
+    """The settings that layouts of one row of an answer share, and cp."""
+
+    tensor_mode: str
+    tp: int
+    pp: int
+    ep: int = 1
+    cp: int = 1
+
+    @property
+    def row(self) -> Idea:
+        """The same for every cp."""
+        return self._replace(cp=0)
+
+
+class EvaluatedLayout(NamedTuple):
+    """A layout with its seconds a step and the bytes on the device of its fullest rank."""
+
+    seconds: float
+    bytes: int
+    layout: LayoutSettings
+
+
+def complexity(layout: LayoutSettings) -> float:
+    """How far a layout is from the plainest one, replicas alone: half for each doubling of tp, pp,
+    cp or ep and of chunks, half less for one of the micro batch (fewer of them), 2 for one of etp,
+    plus recomputation, more sharded states than ZeRO 1's, and unusual settings.
+
+    >>> plain = LayoutSettings(tp=4, dp=32, pp=2, vpp=4, sequence_parallel=True, zero=1)
+    >>> complexity(plain), complexity(plain._replace(vpp=20, zero=2))
+    (2.5, 6.660964047443681)
+    """
+    sizes = (layout.pp, layout.cp, layout.vpp, layout.micro_batch_size)
+    unusual = (
+        any(size & (size - 1) for size in sizes)
+        + 2 * (layout.schedule not in PLAIN_SCHEDULES)
+        + (layout.stage_balance != PLAIN_BALANCE)
+        + (layout.copies > 1)
+    )
+    splits = layout.tp * layout.pp * layout.cp * layout.ep * layout.vpp
+    states = RECOMPUTE[layout.recompute] + SHARED_STATES[layout.zero]
+    return log2(splits / layout.micro_batch_size) / 2 + 2 * log2(layout.etp) + states + unusual
+
+
+class LayoutGroup(NamedTuple):
+    """Layouts of one idea or row that are as fast as each other. members: the fastest first."""
+
+    members: tuple[EvaluatedLayout, ...]
+
+    @property
+    def plainest(self) -> EvaluatedLayout:
+        """The plainest; of equally plain ones the fastest."""
+        return min(self.members, key=lambda point: (complexity(point.layout), point))
+
+    @property
+    def others(self) -> tuple[EvaluatedLayout, ...]:
+        """The layouts of the group other than its plainest."""
+        return tuple(point for point in self.members if point != self.plainest)
+
+
+def without_other_orders(
+    points: Sequence[EvaluatedLayout], point: EvaluatedLayout
+) -> list[EvaluatedLayout] | None:
+    """The points without those that differ from this one only in the order of their axes; None if
+    one of these is better than this one."""
+    layout = point.layout._replace(order="")
+    alike = [one for one in points if one.layout._replace(order="") == layout]
+    return None if alike and alike[0] <= point else [one for one in points if one not in alike]
+
+
+@dataclass
+class BestIdeas:
+    """The best so far of the layouts that need at most `limit` bytes: those within ALIKE of the
+    fastest of each idea, of the ideas up to the `count`-th row."""
+
+    limit: float
+    count: int
+    ideas: dict[Idea, list[EvaluatedLayout]] = field(default_factory=dict)
+    worst: float = inf  # seconds above which no layout is wanted
+
+    def wants(self, seconds: float, size: float, idea: Idea | None = None) -> bool:
+        """Whether a layout of at least `seconds` and `size` bytes may be among the best; idea: the
+        layout's, if known."""
+        if size > self.limit or seconds > self.worst:
+            return False
+        known = self.ideas.get(idea) if idea else None
+        return known is None or seconds <= known[0].seconds * (1 + ALIKE)
+
+    def add(self, point: EvaluatedLayout) -> None:
+        """Take the layout in if it is among the best."""
+        if point.bytes > self.limit:
+            return
+        kept = without_other_orders(self.ideas.get(idea_of(point.layout), []), point)
+        if kept is None:
+            return
+        insort(kept, point)
+        least = kept[0].seconds * (1 + ALIKE)
+        self.ideas[idea_of(point.layout)] = [one for one in kept if one.seconds <= least]
+        rows: dict[Idea, float] = {}
+        for idea, points in self.ideas.items():
+            rows[idea.row] = min(points[0].seconds, rows.get(idea.row, inf))
+        if len(rows) >= self.count:
+            self.worst = sorted(rows.values())[self.count - 1] * (1 + ALIKE)
+
+    def groups(self) -> list[LayoutGroup]:
+        """The best ideas, in the order of their plainest layouts' seconds."""
+        last = self.worst / (1 + ALIKE)
+        every = (points for points in self.ideas.values() if points[0].seconds <= last)
+        return sorted((LayoutGroup(tuple(points)) for points in every), key=lambda g: g.plainest)
+
+
+def ranking_error(band: float) -> float:
+    """By how much estimates may differ and their order be open. band: the ratio of its ends."""
+    return WIDE_ERROR if band >= WIDE_BAND else RANKING_ERROR
+
+
+def plainest_first(groups: Sequence[LayoutGroup], band: float) -> list[LayoutGroup]:
+    """A group for each row, fastest first, but before all the plainest of those that cannot be
+    distinguished from the fastest; groups of a row, which differ in cp, that cannot be either are
+    one. groups: fastest first; band: the ratio of the ends of the first one's band."""
+    if not groups:
+        return []
+    most = groups[0].plainest.seconds * (1 + ranking_error(band))
+    rows: dict[Idea, list[LayoutGroup]] = {}
+    for group in groups:
+        row = rows.setdefault(idea_of(group.plainest.layout).row, [])
+        if not row or group.plainest.seconds <= most:
+            row.append(group)
+    merged = [
+        LayoutGroup(tuple(sorted(p for g in row for p in g.members))) for row in rows.values()
+    ]
+    best = sorted(merged, key=lambda group: group.plainest)
+    near = [group for group in best if group.plainest.seconds <= most] or best[:1]
+    first = min(near, key=lambda group: (complexity(group.plainest.layout), group.plainest))
+    return [first, *(group for group in best if group is not first)]
+
+
+@dataclass
+class FoundLayouts:
+    """The result of a search of one space.
+
+    groups: for each idea the layouts that are equally fast or, for least memory, one layout each;
+    best first. front: the first one, then the best of each memory budget that is slower and needs
+    less. evaluated: every evaluated layout. is_complete: false after Ctrl-C. too_large: layouts
+    that were left out for their memory, of those that no bound on time had ruled out before.
+    """
+
+    groups: list[LayoutGroup] = field(default_factory=list)
+    front: list[EvaluatedLayout] = field(default_factory=list)
+    is_complete: bool = True
+    evaluated: list[EvaluatedLayout] = field(default_factory=list)
+    too_large: int = 0
+
+    @property
+    def best(self) -> list[EvaluatedLayout]:
+        """The layouts to show, best first."""
+        return [group.plainest for group in self.groups]
+
+
+@dataclass
+class LeastMemory:
+    """The `count` layouts of least memory so far, of those that need at most `limit` bytes."""
+
+    limit: float
+    count: int
+    best: list[EvaluatedLayout] = field(default_factory=list)
+
+    @property
+    def most_bytes(self) -> float:
+        """Bytes above which a layout is no longer wanted."""
+        full = len(self.best) == self.count
+        return min(self.best[-1].bytes, self.limit) if full else self.limit
+
+    def add(self, point: EvaluatedLayout) -> None:
+        """Take the layout in if it is among the best."""
+        kept = without_other_orders(self.best, point) if point.bytes <= self.limit else None
+        if kept is not None:
+            insort(kept, point, key=lambda p: (p.bytes, p.seconds, p.layout))
+            self.best = kept[: self.count]
+
+
+def find_layouts(
+    space: SearchSpace,
+    *,
+    top: int = 5,
+    budgets: int = BUDGETS,
+    objective: Objective = "tokens",
+    exhaustive: bool = False,
+    on_progress: Progress | None = None,
+    on_note: Note | None = None,
+    evaluator: LayoutEvaluator | None = None,
+) -> FoundLayouts:
+    """The layouts of the `top` fastest ideas, or the `top` layouts of least memory.
+
+    budgets: equal shares of the device's memory for each of which the best layout is found too.
+    exhaustive: evaluate every layout. on_note: is called with the best so far, in words. Ctrl-C
+    ends the search with the layouts found so far. Raises MissingFigure where the device states no
+    rate.
+    """
+    search = BranchAndBound(space, evaluator or LayoutEvaluator(space), top, budgets, on_note)
+    report = on_progress or (lambda stage, done, total: None)
+    try:
+        if exhaustive:
+            search.evaluate_all()
+        elif search.evaluator.min_state_bytes > search.least_memory.limit:
+            pass  # not even the states fit, however they are sharded
+        elif objective == "memory":
+            search.minimize_memory(report)
+        else:
+            search.minimize_time(report)
+    except KeyboardInterrupt:
+        search.is_complete = False
+    return search.result(objective)
+
+
+class BranchAndBound:
+    """A running search: the best layouts so far, and bounds on the memory of families."""
+
+    def __init__(
+        self, space: SearchSpace, evaluator: LayoutEvaluator, top: int, budgets: int,
+        on_note: Note | None = None,
+    ) -> None:  # fmt: skip
+        self.space, self.evaluator, self.bound = space, evaluator, StepTimeBound(evaluator)
+        self.evaluated: list[EvaluatedLayout] = []
+        self.is_complete = True
+        self.on_note, self.fastest = on_note, inf
+        self.too_large_count = 0
+        memory = evaluator.usable_memory
+        limits = [memory * share / budgets for share in range(budgets, 0, -1)]
+        self.budgets = [BestIdeas(limit, 1 if at else top) for at, limit in enumerate(limits)]
+        self.least_memory = LeastMemory(memory, top)
+        # Families (without their micro batch) in which no layout fits for some micro batch: that
+        # micro batch, and the bytes that it needs at least.
+        self.too_large: dict[LayoutSettings, tuple[int, float]] = {}
+
+    def minimize_time(self, report: Progress) -> None:
+        """Find the fastest layouts under each budget."""
+        queue: list[tuple[float, int, Level, LayoutSettings]] = []
+        every = list(self.space.axes())
+        for number, axes in enumerate(every):
+            queue.append((self.bound.of_axes_quickly(axes), number, "axes", axes))
+            if number % REPORT_EVERY == 0:
+                report("bounds", number, len(every))
+        heapify(queue)
+        number, taken, least = len(every), 0, queue[0][0] if queue else 0.0
+        while queue:
+            bound, _, level, part = heappop(queue)
+            worst = max(budget.worst for budget in self.budgets)
+            if bound > worst or bound == inf:
+                break
+            for child_bound, child_level, child in self._children(bound, level, part):
+                number += 1
+                heappush(queue, (child_bound, number, child_level, child))
+            taken += 1
+            if taken % REPORT_EVERY == 0 and least < worst < inf:  # how near bounds are to the best
+                done = round(PROGRESS_STEPS * (bound - least) / (worst - least))
+                report("layouts", done, PROGRESS_STEPS)
+
+    def _children(
+        self, bound: float, level: Level, part: LayoutSettings
+    ) -> Iterator[tuple[float, Level, LayoutSettings]]:
+        """The children of a queue entry that are still wanted, with bounds; a layout is
+        evaluated."""
+        if level == "layout":
+            self._evaluate(part, bound)
+        elif level == "axes":
+            for least, family in self._families(part, bound):
+                yield least, "family", family
+        elif self._wants(bound, 0.0, idea_of(part)):
+            needed = self._min_bytes(part)
+            if self._wants(bound, needed, idea_of(part)):
+                for least, member in self._members(part, bound):
+                    yield least, "layout", member
+            elif needed > self.budgets[0].limit:
+                self.too_large_count += sum(1 for _ in self.space.members(part))
+
+    def _families(
+        self, axes: LayoutSettings, bound: float
+    ) -> Iterator[tuple[float, LayoutSettings]]:
+        idea = idea_of(axes)
+        if not self._wants(bound, 0.0, idea):  # a better one was found since
+            return
+        if not self._wants(self.bound.of_axes(axes), 0.0, idea):
+            return
+        for family in self.space.families(axes):
+            bound = self.bound.of_family(family)
+            if self._wants(bound, 0.0, idea):
+                yield bound, family
+
+    def _members(
+        self, family: LayoutSettings, bound: float
+    ) -> Iterator[tuple[float, LayoutSettings]]:
+        """The layouts of a family whose ZeRO stage leaves them small enough."""
+        sizes = dict[int, float]()
+        for zero in self.space.zero_stages(family):
+            sizes[zero] = self.evaluator.min_bytes(family, zero)
+        idea = idea_of(family)
+        wanted = {zero for zero, size in sizes.items() if self._wants(bound, size, idea)}
+        large = {zero for zero, size in sizes.items() if size > self.budgets[0].limit}
+        members = list(self.space.members(family))
+        self.too_large_count += sum(one.zero in large for one in members)
+        layouts = (one for one in members if one.zero in wanted)
+        for layout_bound, layout in self.bound.of_members(family, bound, layouts):
+            if self._wants(layout_bound, sizes[layout.zero], idea):
+                yield layout_bound, layout
+
+    def _wants(self, seconds: float, size: float, idea: Idea | None = None) -> bool:
+        return any(budget.wants(seconds, size, idea) for budget in self.budgets)
+
+    def _min_bytes(self, family: LayoutSettings) -> float:
+        """Bytes that every layout of the family needs at least: at least those of an equal family
+        of a smaller micro batch that is too large."""
+        key, size = family._replace(micro_batch_size=0), family.micro_batch_size
+        known = self.too_large.get(key)
+        if known and size >= known[0] and not self._wants(0.0, known[1]):
+            return known[1]
+        needed = self.evaluator.min_bytes(family, max(self.space.zero_stages(family)))
+        if (known is None or size < known[0]) and not self._wants(0.0, needed):
+            self.too_large[key] = size, needed
+        return needed
+
+    def _evaluate(self, layout: LayoutSettings, bound: float) -> None:
+        idea = idea_of(layout)
+        if not self._wants(bound, self.evaluator.min_bytes(layout, layout.zero), idea):
+            return
+        size = self.evaluator.device_bytes(layout)
+        self.too_large_count += size > self.budgets[0].limit
+        if self._wants(bound, size, idea):
+            self._add(layout, size, self.budgets)
+
+    def _add(
+        self, layout: LayoutSettings, size: int, budgets: Sequence[BestIdeas | LeastMemory]
+    ) -> None:
+        seconds = self.evaluator.step_seconds(layout)
+        if seconds is not None and self.evaluator.is_legal(layout):
+            point = EvaluatedLayout(seconds, size, layout)
+            self.evaluated.append(point)
+            if self.on_note and size <= self.budgets[0].limit:
+                self.fastest = min(self.fastest, point.seconds)
+                self.on_note(f"{len(self.evaluated)} estimated, best {seconds_text(self.fastest)}")
+            for budget in budgets:
+                budget.add(point)
+
+    def minimize_memory(self, report: Progress) -> None:
+        """Find the layouts of least memory, smaller micro batches first: a family too large for one
+        is too large for larger ones."""
+        every = sorted(self.space.axes(), key=lambda axes: axes.micro_batch_size)
+        dropped = set[LayoutSettings]()
+        for number, axes in enumerate(every):
+            if number % REPORT_EVERY == 0:
+                report("layouts", number, len(every))
+            for family in self.space.families(axes):
+                key = family._replace(micro_batch_size=0)
+                if key in dropped:
+                    continue
+                needed = self._min_bytes(family)
+                if needed > self.least_memory.limit:
+                    self.too_large_count += sum(1 for _ in self.space.members(family))
+                if needed > self.least_memory.most_bytes:
+                    dropped.add(key)
+                    continue
+                self._add_small(family)
+
+    def _add_small(self, family: LayoutSettings) -> None:
+        for layout in self.space.members(family):
+            size = self.evaluator.device_bytes(layout)
+            self.too_large_count += size > self.least_memory.limit
+            if size <= self.least_memory.most_bytes:
+                self._add(layout, size, [self.least_memory])
+
+    def evaluate_all(self) -> None:
+        """Evaluate every layout of the space."""
+        for layout in self.space.layouts():
+            size = self.evaluator.device_bytes(layout)
+            self.too_large_count += size > self.budgets[0].limit
+            self._add(layout, size, [*self.budgets, self.least_memory])
+
+    def result(self, objective: Objective) -> FoundLayouts:
+        """The result so far."""
+        found = FoundLayouts([], [], self.is_complete, self.evaluated, self.too_large_count)
+        if objective == "memory":
+            found.groups = [LayoutGroup((point,)) for point in self.least_memory.best]
+            return found
+        found.groups = self.budgets[0].groups()
+        rest = {group.plainest for budget in self.budgets[1:] for group in budget.groups()}
+        for point in (*found.best[:1], *sorted(rest)):
+            if not found.front or (
+                point.seconds > found.front[-1].seconds and point.bytes < found.front[-1].bytes
+            ):
+                found.front.append(point)
+        return found
+
+
+def idea_of(layout: LayoutSettings) -> Idea:
+    """The idea that the layout belongs to."""
+    return Idea(layout.tensor_mode, layout.tp, layout.pp, layout.ep, layout.cp)

@@ -1,0 +1,128 @@
+"""What a program has started and left: daemons with a session of their own, such as loggers that
+outlive their trainer, or all that a rank had started when its launcher was killed by SIGKILL.
+
+They are nobody's children any more, but carry the environment variables of their rank: the run
+directory, and the process id of the torchrun that started the rank, which is another one on every
+host and in every attempt. Left alone are processes of other users, other runs and other containers,
+`mpctl` commands that somebody started from within the program, with all that these have started
+(a nested `mpctl launch` ends its own), and whatever has another environment (`env -i`).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path, PurePath
+
+import psutil
+
+from mpctl.records.rundir.breadcrumb import TORCHRUN
+from mpctl.records.rundir.program import RUN_DIR
+
+END_SECONDS, KILL_SECONDS, POLL_SECONDS = 3.0, 1.0, 0.05
+"""How long a process may take to end after SIGTERM, and after SIGKILL."""
+OWN_PROGRAM = "mpctl.train.runtime.program"
+Variables = Mapping[str, str]
+
+
+def left_by(run: Path, torchrun: int) -> Callable[[Variables], bool]:
+    """Whether variables are those of a rank of this torchrun. run: the run directory, resolved."""
+    return lambda found: found.get(RUN_DIR) == str(run) and found.get(TORCHRUN) == str(torchrun)
+
+
+def orphaned(run: Path) -> Callable[[Variables], bool]:
+    """Whether variables are those of a rank of this run whose torchrun has ended."""
+
+    def is_orphaned(found: Variables) -> bool:
+        torchrun = found.get(TORCHRUN, "")
+        is_ours = found.get(RUN_DIR) == str(run) and torchrun.isdecimal()
+        return is_ours and not psutil.pid_exists(int(torchrun))
+
+    return is_orphaned
+
+
+def end_processes_with(is_left: Callable[[Variables], bool]) -> list[str]:
+    """End the processes whose variables are so, by SIGTERM, and what then still runs by SIGKILL;
+    returns their names, `sleep (4711)`."""
+    left = find_processes(is_left)
+    names = [f"{name} ({process.pid})" for process, name in left]
+    if left:
+        _send(psutil.Process.terminate, (process for process, _ in left))
+        _wait([process for process, _ in left], END_SECONDS)
+        rest = [process for process, _ in find_processes(is_left)]
+        _send(psutil.Process.kill, rest)
+        _wait(rest, KILL_SECONDS)
+    return names
+
+
+def find_processes(is_left: Callable[[Variables], bool]) -> list[tuple[psutil.Process, str]]:
+    """The processes of this user and this container whose variables are so, each with its name;
+    without `mpctl` commands and what is below them."""
+    here, found = _container(os.getpid()), []
+    commands: set[int] = set()
+    for pid in psutil.pids():
+        with suppress(psutil.Error, OSError):
+            process = psutil.Process(pid)
+            if (
+                pid == os.getpid()
+                or process.uids().real != os.getuid()
+                or not is_left(process.environ())
+            ):
+                continue
+            if is_command(process.cmdline()):
+                commands.add(pid)
+            elif _container(pid) == here:
+                found.append((process, process.name()))
+    return [(process, name) for process, name in found if not _is_below(process, commands)]
+
+
+def is_command(words: Sequence[str]) -> bool:
+    """Whether a command line is one of mpctl, and not that of a program's rank.
+
+    >>> is_command(["/usr/bin/python3", "/envs/a/bin/mpctl", "status"])
+    True
+    >>> is_command(["python", "-m", "mpctl.train.runtime.torchrun", "--nnodes=1"])
+    True
+    >>> is_command(["python", "-m", "mpctl.train.runtime.program", "/runs/a"])
+    False
+    """
+    if any(PurePath(word).name == "mpctl" for word in words[:2]):
+        return True
+    module = next((after for word, after in pairwise(words[:5]) if word == "-m"), "")
+    return module.partition(".")[0] == "mpctl" and module != OWN_PROGRAM
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """Whether a process is gone, or a zombie whose parent has not waited for it."""
+    try:
+        return process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except (psutil.Error, OSError):
+        return True
+
+
+def _is_below(process: psutil.Process, commands: set[int]) -> bool:
+    with suppress(psutil.Error, OSError):
+        return any(parent.pid in commands for parent in process.parents())
+    return False
+
+
+def _container(pid: int) -> int:
+    """The namespace of process ids that a process is in; 0 where the kernel has none."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/ns/pid").stat().st_ino
+    return 0
+
+
+def _send(end: Callable[[psutil.Process], None], processes: Iterable[psutil.Process]) -> None:
+    for process in processes:
+        with suppress(psutil.Error, OSError):
+            end(process)
+
+
+def _wait(processes: Sequence[psutil.Process], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not all(map(has_ended, processes)) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)

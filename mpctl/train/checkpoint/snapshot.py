@@ -1,0 +1,245 @@
+"""What one shard of a checkpoint holds: tensors by parameter and field, and the record of them;
+and the snapshot of both that a save is written from.
+
+From a GPU tensors are copied on a side stream, into pinned memory. Tensors that the rank keeps
+(values and moments of full size) are copied while the next step computes: its update, which changes
+them, waits for the stream, and so does the thread that writes (Snapshot.arrived). Tensors that were
+gathered for the save, slices of ZeRO, are copied before the next bucket is gathered, so that the
+device holds only one.
+
+All copies of a rank lie in one block, in the order of the file, without gaps: as many bytes as the
+file has of tensors (`snapshot_bytes` of estimate/states.py). It is taken before the first step,
+since pinning some GB takes seconds, during which the device waits.
+
+A field is `value`, `exp_avg` or `exp_avg_sq`; a tensor that no optimizer steps, a frozen parameter
+or a buffer, has only a value. A tensor of the file is named `NAME/FIELD`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from mpctl.records.checkpoint.manifest import ManifestTables, ParameterPlacement
+from mpctl.train.checkpoint.tensor_file import DTYPES, Entry, in_file_order
+from mpctl.train.layers.parameters import shard_of
+from mpctl.train.transport.host_memory import host_block
+from mpctl.train.transport.streams import HOST_STREAM, PASSED, SideStream, StreamMark
+
+State = dict[str, Tensor]
+FIELDS = ("value", "exp_avg", "exp_avg_sq")
+USE = (
+    "for the copies that checkpoints are written from; use --set checkpoint.asynchronous=false, "
+    "which saves between two steps and copies nothing"
+)
+SAFETENSORS_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+class OptimizerState(Protocol):
+    """What a checkpoint saves and restores of an optimizer (training's: runtime/optimizer.py).
+    Methods in which slices are gathered are called by all replicas together."""
+
+    @property
+    def trained(self) -> Collection[Tensor]:
+        """The parameters that it steps."""
+
+    @property
+    def gathers_states(self) -> bool:
+        """Whether `states` and `frozen_values` are gathered for the caller, and freed after it."""
+
+    def states(self) -> Iterator[tuple[nn.Parameter, State]]:
+        """Each trained parameter with its full `value` and moments."""
+
+    def frozen_values(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
+        """The full values of frozen parameters that are stored in slices."""
+
+    def updates_of(self, parameter: Tensor) -> int:
+        """How many updates the moments of a trained parameter have seen."""
+
+    def load(self, parameter: nn.Parameter, tensors: State, *, updates: int) -> None:
+        """The inverse of `states`."""
+
+    def full_value(self, parameter: Tensor) -> Tensor:
+        """A parameter's full value, to be written to and passed to `set_value`."""
+
+    def set_value(self, parameter: Tensor, value: Tensor) -> None:
+        """Take over a full value that was written to the tensor from `full_value`."""
+
+    def publish(self) -> None:
+        """Copy the stepped tensors to the parameters that the model computes with."""
+
+
+Keep = Callable[[str, Tensor], Tensor]
+"""Returns the tensor `NAME/FIELD` to be saved: itself, or a copy."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What one rank writes of the checkpoint of `step`.
+
+    entries: its tensors; parameters: which part each parameter is, None on a rank that writes
+    nothing; frozen: those that have only a value. tables: fields of the manifest that every rank
+    has, such as the state of fp16's loss scale. arrived: to be waited for before they are read: the
+    tensors have their values then.
+    """
+
+    step: int
+    entries: Sequence[Entry] = ()
+    parameters: dict[str, ParameterPlacement] | None = None
+    frozen: list[str] = field(default_factory=list)
+    tables: ManifestTables = field(default_factory=dict)
+    arrived: StreamMark = PASSED
+
+
+class TensorKind(NamedTuple):
+    """What memory a copy needs."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of its elements."""
+        return self.shape.numel() * self.dtype.itemsize
+
+
+@dataclass
+class HostCopies:
+    """Copies of tensors in host memory, by name; their memory is used again for the next copy of
+    the same name. A copy from a GPU is in pinned memory, to which it is copied at full speed.
+
+    stream: which copies; a copy may be read once it has passed (SideStream.mark). reading: tensors
+    that it may still be copying.
+    """
+
+    stream: SideStream = HOST_STREAM
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    reading: list[Tensor] = field(default_factory=list)
+
+    def reserve(self, names: Mapping[Tensor, str], optimizer: OptimizerState) -> None:
+        """Take the memory that `take_snapshot` with these arguments needs, unless it is there.
+        Raises RunFailed if it cannot be pinned."""
+        if names:
+            self._take(snapshot_kinds(names, optimizer), next(iter(names)).device)
+
+    def _take(self, kinds: Mapping[str, TensorKind], device: torch.device) -> None:
+        """One block for those of the copies that have no memory."""
+        missing = {name: kind for name, kind in kinds.items() if self._kind(name) != kind}
+        if not missing:
+            return
+        size = sum(kind.bytes for kind in missing.values())
+        block, start = host_block(size, device, USE), 0
+        in_order = sorted(missing.items(), key=lambda one: (-one[1].dtype.itemsize, one[0]))
+        for name, kind in in_order:
+            part = block[start : start + kind.bytes]
+            self.tensors[name] = part.view(kind.dtype).view(kind.shape)
+            start += kind.bytes
+
+    def _kind(self, name: str) -> TensorKind | None:
+        copy = self.tensors.get(name)
+        return None if copy is None else TensorKind(copy.shape, copy.dtype)
+
+    def keep(self, name: str, tensor: Tensor, *, is_passing: bool = False) -> Tensor:
+        """A copy of the tensor, which the next copy of this name overwrites. is_passing: the
+        tensor's memory is used again at once, so that what is computed next waits for the copy;
+        else the tensor must not change before `join`."""
+        self._take({name: TensorKind(tensor.shape, tensor.dtype)}, tensor.device)
+        copy = self.tensors[name]
+        self.stream.follow()
+        with self.stream.running():
+            copy.copy_(tensor, non_blocking=True)
+        if is_passing:
+            self.stream.join()
+        else:
+            self.reading.append(tensor)
+        return copy
+
+    def join(self) -> None:
+        """Make the current stream wait for the copies: what was kept may then change."""
+        self.stream.join()
+        self.reading.clear()
+
+
+def snapshot_kinds(names: Mapping[Tensor, str], optimizer: OptimizerState) -> dict[str, TensorKind]:
+    """The tensors that `take_snapshot` copies, by name. names: as there."""
+    kinds: dict[str, TensorKind] = {}
+    for tensor, name in names.items():
+        is_trained = tensor in optimizer.trained
+        dtype = torch.promote_types(tensor.dtype, torch.float32) if is_trained else tensor.dtype
+        for of in FIELDS if is_trained else FIELDS[:1]:
+            kinds[f"{name}/{of}"] = TensorKind(tensor.shape, dtype)
+    return kinds
+
+
+@torch.no_grad()
+def take_snapshot(
+    step: int,
+    names: Mapping[Tensor, str],
+    optimizer: OptimizerState,
+    *,
+    is_writer: bool,
+    copies: HostCopies | None,
+    tables: ManifestTables,
+) -> Snapshot:
+    """What this rank writes of a checkpoint. All replicas call it, since slices are gathered.
+
+    names: of the parameters and buffers that its shard is to have; copies: where tensors are copied
+    to, so that training may continue; None writes the tensors themselves.
+    """
+    keep = _without_bucket
+    if copies is not None:
+        if is_writer:
+            copies.reserve(names, optimizer)
+        keep = partial(copies.keep, is_passing=optimizer.gathers_states)
+    states = _kept_states(names if is_writer else {}, optimizer, keep)
+    if not is_writer:
+        return Snapshot(step, tables=tables)
+    entries = [
+        Entry(f"{names[tensor]}/{field}", SAFETENSORS_NAMES[part.dtype], tuple(part.shape),
+              part.detach)
+        for tensor, state in states.items() for field, part in state.items()
+    ]  # fmt: skip
+    parameters = {
+        names[tensor]: ParameterPlacement.of(
+            shard_of(tensor),
+            updates=optimizer.updates_of(tensor) if tensor in optimizer.trained else None,
+        )
+        for tensor in states
+    }
+    return Snapshot(
+        step,
+        in_file_order(entries),
+        parameters,
+        [names[tensor] for tensor, state in states.items() if state.keys() == {"value"}],
+        tables,
+        PASSED if copies is None else copies.stream.mark(),
+    )
+
+
+def _kept_states(
+    names: Mapping[Tensor, str], optimizer: OptimizerState, keep: Keep
+) -> dict[Tensor, State]:
+    """The tensors to be saved of each parameter, those without moments last. Slices are gathered
+    bucket by bucket, in which every replica takes part; without names it saves nothing."""
+    states: dict[Tensor, State] = {}
+    for parameter, state in optimizer.states():
+        if (name := names.get(parameter)) is not None:
+            states[parameter] = {f: keep(f"{name}/{f}", tensor) for f, tensor in state.items()}
+    gathered: dict[Tensor, Tensor] = dict(optimizer.frozen_values())
+    for other, name in names.items():
+        if other not in optimizer.trained:
+            value = gathered.get(other, other).detach()
+            states[other] = {"value": keep(f"{name}/value", value)}
+    return states
+
+
+def _without_bucket(name: str, tensor: Tensor) -> Tensor:
+    """The tensor, copied out of the bucket that it may be a view of, so that the bucket's memory is
+    freed."""
+    is_view = tensor.untyped_storage().nbytes() > tensor.nbytes
+    return tensor.to("cpu", copy=True) if is_view else tensor.contiguous()

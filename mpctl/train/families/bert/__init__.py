@@ -1,0 +1,1 @@
+"""BERT as ranks run it: its module and its samples."""

@@ -1,0 +1,1 @@
+"""GLM as ranks run it: its module and its samples."""

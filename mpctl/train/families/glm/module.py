@@ -1,0 +1,50 @@
+"""GLM as a module: GPT's stack that sees part A both ways, with a second position a token.
+
+h0 = drop(word + position[place in the corrupted text] + block[place inside the blank]); the first
+`context` tokens of a sample are seen by all, the rest by later ones only (Du et al., arXiv
+2103.10360, sections 2.2 and 2.3).
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from mpctl.spec.model import ModelSpec
+from mpctl.train.families.glm.samples import GlmSamples
+from mpctl.train.families.implementation import Batch, FamilyImplementation
+from mpctl.train.families.parts import SingleStackModule, weighted_sum
+from mpctl.train.kernels.counter_rng import CounterRNG
+from mpctl.train.kernels.masks import partly_bidirectional_mask
+from mpctl.train.layers.context_parallel import context_positions
+
+
+class GLM(SingleStackModule):
+    """A batch has tokens, positions, blocks, targets and weights [b, s/c], and context [b], the
+    number of tokens of part A; the loss of a sample is the mean over the words of its blanks."""
+
+    IS_CAUSAL = False
+
+    def tables(self, model: ModelSpec) -> dict[str, int]:
+        """Two positions: in the corrupted text and inside the blank."""
+        return dict.fromkeys(("position", "block"), model.max_positions)
+
+    def embed(self, batch: Batch, rng: CounterRNG | None) -> Tensor:
+        """[b, s/c, h] of tokens with both of their positions."""
+        assert self.embedding is not None
+        hidden = self.embedding(batch["tokens"], position=batch["positions"], block=batch["blocks"])
+        return self.embedding.dropped(hidden, rng)
+
+    def layer_kwargs(self, batch: Batch) -> dict[str, Tensor]:
+        """mask [b, 1, s/c, s]: what this rank's tokens may attend to."""
+        context, cp = batch["context"], self.shard_context.cp
+        length = batch["tokens"].shape[1] * cp.size
+        rows = context_positions(length, cp.size, cp.rank, device=context.device)
+        return {"mask": partly_bidirectional_mask(context, length, queries=rows)}
+
+    def compute_loss(self, hidden: Tensor, batch: Batch) -> Tensor:
+        """The sum over samples of the mean loss of the words of their blanks."""
+        losses = self.word_losses(self.logits(hidden), batch["targets"])
+        return weighted_sum(losses, batch["weights"])
+
+
+IMPLEMENTATION = FamilyImplementation(module=GLM, samples=GlmSamples)

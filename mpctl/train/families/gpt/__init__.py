@@ -1,0 +1,1 @@
+"""GPT as ranks run it: its module and its samples."""

@@ -1,0 +1,112 @@
+"""GPT as a module, with the same names and shapes of parameters as in its operator table (ops.py).
+
+h0 = drop(word[tokens] + position[0..s)); h = blocks(h0); logits = norm(h) word^T
+(Radford et al. 2019, GPT-2: pre-norm, tied output). The modern variant is the same with RMSNorm,
+rotary positions, a gated MLP, fewer kv heads, no biases and a head of its own (Llama, arXiv
+2302.13971). Names are global (`layers.7.mlp.up.weight`), so that weights and dropout masks follow
+from the seed whatever the layout.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from mpctl.model.operators.table import StageSlice
+from mpctl.spec.model import ModelSpec
+from mpctl.spec.training import TrainingSpec
+from mpctl.train.families.gpt.samples import GptSamples
+from mpctl.train.families.implementation import Batch, FamilyImplementation, State
+from mpctl.train.families.parts import SingleStackModule, model_norm
+from mpctl.train.kernels.counter_rng import CounterRNG
+from mpctl.train.layers.parameters import Init
+from mpctl.train.layers.prediction import PredictionLayer, mean_of_predictions, tokens_ahead
+from mpctl.train.layers.shard_context import ShardContext
+
+
+class GPT(SingleStackModule):
+    """A batch has tokens and targets [b, s/c], and may have positions [b, s/c]; the loss of a
+    sample is the mean over its tokens."""
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        training: TrainingSpec,
+        shard_context: ShardContext,
+        stage_slice: StageSlice,
+    ) -> None:
+        super().__init__(model, training, shard_context, stage_slice)
+        has_norm = stage_slice.has_entry and model.embedding_norm
+        self.embedding_norm = model_norm(model, shard_context) if has_norm else None
+        count = model.mtp_layers if stage_slice.has_exit else 0
+        self.prediction_scale = training.mtp_loss_coeff / max(1, model.mtp_layers)
+        self.mtp = nn.ModuleDict({str(n): self._prediction(training, n) for n in range(count)})
+
+    def _prediction(self, training: TrainingSpec, number: int) -> PredictionLayer:
+        """A layer of multi-token prediction: as the last layer, without a window. As the rest of
+        the model's end it is neither recomputed in full nor narrowed to fp8."""
+        config = self.layer_kind(training, self.model.layers - 1)
+        if config.recompute == "full":
+            config = replace(
+                config, recompute="none", partition_activations=False, offload_activations=False
+            )
+        context = replace(self.shard_context, fp8=False)
+        init = Init("normal", training.init_std)
+        return PredictionLayer(config, context, f"mtp.{number}", init=init)
+
+    def tables(self, model: ModelSpec) -> dict[str, int]:
+        """Learned positions, where the model has them."""
+        return {"position": model.max_positions} if model.position == "learned" else {}
+
+    def embed(self, batch: Batch, rng: CounterRNG | None) -> Tensor:
+        """[b, s/c, h] of the tokens; a batch may give other positions than where they stand."""
+        assert self.embedding is not None
+        is_learned = self.model.position == "learned"
+        rows = {"position": batch.fields.get("positions")} if is_learned else {}
+        hidden = self.scaled(self.embedding(batch["tokens"], **rows))
+        if self.embedding_norm is not None:
+            hidden = self.embedding_norm(hidden)
+        return self.embedding.dropped(hidden, rng)
+
+    def scaled(self, words: Tensor) -> Tensor:
+        """Vectors of words times the model's factor of embeddings."""
+        factor = self.model.embedding_multiplier
+        return words if factor is None else words * factor
+
+    def stage_forward(self, state: State, batch: Batch, rng: CounterRNG | None) -> State:
+        """See FamilyModule. The gradients of layers of multi-token prediction are those of their
+        losses, of which the result has no part."""
+        if not self.mtp or not torch.is_grad_enabled():
+            return super().stage_forward(state, batch, rng)
+        hidden = self.embed(batch, rng) if self.stage_slice.has_entry else state[0]
+        normed = self.final_norm(self._transform(hidden, batch, rng))
+        loss = self._mean_loss(self.word_logits(normed), batch)
+        further = self._further_losses(normed, batch["targets"], rng)
+        return (loss + (further - further.detach()),)
+
+    def _further_losses(self, normed: Tensor, targets: Tensor, rng: CounterRNG | None) -> Tensor:
+        """The weighted losses of tokens behind the next one, summed over samples."""
+        total = torch.zeros((), dtype=torch.float32, device=normed.device)
+        rows = targets.shape[1]
+        for distance, layer in enumerate(self.mtp.values(), 1):
+            assert isinstance(layer, PredictionLayer) and self.embedding is not None
+            ahead = self.scaled(self.embedding(tokens_ahead(targets, distance - 1)))
+            cos_sin = self._table(layer, rows, normed)
+            normed = layer.predict(normed, ahead, rng, cos_sin)
+            wanted = tokens_ahead(targets, distance)
+            losses = self.word_losses(self.word_logits(normed), wanted)
+            total = total + mean_of_predictions(losses, distance)
+        return total * self.prediction_scale
+
+    def compute_loss(self, hidden: Tensor, batch: Batch) -> Tensor:
+        """The sum over samples of the mean loss of their tokens."""
+        return self._mean_loss(self.logits(hidden), batch)
+
+    def _mean_loss(self, logits: Tensor, batch: Batch) -> Tensor:
+        losses = self.word_losses(logits, batch["targets"])
+        return losses.sum() * (1 / self.model.seq_length)
+
+
+IMPLEMENTATION = FamilyImplementation(module=GPT, samples=GptSamples)

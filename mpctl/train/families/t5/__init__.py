@@ -1,0 +1,1 @@
+"""T5 as ranks run it: its module and its samples."""

@@ -1,0 +1,75 @@
+"""Loads a model's weights from a checkpoint of any layout or a Hugging Face directory: to use the
+model without training it, or as the initial weights of a run (training.init_from).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from mpctl.records.checkpoint.manifest import RouterBias, read_manifest
+from mpctl.records.checkpoint.saved_model import SavedModel
+from mpctl.spec.model import ModelSpec
+from mpctl.train.checkpoint.reader import load_values, padding_rows
+from mpctl.train.families.implementation import FamilyModule
+from mpctl.train.layers.experts import ParallelExperts
+from mpctl.train.layers.parameters import shard_of
+from mpctl.train.runtime.batches import model_of
+from mpctl.train.runtime.partition import stage_model
+from mpctl.train.runtime.train import Trainer
+from mpctl.train.weights.extend import fill_tables
+from mpctl.train.weights.hub import Hub
+from mpctl.train.weights.origin import open_origin
+from mpctl.train.weights.reader import Targets, fill, router_biases
+
+
+@torch.no_grad()
+def load_chunks(chunks: list[FamilyModule], model: ModelSpec, origin: Path) -> None:
+    """Fill the chunks of one stage with the values at `origin`, in the chunks' dtype: a run, one
+    of its checkpoints, an import or a Hugging Face directory. Raises InputError naming the file and
+    the tensor that is missing or damaged."""
+    parameters = dict(stage_model(chunks).named_parameters())
+    for parameter in parameters.values():
+        parameter.requires_grad_(False)
+    targets = {
+        name: (shard_of(parameter), parameter.data) for name, parameter in parameters.items()
+    }
+    opened = open_origin(origin)
+    read_values(opened, targets, model)
+    biases = read_router_biases(opened)
+    for name, module in stage_model(chunks).named_modules():
+        if isinstance(module, ParallelExperts) and name in biases:
+            module.router_bias.copy_(torch.tensor(biases[name]))
+
+
+def read_router_biases(origin: Hub | SavedModel) -> RouterBias:
+    """The correction biases [E] of each layer with experts at `origin`, by its name."""
+    if isinstance(origin, Hub):
+        return router_biases(origin)
+    return read_manifest(origin.checkpoint).router_bias
+
+
+def read_values(origin: Hub | SavedModel, targets: Targets, model: ModelSpec) -> None:
+    """Fill each target, by its parameter's name, with its part of the value at `origin`."""
+    if isinstance(origin, Hub):
+        fill(origin, targets)
+    else:
+        load_values(origin.checkpoint, targets, may_lack=padding_rows(model))
+
+
+def start_from(trainer: Trainer, path: Path) -> None:
+    """Give a trainer the weights of another model of the same shape, into float32 masters if there
+    are any; step, moments and data order are those of a fresh run. Raises InputError if the model
+    has another shape or cannot be read."""
+    trainer.environment.activity.phase = f"reading initial weights from {path}"
+    optimizer, batches, names = trainer.optimizer, trainer.batches, trainer.names
+    values = {p: optimizer.full_value(p).detach() for p in names}
+    targets = {name: (shard_of(p), values[p]) for p, name in names.items()}
+    origin, model = open_origin(path), model_of(trainer.job)
+    targets = fill_tables(origin, model, targets, batches.extension, reserved=batches.reserved_ids)
+    read_values(origin, targets, model)
+    for parameter, value in values.items():
+        optimizer.set_value(parameter, value)
+    optimizer.publish()
+    trainer.routing.log.load(read_router_biases(origin))

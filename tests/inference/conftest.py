@@ -1,3 +1,0 @@
-from tests.launch.conftest import data, finished, nothing_is_left_running
-
-__all__ = ["data", "finished", "nothing_is_left_running"]

@@ -1,0 +1,174 @@
+"""Constants that were changed are found again; figures behind sums of terms."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import replace
+from math import exp
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpctl.core.errors import InputError
+from mpctl.measure.calibrate.evaluate import open_evaluator
+from mpctl.measure.calibrate.fit import Fit, LeftOut, fit_relative, residuals
+from mpctl.measure.calibrate.runs import Constant, Run, constants_of, read_runs
+from mpctl.measure.calibrate.write import write_presets
+from mpctl.spec.cluster import ClusterSpec, DeviceSpec
+from mpctl.spec.presets import find_preset
+from mpctl.spec.runtime import RuntimeProfile
+from tests.published import published_runs
+
+SLOWDOWN = Constant("clusters", "vtrain-a100", "slowdown", 1.0)
+LAYER = Constant("runtimes", "megatron-deepspeed", "host.layer", 1.0)
+
+
+def start_of(runs: list[Run], constants: list[Constant]) -> dict[Constant, float]:
+    with open_evaluator(runs, constants, 1) as evaluate:
+        return Fit(runs, constants, evaluate).start
+
+
+def fitted(runs: list[Run], constants: list[Constant], processes: int = 1) -> dict[Constant, float]:
+    with open_evaluator(runs, constants, processes) as evaluate:
+        fit = Fit(runs, constants, evaluate)
+        return fit.values(fit.solve().shift)
+
+
+def like_measured(runs: list[Run], values: dict[Constant, float]) -> list[Run]:
+    """Runs that took the times estimated under these constants."""
+    times = [exp(*run.residuals(values)) * run.measured["step_seconds"] for run in runs]
+    return [
+        replace(run, measured={"step_seconds": seconds})
+        for run, seconds in zip(runs, times, strict=True)
+    ]
+
+
+@pytest.fixture(scope="module")
+def runs() -> list[Run]:
+    """Small models that wait for their host, large ones that do not."""
+    own = [run for run in published_runs() if run.parts["clusters"] == "vtrain-a100"]
+    return own[:16:2] + own[20:60:5]
+
+
+def test_a_fit_finds_the_constants_behind_the_runs(runs: list[Run]) -> None:
+    start = start_of(runs, [SLOWDOWN, LAYER])
+    truth = {SLOWDOWN: start[SLOWDOWN] * 1.2, LAYER: start[LAYER] * 0.7}
+    values = fitted(like_measured(runs, truth), [SLOWDOWN, LAYER])
+    assert values[SLOWDOWN] == pytest.approx(truth[SLOWDOWN], rel=0.02)
+    assert values[LAYER] == pytest.approx(truth[LAYER], rel=0.03)
+
+
+def test_an_odd_run_pulls_no_harder_than_any_other(runs: list[Run]) -> None:
+    exact = like_measured(runs[:8], {})
+    odd = replace(exact[0], measured={"step_seconds": 5 * exact[0].measured["step_seconds"]})
+    values = fitted([odd, *exact[1:]], [SLOWDOWN])
+    assert values[SLOWDOWN] == pytest.approx(start_of(exact, [SLOWDOWN])[SLOWDOWN], rel=0.02)
+
+
+def test_a_prior_limits_the_effect_of_few_runs(runs: list[Run]) -> None:
+    stiff = replace(SLOWDOWN, slack=0.001)
+    start = start_of(runs, [SLOWDOWN])[SLOWDOWN]
+    slow = like_measured(runs[:3], {SLOWDOWN: start * 1.5})
+    assert fitted(slow, [stiff])[stiff] == pytest.approx(start, rel=0.01)
+    assert fitted(slow, [SLOWDOWN])[SLOWDOWN] == pytest.approx(start * 1.5, rel=0.05)
+
+
+def test_runs_left_out_tell_a_fit_nothing(runs: list[Run]) -> None:
+    """A fit that goes on from one to all runs ends where one without them ends; a constant that
+    only they told, here of a runtime that only they name, is back at its prior."""
+    constants = [SLOWDOWN, LAYER]
+    slow = like_measured(runs[:6], {SLOWDOWN: 1.3})
+    mixed = [*(replace(run, parts={**run.parts, "runtimes": "mpctl"}) for run in slow), *runs[6:]]
+    with open_evaluator(mixed, constants, 1) as evaluate:
+        fit = Fit(mixed, constants, evaluate)
+        others = fit.without(range(6, len(mixed)))
+        state = others.solve(begin=fit.solve())
+    assert state.shift[LAYER] == 0
+    alone = fitted(slow, [SLOWDOWN])[SLOWDOWN]
+    assert fit.values(state.shift)[SLOWDOWN] == pytest.approx(alone, rel=0.01)
+
+
+@pytest.mark.slow  # two processes start: 3 s
+def test_two_processes_find_what_one_finds(runs: list[Run]) -> None:
+    constants = [SLOWDOWN, LAYER]
+    assert fitted(runs, constants, 2) == fitted(runs, constants, 1)
+    with open_evaluator(runs, constants, 2) as evaluate:
+        values = start_of(runs, constants)
+        found = evaluate(values, [3, 4], True)
+    assert {runs[at].id: found[at].residuals for at in (3, 4)} == residuals(runs[3:5], values)
+    assert all(len(found[at].slopes) == 2 for at in (3, 4))
+
+
+def test_the_first_cluster_of_a_device_is_never_slower_than_it() -> None:
+    paths = {(c.name, c.path) for c in constants_of(published_runs())}
+    assert ("jean-zay", "slowdown") in paths
+    assert ("selene", "slowdown") not in paths
+
+
+def test_written_presets_are_legal_and_hold_the_values(runs: list[Run], tmp_path: Path) -> None:
+    constants = constants_of(runs)
+    values = {c: value * 0.99 for c, value in start_of(runs, constants).items()}
+    off = LeftOut({run.id: [0.1] for run in runs}, {}, {})
+    paths = write_presets(runs, values, tmp_path, off)
+    tables = {p.relative_to(tmp_path).as_posix(): tomllib.loads(p.read_text()) for p in paths}
+    assert set(tables) == {
+        "devices/a100-80gb.toml", "devices/a100-40gb.toml", "clusters/vtrain-a100.toml",
+        "runtimes/megatron-deepspeed.toml",
+    }  # fmt: skip
+    profile = RuntimeProfile.model_validate(tables["runtimes/megatron-deepspeed.toml"])
+    assert profile.host.layer == pytest.approx(values[replace(LAYER, slack=0.4)], rel=1e-3)
+    assert profile.spread == pytest.approx(0.1 / 1.645, rel=1e-3)
+    device = DeviceSpec.model_validate(tables["devices/a100-40gb.toml"])
+    assert device.kernels is not None
+    products = Constant("devices", "a100-80gb", "kernels.products", 0.1, ("a100-40gb",), 0.95)
+    assert device.kernels.products == pytest.approx(values[products], rel=1e-3)
+    cluster = tables["clusters/vtrain-a100.toml"] | {"device": None}
+    assert (
+        ClusterSpec.model_validate(cluster).source
+        == (find_preset("clusters", "vtrain-a100") or {})["source"]
+    )
+
+
+@pytest.mark.parametrize("measured", [{}, {"layer_forward_ms": 1.0}, {"mfu": 0.4}])
+def test_a_run_without_a_measured_time_is_refused(measured: dict[str, float]) -> None:
+    row = {"id": "odd", "job": {"cluster": {"preset": "selene"}}, "measured": measured}
+    with pytest.raises(InputError, match=r"measured\.step_seconds, or measured\.layer_forward_ms"):
+        read_runs([row])
+
+
+FIGURES = st.floats(1e-3, 1e3)
+SIZES = (1.0, 4.0, 16.0, 256.0)
+
+
+@given(FIGURES, FIGURES)
+def test_what_was_put_in_is_found(slope: float, start: float) -> None:
+    seconds = [slope * size + start for size in SIZES]
+    found = fit_relative([[size, 1.0] for size in SIZES], seconds)
+    for size, told in zip(SIZES, seconds, strict=True):
+        assert found[0] * size + found[1] == pytest.approx(told, rel=1e-4)
+
+
+def test_no_figure_is_below_0() -> None:
+    """A line through (1, 1) and (2, 3) starts at -1: without a start, 15/13 has the least error."""
+    assert fit_relative([[1.0, 1.0], [2.0, 1.0]], [1.0, 3.0]) == pytest.approx([15 / 13, 0.0])
+
+
+@given(st.lists(st.floats(0.5, 2.0), min_size=4, max_size=4), st.floats(-0.2, 0.2))
+def test_no_other_figures_have_a_smaller_error(noise: list[float], step: float) -> None:
+    seconds = [(size + 3) * n for size, n in zip(SIZES, noise, strict=True)]
+    terms = [[size, 1.0] for size in SIZES]
+    found = fit_relative(terms, seconds)
+
+    def error(slope: float, start: float) -> float:
+        pairs = zip(SIZES, seconds, strict=True)
+        return sum(((slope * size + start) / t - 1) ** 2 for size, t in pairs)
+
+    least = error(found[0], found[1]) * (1 - 1e-6)
+    assert least <= error(found[0] * (1 + step), found[1]) + 1e-9
+    assert least <= error(found[0], found[1] * (1 + step)) + 1e-9
+
+
+def test_a_term_that_no_measurement_has_is_0() -> None:
+    assert fit_relative([[2.0, 0.0], [4.0, 0.0]], [1.0, 2.0]) == pytest.approx([0.5, 0.0])

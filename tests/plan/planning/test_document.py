@@ -1,0 +1,86 @@
+"""The plan as data and as tables: the parts of two stacks that stages hold, and the messages
+between stages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mpctl.plan.estimate.step import PARTS
+from mpctl.plan.planning.document import plan_document, rank_document
+from mpctl.plan.planning.plan import make_plan
+from mpctl.render.plan import print_plan
+from tests.jobs import job_of
+
+T5: dict[str, Any] = {
+    "model.family": "t5", "model.position": "relative", "model.layers": 6,
+    "model.decoder_layers": 6, "model.decoder_seq_length": 128,
+}  # fmt: skip
+PIPE: dict[str, Any] = {
+    "cluster": "dgx-a100", "cluster.nodes": 1, "cluster.gpus_per_node": 3, "parallel.pp": 3,
+    "training.global_batch_size": 4, "training.dtype": "fp32",
+}  # fmt: skip
+
+
+def document(settings: dict[str, Any]) -> dict[str, Any]:
+    plan = make_plan(job_of(settings))
+    return plan_document(plan, plan.require_legal(), kinds=None, ranks=True)
+
+
+def test_stages_of_a_t5_say_which_layers_are_whose() -> None:
+    """12 layers over 3 stages: 4 of the encoder; 2 of it and 2 of the decoder; 4 of the decoder."""
+    found = document({**PIPE, **T5})
+    stacks = [
+        {"encoder": [[0, 4]], "decoder": []},
+        {"encoder": [[4, 6]], "decoder": [[0, 2]]},
+        {"encoder": [], "decoder": [[2, 6]]},
+    ]
+    assert found["stages"] == [[[0, 4]], [[4, 8]], [[8, 12]]]
+    assert found["stage_stacks"] == stacks
+    assert [rank["stacks"] for rank in found["ranks"]] == stacks
+    plan = make_plan(job_of({**PIPE, **T5}))
+    assert rank_document(plan, plan.require_legal(), 1)["stacks"] == stacks[1]
+
+
+def test_a_model_of_one_stack_says_nothing_of_stacks() -> None:
+    found = document(PIPE)
+    assert "stage_stacks" not in found
+    assert all("stacks" not in rank for rank in found["ranks"])
+
+
+def test_messages_over_pp_and_their_time_are_in_the_document() -> None:
+    found = document(PIPE)
+    over_pp = [[m for m in s if m["axis"] == "pp"] for s in found["communication"]["step_by_stage"]]
+    assert [[m["what"] for m in stage] for stage in over_pp] == [
+        ["stages", "shared parameters", "gradient norm"],
+        ["stages", "gradient norm"],
+        ["stages", "shared parameters", "gradient norm"],
+    ]
+    assert [stage[0]["count"] for stage in over_pp] == [4, 8, 4]
+    parts = found["time"]["breakdown"]
+    assert tuple(parts) == tuple(part.name for part in PARTS if part.name != "ep")
+    assert sum(parts.values()) == pytest.approx(found["time"]["step_seconds"])
+    assert parts["pp"] > 0 and parts["bubble"] > 0
+
+
+def test_the_tables_show_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "140")
+    plan = make_plan(job_of({**PIPE, **T5}))
+    print_plan(plan, plan.require_legal(), kinds=(), ranks=True)
+    text = capsys.readouterr().out
+    lines = [line.split() for line in text.splitlines()]
+    assert "enc 4-5, dec 0-1" in text and "enc 0-3" in text and "dec 2-5" in text
+    # 4 micro batches: 3 MiB of encoder forward and back, 3/8 MiB of decoder beside it
+    at = lines.index(["Pipeline", "traffic", "of", "one", "step"])
+    rows = [row[:4] for row in lines[at + 2 : at + 5]]
+    assert rows == [
+        ["0", "4", "12.0", "MiB"], ["1", "12", "25.5", "MiB"], ["2", "8", "13.5", "MiB"]
+    ]  # fmt: skip
+    (parts,) = (line for line in text.splitlines() if line.startswith("parts "))
+    assert "bubble" in parts and "pp " in parts
+    alone = make_plan(job_of({"cluster": "dgx-a100", "cluster.nodes": 1}))
+    print_plan(alone, alone.require_legal(), kinds=(), ranks=False)
+    assert "Pipeline traffic" not in capsys.readouterr().out

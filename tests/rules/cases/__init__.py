@@ -1,8 +1,0 @@
-"""The cases of every rule, by the subject of the rule."""
-
-from tests.rules.cases import experts, family, layout, model, runtime, tensor_mode, training
-
-CASES = (
-    *layout.CASES, *model.CASES, *family.CASES, *training.CASES, *tensor_mode.CASES, *runtime.CASES,
-    *experts.CASES,
-)  # fmt: skip
