@@ -66,9 +66,11 @@ GIB = {"gb": 1e9, "gib": 2**30}
 # Which figure of the estimate a published peak is compared with: nvidia-smi counts context and
 # libraries too.
 MEASURES = {
-    "peak_mem_gb": "allocated_bytes", "peak_mem_gib_allocated": "allocated_bytes",
-    "peak_mem_gib_reserved": "reserved_bytes", "peak_mem_gb_nvidia_smi": "device_bytes",
-}  # fmt: skip
+    "peak_mem_gb": "allocated_bytes",
+    "peak_mem_gib_allocated": "allocated_bytes",
+    "peak_mem_gib_reserved": "reserved_bytes",
+    "peak_mem_gb_nvidia_smi": "device_bytes",
+}
 
 
 def cross_validate(*, writes_presets: bool) -> CrossRecord:
@@ -131,8 +133,7 @@ def milliseconds() -> float:
 def print_steps(columns: Mapping[str, Residuals]) -> None:
     """One row a gate: the mean absolute error under each column's constants."""
     errors = {name: errors_by_gate(column) for name, column in columns.items()}
-    print(f"{'table':24}{'n':>5}{'gate':>7}" + "".join(f"{name:>9}" for name in columns)
-          + f"{'median':>8}{'bias':>7}")  # fmt: skip
+    print(f"{'table':24}{'n':>5}{'gate':>7}" + "".join(f"{name:>9}" for name in columns) + f"{'median':>8}{'bias':>7}")
     for table, gate in GATES.items():
         fit = errors["fit"][table]
         shown = "".join(f"{mean_percent(column[table]):9.1f}" for column in errors.values())
@@ -143,17 +144,18 @@ def print_steps(columns: Mapping[str, Residuals]) -> None:
 def print_sweeps(columns: Mapping[str, Residuals]) -> None:
     """One row a table of sweeps and column: how many, rank correlation, regret, optimism."""
     sweeps = find_sweeps(published_runs())
-    print(f"\n{'sweeps of':32}{'':10}{'n':>4}{'spearman':>10}{'regret: mean':>14}{'median':>9}"
-          f"{'optimism':>11}")  # fmt: skip
+    print(f"\n{'sweeps of':32}{'':10}{'n':>4}{'spearman':>10}{'regret: mean':>14}{'median':>9}{'optimism':>11}")
     tables = dict.fromkeys(runs[0].group for runs in sweeps.values())
     for table in (*tables, None):
         own = [runs for runs in sweeps.values() if table in (runs[0].group, None)]
         for name, column in columns.items():
             pairs = [samples_per_second(runs, column) for runs in own]
             regrets = [100 * regret(pair) for pair in pairs]
-            print(f"{table or 'all':32}{name:10}{len(own):4}{mean(map(spearman, pairs)):10.2f}"
-                  f"{mean(regrets):12.1f} %{median(regrets):7.1f} %"
-                  f"{100 * mean(map(optimism, pairs)):9.1f} %")  # fmt: skip
+            print(
+                f"{table or 'all':32}{name:10}{len(own):4}{mean(map(spearman, pairs)):10.2f}"
+                f"{mean(regrets):12.1f} %{median(regrets):7.1f} %"
+                f"{100 * mean(map(optimism, pairs)):9.1f} %"
+            )
 
 
 def print_band(record: CrossRecord) -> None:
@@ -173,8 +175,7 @@ def print_experts() -> None:
     for table, errors in {**job, **every}.items():
         gate = EXPERTS if table == "all" else EXPERT_TABLE
         known = mean_percent((software | also)[table])
-        print(f"{table:24}{len(errors):5}{gate:7.0f}{mean_percent(errors):9.1f}{known:10.1f}"
-              f"{100 * mean(errors):+7.1f}")  # fmt: skip
+        print(f"{table:24}{len(errors):5}{gate:7.0f}{mean_percent(errors):9.1f}{known:10.1f}{100 * mean(errors):+7.1f}")
 
 
 def print_memory() -> None:
@@ -194,13 +195,11 @@ def print_outside() -> None:
     systems: dict[str, list[OutsideRun]] = defaultdict(list)
     for run in outside_runs():
         systems[run.system].append(run)
-    print(f"\n{'systems that no preset knows':32}{'n':>4}{'error':>9}{'bias':>7}{'inside':>8}"
-          f"{'unshifted':>11}")  # fmt: skip
+    print(f"\n{'systems that no preset knows':32}{'n':>4}{'error':>9}{'bias':>7}{'inside':>8}{'unshifted':>11}")
     for name, runs in systems.items():
         error, bias, inside = summary(runs)
         plain = mean((1 + run.error) / run.factor - 1 for run in runs)
-        print(f"{name:32}{len(runs):4}{100 * error:7.1f} %{100 * bias:+7.1f}{100 * inside:6.0f} %"
-              f"{100 * plain:+11.1f}")  # fmt: skip
+        print(f"{name:32}{len(runs):4}{100 * error:7.1f} %{100 * bias:+7.1f}{100 * inside:6.0f} %{100 * plain:+11.1f}")
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -100,9 +100,8 @@ class BareModel(nn.Module):
     """Tokens and targets [b, s] -> the mean loss. rank: which half of every split tensor."""
 
     def __init__(
-        self, *, layers: int, hidden: int, heads: int, vocab: int, seq: int, rank: int,
-        exchange: Exchange,
-    ) -> None:  # fmt: skip
+        self, *, layers: int, hidden: int, heads: int, vocab: int, seq: int, rank: int, exchange: Exchange
+    ) -> None:
         super().__init__()
         self.words, self.exchange = vocab // TP, exchange
         self.first = rank * self.words

@@ -25,8 +25,7 @@ from mpctl.spec.load import load_job
 
 RACKS = ",".join(f"rack{rack:03}n[01-10]" for rack in range(100))
 SINFO = "".join(
-    f"batch*|up|1-00:00:00|1-infinite|10|idle|96|2000000|gpu:8|rack{rack:03}n[01-10]\n"
-    for rack in range(100)
+    f"batch*|up|1-00:00:00|1-infinite|10|idle|96|2000000|gpu:8|rack{rack:03}n[01-10]\n" for rack in range(100)
 )
 SETTINGS = {
     "cluster.nodes": 1000,
@@ -35,8 +34,12 @@ SETTINGS = {
     "training.global_batch_size": 2000,
     "data.corpus": ["python-stdlib"],
 }
-KUBERNETES = {"device": "cuda", "kubernetes.image": "mpctl:1", "kubernetes.claim": "runs",
-              "kubernetes.mount_path": "/runs"}  # fmt: skip
+KUBERNETES = {
+    "device": "cuda",
+    "kubernetes.image": "mpctl:1",
+    "kubernetes.claim": "runs",
+    "kubernetes.mount_path": "/runs",
+}
 RUN = Path("/runs/gpt3")
 SMALL_PLAN = "mpctl plan two-nodes-16-gpus (with model)"
 DRY_RUNS = 7

@@ -80,12 +80,20 @@ def peer(name: str, shape: str, rank: int) -> Step:
 def ours(name: str, shape: str, rank: int, data: str) -> Step:
     settings = {"parallel.dp": 2, **OURS[name]}
     dp = settings["parallel.dp"]
-    job = load_job(None, {
-        "cluster.gpus_per_node": dp, "data.path": data, "launch.device": "cpu",
-        "launch.threads_per_rank": 1, "training.micro_batch_size": BATCH,
-        "training.global_batch_size": BATCH * dp, "training.learning_rate": 1e-4,
-        **{f"model.{key}": value for key, value in model_speed.settings(shape).items()}, **settings,
-    })  # fmt: skip
+    job = load_job(
+        None,
+        {
+            "cluster.gpus_per_node": dp,
+            "data.path": data,
+            "launch.device": "cpu",
+            "launch.threads_per_rank": 1,
+            "training.micro_batch_size": BATCH,
+            "training.global_batch_size": BATCH * dp,
+            "training.learning_rate": 1e-4,
+            **{f"model.{key}": value for key, value in model_speed.settings(shape).items()},
+            **settings,
+        },
+    )
     environment = RuntimeEnvironment.of_machine(job, Path(data), local_rank=rank)
     trainer = build_trainer(Path(data), JobLayout.of(job), rank % dp, environment)
     return trainer.one_step
@@ -110,8 +118,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         data = str(make_data(Path(folder)))
         ranks = run_ranks(speed, 2, shape, rounds, data, timeout=3000)
-        peaks = {name: max(run_ranks(memory, 2, shape, name, data, timeout=300))
-                 for name in (*PEERS, *OURS)}  # fmt: skip
+        peaks = {name: max(run_ranks(memory, 2, shape, name, data, timeout=300)) for name in (*PEERS, *OURS)}
     found = {name: to_the_last_rank(ranks, name) for name in peaks}
     alone = found["alone"]
     print(f"{shape}, torch {torch.__version__}, medians of {rounds} alternating rounds")
@@ -119,9 +126,7 @@ def main() -> None:
     for name, (wall, cpu) in found.items():
         gains = f"{2 * alone[0] / wall:10.2f} {2 * alone[1] / cpu:6.2f}"
         print(f"{name:20} {wall * 1e3:8.0f} {cpu * 1e3:8.0f} {gains} {peaks[name] / MIB:6.0f}")
-    waiting, overlapped, without = (
-        found[name][0] for name in ("ours, waiting", "ours", "ours alone")
-    )
+    waiting, overlapped, without = (found[name][0] for name in ("ours, waiting", "ours", "ours alone"))
     hidden = (waiting - overlapped) / (waiting - without)
     print(f"hidden behind backward: {hidden:.0%} of {(waiting - without) * 1e3:.0f} ms")
 

@@ -35,9 +35,7 @@ DTYPES = (torch.float32, torch.bfloat16)
 class PlainExperts(nn.Module):
     """Experts in torch's operations, without a loop if `grouped`."""
 
-    def __init__(
-        self, experts: int, k: int, ffn: int, dtype: torch.dtype, *, grouped: bool
-    ) -> None:
+    def __init__(self, experts: int, k: int, ffn: int, dtype: torch.dtype, *, grouped: bool) -> None:
         super().__init__()
         self.k, self.grouped = k, grouped
         self.router = nn.Parameter(torch.randn(experts, HIDDEN, dtype=dtype) * 0.02)

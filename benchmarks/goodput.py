@@ -21,8 +21,10 @@ from tests.goodput import HOUR, PUBLISHED, REPAIR, SIZES, case, simulate
 
 def by_size(count: int) -> None:
     """Print the law and the simulation for runs of 8 to 131,072 GPUs."""
-    print("| GPUs | between failures | save pauses, whole after | best interval | useful: law "
-          "| simulated | saves | done again | down | spares |")  # fmt: skip
+    print(
+        "| GPUs | between failures | save pauses, whole after | best interval | useful: law "
+        "| simulated | saves | done again | down | spares |"
+    )
     print("|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|")
     for gpus in SIZES:
         failures, save = case(gpus)
@@ -51,8 +53,7 @@ def by_interval(count: int) -> None:
     for share in (0.0001, 0.001, 0.01, 0.1, 0.5, 1.0):
         pause = replace(save, pause=share)
         best = best_interval(pause, 1.0)
-        print(f"| {share} | {best:.4f} | {young_interval(share, 1.0):.4f} "
-              f"| {daly_interval(share, 1.0):.4f} |")  # fmt: skip
+        print(f"| {share} | {best:.4f} | {young_interval(share, 1.0):.4f} | {daly_interval(share, 1.0):.4f} |")
 
 
 def by_publication() -> None:

@@ -57,8 +57,7 @@ if dist.get_rank() == 0:
         stream.write(repr(time.time()))
 dist.destroy_process_group()
 """
-SETTINGS = ("training.steps=2", "checkpoint.interval=0", "training.eval_samples=0",
-            "checkpoint.at_end=false")  # fmt: skip
+SETTINGS = ("training.steps=2", "checkpoint.interval=0", "training.eval_samples=0", "checkpoint.at_end=false")
 GOAL, REPORT_GOAL, AGAIN_GOAL = 0.3, 2.0, 2.0
 
 
@@ -121,17 +120,32 @@ class Contenders:
         return self.launch("launch.warm_start=false")
 
     def torchrun(self) -> list[str]:
-        return [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", "--node-rank=0",
-                f"--nproc-per-node={self.ranks}", "--rdzv-backend=static", "--max-restarts=0",
-                "--master-addr=127.0.0.1", "--master-port=29617"]  # fmt: skip
+        return [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nnodes=1",
+            "--node-rank=0",
+            f"--nproc-per-node={self.ranks}",
+            "--rdzv-backend=static",
+            "--max-restarts=0",
+            "--master-addr=127.0.0.1",
+            "--master-port=29617",
+        ]
 
     def recovery(self, *, warm: bool) -> Recovery:
         shutil.rmtree(self.run, ignore_errors=True)
-        sets = ("training.steps=100000", "checkpoint.interval=50", "launch.max_restarts=1",
-                "checkpoint.keep_last=2", "training.eval_samples=0",
-                f"launch.warm_start={str(warm).lower()}")  # fmt: skip
-        run = launch(self.folder / "data", self.run, *self.layout,
-                     *(part for setting in sets for part in ("--set", setting)))  # fmt: skip
+        sets = (
+            "training.steps=100000",
+            "checkpoint.interval=50",
+            "launch.max_restarts=1",
+            "checkpoint.keep_last=2",
+            "training.eval_samples=0",
+            f"launch.warm_start={str(warm).lower()}",
+        )
+        run = launch(
+            self.folder / "data", self.run, *self.layout, *(part for setting in sets for part in ("--set", setting))
+        )
         run.at_step(60)
         spares = wait_for(lambda: waiting(run.process.pid)) if warm else []
         for spare in spares:
@@ -207,8 +221,10 @@ NAMES = {
 def main() -> None:
     rounds, ranks = (int(word) for word in (*sys.argv[1:], *("7", "2")[len(sys.argv) - 1 :]))
     os.environ["OMP_NUM_THREADS"] = "1"
-    print(f"{os.cpu_count()} cores, Python {platform.python_version()}, load at the start "
-          f"{os.getloadavg()[0]:.2f}; {ranks} ranks, medians of {rounds} rounds\n")  # fmt: skip
+    print(
+        f"{os.cpu_count()} cores, Python {platform.python_version()}, load at the start "
+        f"{os.getloadavg()[0]:.2f}; {ranks} ranks, medians of {rounds} rounds\n"
+    )
     with tempfile.TemporaryDirectory() as folder:
         make_data(Path(folder))
         contenders = Contenders(Path(folder), ranks)
@@ -227,22 +243,20 @@ def main() -> None:
         row(words, spread(m.first for m in table[name]), spread(m.cpu for m in table[name]))
     for peer in ("script", "worker", "cold"):
         over = [a.first - b.first for a, b in zip(table["launch"], table[peer], strict=True)]
-        print(f"\nlaunch over {peer}, by round: {spread(over)} s to the first step"
-              f"{f'; goal {GOAL:g}' * (peer != 'cold')}")  # fmt: skip
+        print(
+            f"\nlaunch over {peer}, by round: {spread(over)} s to the first step{f'; goal {GOAL:g}' * (peer != 'cold')}"
+        )
     print()
     row("a rank, kill -9", "reported (s)", "training again (s)", "processor time until then (s)")
     row("---", "--:", "--:", "--:")
     for warm, words in ((False, "`launch.warm_start = false`"), (True, "forked")):
         found = recoveries[warm]
-        row(words, spread(r.report for r in found), spread(r.again for r in found),
-            spread(r.cpu for r in found))  # fmt: skip
+        row(words, spread(r.report for r in found), spread(r.again for r in found), spread(r.cpu for r in found))
     print(f"\ngoals: reported {REPORT_GOAL:g} s, training again {AGAIN_GOAL:g} s\n")
     row("memory (MiB)", "the waiting process", "rank 0", "rank 1")
     row("---", "--:", "--:", "--:")
     for warm, words in ((False, "`launch.warm_start = false`"), (True, "forked")):
-        columns = [
-            spread(column) for column in zip(*(r.memory for r in recoveries[warm]), strict=True)
-        ]
+        columns = [spread(column) for column in zip(*(r.memory for r in recoveries[warm]), strict=True)]
         row(words, *(["none"] * (not warm)), *columns)
     print(f"\nload at the end {os.getloadavg()[0]:.2f}")
 

@@ -103,9 +103,7 @@ async def _visit(hello: Hello, body: bytes, share: float, port: int, key: bytes)
     return bool(reporting)
 
 
-async def _prove(
-    port: int, key: bytes
-) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, Handshake]:
+async def _prove(port: int, key: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, Handshake]:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     challenge = secrets.token_bytes(CHALLENGE_BYTES)
     writer.write(challenge)
@@ -183,8 +181,10 @@ def measure(hosts: int, folder: Path) -> tuple[list[Cost], int, float]:
         watched = WatchedAttempt(attempt, StatusFile(folder / "status.json"))
         watch = RunWatch(LaunchSpec(), world, address="127.0.0.1:1", period=period)
         saves = SaveMonitor(print)
-        job = load_job("demo", {"cluster.nodes": hosts, "cluster.gpus_per_node": RANKS,
-                                "parallel.tp": RANKS, "parallel.pp": stages})  # fmt: skip
+        job = load_job(
+            "demo",
+            {"cluster.nodes": hosts, "cluster.gpus_per_node": RANKS, "parallel.tp": RANKS, "parallel.pp": stages},
+        )
         slow = SlowPartsMonitor(job, folder / "slow.jsonl", lambda parts, words: None)
         compared_every = max(1.0, world / RANKS_PER_SECOND)
         slow.check(attempt.snapshot())  # the first time of each is dearer
@@ -211,11 +211,10 @@ def measure(hosts: int, folder: Path) -> tuple[list[Cost], int, float]:
             cost("phase, 20 times a second", attempt.poll, POLL_SECONDS),
             cost("hangs", lambda: watch.check(attempt.snapshot()), period),
             cost("saves, twice a second", lambda: attempt.snapshot().doing(), 0.5),
-            cost("stragglers and slow links", lambda: slow.check(attempt.snapshot()),
-                 compared_every),
+            cost("stragglers and slow links", lambda: slow.check(attempt.snapshot()), compared_every),
             cost(f"status.json, every {pause:.1f} s", write, pause),
             Cost("all of it", all_of_it),
-        ]  # fmt: skip
+        ]
         begin = time.monotonic()
         assert read_status(watched.status.path) is not None
         costs.append(Cost("`mpctl status` reads the file in", 0.0, time.monotonic() - begin))

@@ -40,10 +40,7 @@ def plain_blocks(heads: int = HEADS) -> PlainModel:
 
 def our_blocks(group: Group) -> nn.Module:
     config = LayerConfig(AttentionConfig(HIDDEN, HEADS), MLPConfig(HIDDEN, 4 * HIDDEN))
-    made = (
-        ParallelTransformerLayer(config, ShardContext(tp=group), f"layers.{n}")
-        for n in range(LAYERS)
-    )
+    made = (ParallelTransformerLayer(config, ShardContext(tp=group), f"layers.{n}") for n in range(LAYERS))
     blocks = nn.Sequential(*made)
     initialise(blocks, 1)
     return blocks

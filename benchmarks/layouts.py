@@ -44,14 +44,27 @@ EXPERT_LAYOUTS: dict[str, tuple[str, ...]] = {
 }
 SMALLER = ("--micro-batch-size", "2")  # four replicas share a step
 STEPS = 12
-SETTINGS = ("--steps", str(STEPS), "--micro-batch-size", "4", "--global-batch-size", "8",
-            "--device", "cpu", "--set", "model.seq_length=64",
-            "--set", "training.attention_dropout=0.1", "--set", "training.eval_samples=0",
-            "--set", "checkpoint.at_end=false")  # fmt: skip
+SETTINGS = (
+    "--steps",
+    str(STEPS),
+    "--micro-batch-size",
+    "4",
+    "--global-batch-size",
+    "8",
+    "--device",
+    "cpu",
+    "--set",
+    "model.seq_length=64",
+    "--set",
+    "training.attention_dropout=0.1",
+    "--set",
+    "training.eval_samples=0",
+    "--set",
+    "checkpoint.at_end=false",
+)
 GRID = ("--tp", "4", "--gpus-per-node", "4", "--tensor-mode", "2d")
 FP16_LAYOUTS = {**LAYOUTS, "tp4 in 2d": GRID}
-FP16 = ("--dtype", "fp16", "--set", "model.layers=2", "--set", "model.hidden=64",
-        "--set", "model.heads=4")  # fmt: skip
+FP16 = ("--dtype", "fp16", "--set", "model.layers=2", "--set", "model.hidden=64", "--set", "model.heads=4")
 SCALES = (26, 16)
 """Powers of two: from the first one the first steps overflow, the second is the default."""
 
@@ -177,14 +190,8 @@ def page(curves: dict[str, dict[str, list[float]]], experts: str, fp16: str) -> 
     import torch
 
     others = [name for name in LAYOUTS if name != "1"]
-    families = [
-        [job, *(f"{strays(own[name], own['1']):.1e}" for name in others)]
-        for job, own in curves.items()
-    ]
-    steps = [
-        [str(step + 1), *(f"{own[step]:.7f}" for own in curves["demo"].values())]
-        for step in range(STEPS)
-    ]
+    families = [[job, *(f"{strays(own[name], own['1']):.1e}" for name in others)] for job, own in curves.items()]
+    steps = [[str(step + 1), *(f"{own[step]:.7f}" for own in curves["demo"].values())] for step in range(STEPS)]
     return TEXT.format(
         steps=STEPS,
         torch=f"torch {torch.__version__}",

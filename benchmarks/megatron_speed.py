@@ -40,12 +40,8 @@ def contenders(rank: int, size: int) -> dict[str, Step]:
     return {
         "MLP, ours": partial(_filled(mlp), x),
         "MLP, theirs": partial(_filled(megatron.TheirMLP(HIDDEN, FFN, **place)), x),
-        "word table, ours": partial(
-            _filled(VocabParallelEmbedding(VOCAB, HIDDEN, group=group)), tokens
-        ),
-        "word table, theirs": partial(
-            _filled(megatron.their_table(VOCAB, HIDDEN, **place)), tokens
-        ),
+        "word table, ours": partial(_filled(VocabParallelEmbedding(VOCAB, HIDDEN, group=group)), tokens),
+        "word table, theirs": partial(_filled(megatron.their_table(VOCAB, HIDDEN, **place)), tokens),
         # Both overwrite the logits, which no leaf allows: both get a copy.
         "cross entropy, ours": lambda: vocab_parallel_cross_entropy(
             logits * 1, tokens, group=group, first=first, overwrite=True

@@ -45,9 +45,8 @@ from tests.ranks import run_ranks
 LAYERS, HIDDEN, HEADS, VOCAB, SEQ, BATCH = 8, 512, 8, 32000, 256, 4
 SHAPES: dict[str, dict[str, Any]] = {
     "gpt": {"ffn": 4 * HIDDEN},
-    "llama": {"ffn": 1408, "position": "rotary", "norm": "rmsnorm", "activation": "swiglu",
-              "bias": False},
-}  # fmt: skip
+    "llama": {"ffn": 1408, "position": "rotary", "norm": "rmsnorm", "activation": "swiglu", "bias": False},
+}
 
 
 class PlainBlock(nn.Module):
@@ -66,9 +65,7 @@ class PlainBlock(nn.Module):
 
     def forward(self, x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
         h = self.norm1(x)
-        q, k, v = (
-            f(h).unflatten(-1, (self.heads, -1)).transpose(1, 2) for f in (self.q, self.k, self.v)
-        )
+        q, k, v = (f(h).unflatten(-1, (self.heads, -1)).transpose(1, 2) for f in (self.q, self.k, self.v))
         if self.is_llama:
             q, k = _turned(q, turn), _turned(k, turn)
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -87,9 +84,8 @@ class PlainModel(nn.Module):
     """The model, or without its table or head a part of it."""
 
     def __init__(
-        self, shape: str, heads: int = HEADS, *, layers: int = LAYERS, has_table: bool = True,
-        has_head: bool = True,
-    ) -> None:  # fmt: skip
+        self, shape: str, heads: int = HEADS, *, layers: int = LAYERS, has_table: bool = True, has_head: bool = True
+    ) -> None:
         super().__init__()
         is_llama = shape == "llama"
         self.word = nn.Embedding(VOCAB, HIDDEN) if has_table else None
@@ -130,9 +126,7 @@ def parallelized(model: PlainModel, size: int) -> nn.Module:
     return model
 
 
-def torch_step(
-    model: nn.Module, tokens: Tensor, targets: Tensor, *, is_cut: bool, casts: bool = False
-) -> Step:
+def torch_step(model: nn.Module, tokens: Tensor, targets: Tensor, *, is_cut: bool, casts: bool = False) -> Step:
     from torch.distributed.tensor.parallel import loss_parallel
 
     def step() -> Tensor:
@@ -148,13 +142,18 @@ def torch_step(
 
 def settings(shape: str) -> dict[str, Any]:
     """The model of a shape, as a job names it."""
-    return {"layers": LAYERS, "hidden": HIDDEN, "heads": HEADS, "vocab": VOCAB, "seq_length": SEQ,
-            "tied_embeddings": False, **SHAPES[shape]}  # fmt: skip
+    return {
+        "layers": LAYERS,
+        "hidden": HIDDEN,
+        "heads": HEADS,
+        "vocab": VOCAB,
+        "seq_length": SEQ,
+        "tied_embeddings": False,
+        **SHAPES[shape],
+    }
 
 
-def our_step(
-    shape: str, group: Group, tokens: Tensor, targets: Tensor, dtype: torch.dtype
-) -> tuple[nn.Module, Step]:
+def our_step(shape: str, group: Group, tokens: Tensor, targets: Tensor, dtype: torch.dtype) -> tuple[nn.Module, Step]:
     model = ModelSpec(**settings(shape))
     module = build_module(model, TrainingSpec(), ShardContext(group, dtype=dtype))
     initialise(module, 1)
@@ -169,11 +168,9 @@ def our_step(
 
 
 CONTENDERS = {
-    "fp32": ("plain", "dtensor tp=2", "ours tp=1", "ours tp=2, gloo", "ours tp=2, memory",
-             "bare tp=2"),
-    "bf16": ("plain", "plain, autocast", "ours tp=1, fp32", "ours tp=1, bf16",
-             "ours tp=2, fp32", "ours tp=2, bf16"),
-}  # fmt: skip
+    "fp32": ("plain", "dtensor tp=2", "ours tp=1", "ours tp=2, gloo", "ours tp=2, memory", "bare tp=2"),
+    "bf16": ("plain", "plain, autocast", "ours tp=1, fp32", "ours tp=1, bf16", "ours tp=2, fp32", "ours tp=2, bf16"),
+}
 
 
 def build(name: str, shape: str, rank: int, size: int) -> tuple[nn.Module, Step]:
@@ -199,8 +196,7 @@ def build(name: str, shape: str, rank: int, size: int) -> tuple[nn.Module, Step]
 
 def bare_step(tokens: Tensor, targets: Tensor, rank: int, size: int) -> tuple[nn.Module, Step]:
     exchange = Exchange(open_segment(rank, range(size), None), timeout=60)
-    model = BareModel(layers=LAYERS, hidden=HIDDEN, heads=HEADS, vocab=VOCAB, seq=SEQ, rank=rank,
-                      exchange=exchange)  # fmt: skip
+    model = BareModel(layers=LAYERS, hidden=HIDDEN, heads=HEADS, vocab=VOCAB, seq=SEQ, rank=rank, exchange=exchange)
 
     def step() -> Tensor:
         loss = model(tokens, targets)

@@ -26,8 +26,18 @@ from mpctl.cli.app import run
 
 PRESETS = Path(__file__).parents[1] / "presets"
 # Options for one model on 2 nodes of 8 GPUs; `odd` adds to them.
-BASE = ["--model", "llama-3-8b", "--nodes", "2", "--gpus-per-node", "8", "--cluster", "dgx-h100",
-        "--set", "training.global_batch_size=64"]  # fmt: skip
+BASE = [
+    "--model",
+    "llama-3-8b",
+    "--nodes",
+    "2",
+    "--gpus-per-node",
+    "8",
+    "--cluster",
+    "dgx-h100",
+    "--set",
+    "training.global_batch_size=64",
+]
 GRID = "training.micro_batch_size=4 parallel.tensor_mode"  # modes that cut the samples
 ODD: dict[str, str] = {
     "tp2": "parallel.tp=2",
@@ -57,16 +67,14 @@ ODD: dict[str, str] = {
     "full": "parallel.tp=2 training.recompute=full",
     "full-partitioned": "parallel.tp=4 training.recompute=full training.partition_activations=true",
     "full-offload": "parallel.tp=2 training.recompute=full training.offload_activations=true",
-    "full-sp-pp": "parallel.tp=2 parallel.pp=2 parallel.sequence_parallel=true"
-    " training.recompute=full",
+    "full-sp-pp": "parallel.tp=2 parallel.pp=2 parallel.sequence_parallel=true training.recompute=full",
     "mb4": "parallel.tp=4 training.micro_batch_size=4",
     "fp16": "parallel.tp=2 training.dtype=fp16",
     "fp32": "parallel.tp=4 training.dtype=fp32",
     "tf32": "parallel.tp=4 training.dtype=tf32",
     "fp64": "parallel.tp=8 training.dtype=fp64",
     "fp8": "parallel.tp=2 training.dtype=fp8",
-    "fp8-tensorwise": "parallel.tp=2 parallel.sequence_parallel=true training.dtype=fp8"
-    " training.fp8_recipe=tensorwise",
+    "fp8-tensorwise": "parallel.tp=2 parallel.sequence_parallel=true training.dtype=fp8 training.fp8_recipe=tensorwise",
     "gradients-bf16": "parallel.tp=2 training.gradient_dtype=bf16",
     "dropout": "parallel.tp=2 training.dropout=0.1",
     "attention-dropout": "parallel.tp=2 training.attention_dropout=0.1 training.dropout=0.1",
@@ -94,8 +102,7 @@ ODD: dict[str, str] = {
     "relu2-learned": "parallel.tp=2 model.activation=relu2 model.position=learned",
     "alibi": "parallel.tp=2 model.position=alibi",
     "tied": "parallel.tp=2 parallel.pp=2 model.tied_embeddings=true",
-    "long": "parallel.cp=8 model.seq_length=65536 model.max_positions=65536"
-    " training.recompute=full",
+    "long": "parallel.cp=8 model.seq_length=65536 model.max_positions=65536 training.recompute=full",
     "validation": "parallel.tp=2 training.eval_interval=10",
 }
 # Layouts that models of all presets are planned in, and sizes of nodes for it.
@@ -106,11 +113,20 @@ MODEL_LAYOUTS = {
 SEARCHES = (
     ["gpt3-175b-1024", "--runtime", "megatron-core"],
     ["--model", "llama-3-8b", "--nodes", "2", "--gpus-per-node", "8", "--cluster", "dgx-h100"],
-    ["--model", "llama-3-70b", "--nodes", "8", "--gpus-per-node", "8", "--cluster", "dgx-h100",
-     "--runtime", "torchtitan"],
-)  # fmt: skip
-EMITTED = ("megatron", "megatron-bridge", "torchtitan", "deepspeed", "accelerate", "nanotron",
-           "colossalai", "torch")  # fmt: skip
+    [
+        "--model",
+        "llama-3-70b",
+        "--nodes",
+        "8",
+        "--gpus-per-node",
+        "8",
+        "--cluster",
+        "dgx-h100",
+        "--runtime",
+        "torchtitan",
+    ],
+)
+EMITTED = ("megatron", "megatron-bridge", "torchtitan", "deepspeed", "accelerate", "nanotron", "colossalai", "torch")
 
 
 def asked(*arguments: str) -> Any:
@@ -142,16 +158,7 @@ def planned() -> Iterator[tuple[str, list[str]]]:
             yield f"odd {name} {runtime}", [*BASE, "--runtime", runtime, *settings(text)]
     for model in sorted(path.stem for path in (PRESETS / "models").glob("*.toml")):
         for name, layout in MODEL_LAYOUTS.items():
-            line = [
-                "--model",
-                model,
-                "--nodes",
-                "2",
-                "--gpus-per-node",
-                "8",
-                "--cluster",
-                "dgx-h100",
-            ]
+            line = ["--model", model, "--nodes", "2", "--gpus-per-node", "8", "--cluster", "dgx-h100"]
             yield f"model {model} {name}", [*line, *layout]
 
 
@@ -180,8 +187,10 @@ def plans() -> dict[str, Any]:
 
 RUNS = {
     **{f"{name}-1": (f"demo-{name}", 1, "") for name in ("gpt", "bert", "t5", "glm", "llama")},
-    **{f"{name}-tp2": (f"demo-{name}", 2, "parallel.tp=2 parallel.sequence_parallel=true")
-       for name in ("gpt", "bert", "t5", "glm", "llama")},
+    **{
+        f"{name}-tp2": (f"demo-{name}", 2, "parallel.tp=2 parallel.sequence_parallel=true")
+        for name in ("gpt", "bert", "t5", "glm", "llama")
+    },
     "gpt-pp2-zb": ("demo-gpt", 2, "parallel.pp=2 parallel.schedule=zero-bubble"),
     "llama-vpp2": ("demo-llama", 2, "parallel.pp=2 parallel.vpp=2 parallel.schedule=interleaved"),
     "gpt-cp2": ("demo-gpt", 2, "parallel.cp=2"),
@@ -194,18 +203,14 @@ RUNS = {
     "gpt-mixed": ("demo-gpt", 4, "parallel.tp=2 parallel.pp=2 training.attention_dropout=0.1"),
     "gpt-fp8": ("demo-gpt", 2, "parallel.tp=2 training.dtype=fp8"),
     "gpt-freeze": ("demo-gpt", 2, 'parallel.zero=2 training.freeze=["embedding.*"]'),
-}  # fmt: skip
+}
 MEASURED_SECONDS = re.compile(r"seconds|time|per_second|^rss|^pid|path|measured_at")
 
 
 def without_clock(value: Any) -> Any:
     """A document without the values that differ from one run to the next."""
     if isinstance(value, dict):
-        return {
-            key: without_clock(one)
-            for key, one in value.items()
-            if not MEASURED_SECONDS.search(key)
-        }
+        return {key: without_clock(one) for key, one in value.items() if not MEASURED_SECONDS.search(key)}
     return [without_clock(one) for one in value] if isinstance(value, list) else value
 
 
@@ -218,13 +223,20 @@ def runs() -> dict[str, Any]:
         for name, (model, ranks, text) in RUNS.items():
             print(name, file=sys.stderr)
             line = [
-                "--model", model, "--nodes", "1", "--gpus-per-node", str(ranks),
-                *settings("training.steps=4 training.global_batch_size=8 training.dropout=0.1"
-                          " training.micro_batch_size=2 training.eval_samples=4 launch.device=cpu"
-                          " launch.threads_per_rank=1"
-                          f' data.corpus=["{corpus}"] model.seq_length=64'),
+                "--model",
+                model,
+                "--nodes",
+                "1",
+                "--gpus-per-node",
+                str(ranks),
+                *settings(
+                    "training.steps=4 training.global_batch_size=8 training.dropout=0.1"
+                    " training.micro_batch_size=2 training.eval_samples=4 launch.device=cpu"
+                    " launch.threads_per_rank=1"
+                    f' data.corpus=["{corpus}"] model.seq_length=64'
+                ),
                 *settings(text),
-            ]  # fmt: skip
+            ]
             rehearsed = asked("launch", *line, "--rehearse", "--json")
             cases[f"rehearse {name}"] = without_clock(rehearsed)
             where = Path(folder) / name

@@ -44,8 +44,7 @@ def print_sweep(name: str, runs: Sequence[Run], draws: int) -> None:
 def main(arguments: Sequence[str]) -> None:
     """Print the table, a row a sweep."""
     draws = int(arguments[arguments.index("--draws") + 1]) if "--draws" in arguments else DRAWS
-    wanted = [name for name in SWEEPS
-              if any(word in name for word in arguments if not word.isdigit())]  # fmt: skip
+    wanted = [name for name in SWEEPS if any(word in name for word in arguments if not word.isdigit())]
     print("| sweep | n | before |" + "".join(f" {n}: error | inside | regret | s |" for n in SIZES))
     for name, values in held_out_values(wanted or list(SWEEPS)):
         print_sweep(name, read_sweep(SWEEPS[name], values), draws)

@@ -91,9 +91,7 @@ def plain(shape: str, rank: int, tokens: Tensor, targets: Tensor) -> tuple[nn.Mo
     return model, step
 
 
-def torch_pipeline(
-    shape: str, rank: int, first: int, tokens: Tensor, targets: Tensor
-) -> tuple[nn.Module, Step]:
+def torch_pipeline(shape: str, rank: int, first: int, tokens: Tensor, targets: Tensor) -> tuple[nn.Module, Step]:
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
     model = TorchStage(shape, rank, first if rank == 0 else LAYERS - first)
@@ -104,19 +102,24 @@ def torch_pipeline(
 
 
 def our_job(shape: str, how: str, micro_batches: int) -> Any:
-    return load_job(None, {
-        "cluster.gpus_per_node": 2, "parallel.pp": 2, "parallel.stage_balance": how,
-        "training.micro_batch_size": BATCH, "training.global_batch_size": BATCH * micro_batches,
-        **{f"model.{key}": value for key, value in model_speed.settings(shape).items()},
-    })  # fmt: skip
+    return load_job(
+        None,
+        {
+            "cluster.gpus_per_node": 2,
+            "parallel.pp": 2,
+            "parallel.stage_balance": how,
+            "training.micro_batch_size": BATCH,
+            "training.global_batch_size": BATCH * micro_batches,
+            **{f"model.{key}": value for key, value in model_speed.settings(shape).items()},
+        },
+    )
 
 
 def our_pipeline(
     shape: str, rank: int, how: str, tokens: Tensor, targets: Tensor
 ) -> tuple[nn.Module, Step, PipelineRunner]:
     job = our_job(shape, how, len(tokens) // BATCH)
-    mesh = build_mesh(Topology.of(job.sizes, order=job.parallel.order), rank, CPU,
-                      launch=job.launch)  # fmt: skip
+    mesh = build_mesh(Topology.of(job.sizes, order=job.parallel.order), rank, CPU, launch=job.launch)
     cut = PipelinePartition.of(job, mesh.pp.rank)
     assert cut.layout.stages[0] == ((0, CUTS[how]),), cut.layout.stages
     (chunk,) = build_chunks(cut, mesh, TORCH_BACKEND)
@@ -137,9 +140,7 @@ def contenders() -> list[str]:
 def build(name: str, shape: str, rank: int, micro_batches: int) -> tuple[nn.Module, Step, Any]:
     torch.manual_seed(0)
     draw = torch.Generator().manual_seed(1)
-    tokens, targets = (
-        torch.randint(0, VOCAB, (BATCH * micro_batches, SEQ), generator=draw) for _ in range(2)
-    )
+    tokens, targets = (torch.randint(0, VOCAB, (BATCH * micro_batches, SEQ), generator=draw) for _ in range(2))
     if name.startswith("plain"):
         return *plain(shape, rank, tokens, targets), None
     first = int(name.split()[1].split("+")[0])
@@ -173,11 +174,8 @@ def memory(rank: int, size: int, shape: str, name: str, micro_batches: int) -> i
 
 def played(ranks: list[dict[str, Any]], name: str, micro_batches: int) -> float:
     """Seconds of a step by the replay of our own actions."""
-    times = [
-        {kind: median(found) for kind, found in rank["actions"][name].items()} for rank in ranks
-    ]
-    orders = [actions("1f1b", stage=stage, stages=2, microbatches=micro_batches)
-              for stage in range(2)]  # fmt: skip
+    times = [{kind: median(found) for kind, found in rank["actions"][name].items()} for rank in ranks]
+    orders = [actions("1f1b", stage=stage, stages=2, microbatches=micro_batches) for stage in range(2)]
     return replay(orders, lambda stage, chunk, kind: times[stage][kind]).makespan
 
 
@@ -190,15 +188,19 @@ def main() -> None:
     for m in counts:
         spent = [rank["spent"] for rank in ranks]
         even = to_the_last_rank(spent, f"{m} {contenders()[1]}")
-        print(f"\n{f'{m} micro batches':18} {'wall ms':>8} {'cpu ms':>8} {'torch 4+4 / wall':>17} "
-              f"{'/ cpu':>6} {'replay ms':>10} {'MiB':>11}")  # fmt: skip
+        print(
+            f"\n{f'{m} micro batches':18} {'wall ms':>8} {'cpu ms':>8} {'torch 4+4 / wall':>17} "
+            f"{'/ cpu':>6} {'replay ms':>10} {'MiB':>11}"
+        )
         for name in contenders():
             wall, cpu = to_the_last_rank(spent, f"{m} {name}")
             peaks = run_ranks(memory, 2, shape, name, m, timeout=300)
             peak = " ".join(f"{peak / MIB:5.0f}" for peak in peaks)
             replayed = f"{played(ranks, f'{m} {name}', m) * 1e3:.0f}" if "ours" in name else ""
-            print(f"{name:18} {wall * 1e3:8.0f} {cpu * 1e3:8.0f} {even[0] / wall:17.2f} "
-                  f"{even[1] / cpu:6.2f} {replayed:>10} {peak:>11}")  # fmt: skip
+            print(
+                f"{name:18} {wall * 1e3:8.0f} {cpu * 1e3:8.0f} {even[0] / wall:17.2f} "
+                f"{even[1] / cpu:6.2f} {replayed:>10} {peak:>11}"
+            )
 
 
 if __name__ == "__main__":

@@ -36,8 +36,21 @@ PAGE, PART = Path(__file__).parents[1] / "docs" / "benchmarks.md", "speed of pla
 MPCTL = [str(Path(sys.executable).with_name("mpctl"))]
 PEER = "import typer, rich.table, pydantic (peer)"
 GOLDEN = [*MPCTL, "plan", "--nodes", "2", "--gpus-per-node", "8", "--tp", "2", "--pp", "4"]
-MILLION = [*MPCTL, "plan", "--nodes", "131072", "--gpus-per-node", "8", "--tp", "8", "--pp", "16",
-           "--groups", "none", "--json"]  # fmt: skip
+MILLION = [
+    *MPCTL,
+    "plan",
+    "--nodes",
+    "131072",
+    "--gpus-per-node",
+    "8",
+    "--tp",
+    "8",
+    "--pp",
+    "16",
+    "--groups",
+    "none",
+    "--json",
+]
 H100 = [*MPCTL, "search", "--cluster", "dgx-h100", "--json"]
 LARGE = [*MPCTL, "search", "gpt3-175b-1024", "--nodes", "512", "--dtype", "bf16", "--json"]
 CORE = ["--runtime", "megatron-core"]
@@ -107,8 +120,10 @@ def show_processes(commands: Mapping[str, Command], rounds: int) -> list[tuple[s
     for name, runs in used.items():
         walls, cpu = [1e3 * one.wall for one in runs], median(one.cpu for one in runs)
         spread = f"({min(walls):.0f} to {max(walls):.0f})"
-        print(f"{name:<52} {median(walls):8.0f} ms {spread:<16} {1e3 * cpu:8.0f} ms "
-              f"{cpu / peer:6.2f}  {goal_of(commands[name])}".rstrip())  # fmt: skip
+        print(
+            f"{name:<52} {median(walls):8.0f} ms {spread:<16} {1e3 * cpu:8.0f} ms "
+            f"{cpu / peer:6.2f}  {goal_of(commands[name])}".rstrip()
+        )
         rows.append((name, seconds_text(cpu), f"{cpu / peer:.3g}", goal_of(commands[name])))
     return rows
 
@@ -121,8 +136,10 @@ def goal_of(command: Command) -> str:
 def page_part(rows: Iterable[Sequence[str]], *, rounds: int, load: float) -> str:
     """What docs/benchmarks.md says: version, machine and load, then a row for each command."""
     machine = f"{os.cpu_count()} cores, Python {platform.python_version()}, load {load:.1f}"
-    head = (f"{datetime.now(UTC):%Y-%m-%d}, mpctl {__version__}, {machine} at the start, "
-            f"`python -m benchmarks.plan_speed {rounds} --write`:")  # fmt: skip
+    head = (
+        f"{datetime.now(UTC):%Y-%m-%d}, mpctl {__version__}, {machine} at the start, "
+        f"`python -m benchmarks.plan_speed {rounds} --write`:"
+    )
     lines = [f"| {' | '.join(row)} |" for row in (COLUMNS, *rows)]
     lines.insert(1, "|---|--:|--:|--:|")
     return "\n".join((head, "", *lines))
@@ -151,8 +168,7 @@ def main() -> None:
     options = parser.parse_args()
     python, load = platform.python_version(), os.getloadavg()[0]
     print(f"{os.cpu_count()} cores, Python {python}, load {load:.2f}")
-    print(f"medians of {options.runs} runs, searches of {SEARCH_ROUNDS}: wall, processor, times "
-          "the peer's")  # fmt: skip
+    print(f"medians of {options.runs} runs, searches of {SEARCH_ROUNDS}: wall, processor, times the peer's")
     rows = show_processes(QUICK, options.runs)
     rows += show_processes(SEARCHES, SEARCH_ROUNDS)[1:]
     if options.write:

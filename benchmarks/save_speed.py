@@ -34,10 +34,19 @@ def make_trainer(folder: Path, hidden: int) -> Trainer:
     """A trainer that has taken two steps, so that its moments exist."""
     job = load_job(
         None,
-        {**SETTINGS, "data.path": str(make_data(folder)), "model.layers": 4, "model.hidden": hidden,
-         "model.heads": 8, "parallel.tp": 1, "parallel.dp": 1, "cluster.gpus_per_node": 1,
-         "training.steps": 10_000, "launch.track_memory": False},
-    )  # fmt: skip
+        {
+            **SETTINGS,
+            "data.path": str(make_data(folder)),
+            "model.layers": 4,
+            "model.hidden": hidden,
+            "model.heads": 8,
+            "parallel.tp": 1,
+            "parallel.dp": 1,
+            "cluster.gpus_per_node": 1,
+            "training.steps": 10_000,
+            "launch.track_memory": False,
+        },
+    )
     environment = RuntimeEnvironment.of_machine(job, folder, local_rank=0)
     trainer = build_trainer(folder, JobLayout.of(job), 0, environment)
     for _ in range(2):
@@ -78,16 +87,14 @@ def main(rounds: int, hidden: int) -> None:
                     for column in table.values():
                         column.clear()
     load = os.getloadavg()[0]
-    print(f"{bytes_text(size)} a checkpoint, {rounds} rounds, torch {torch.__version__}, "
-          f"load {load:.1f}")  # fmt: skip
+    print(f"{bytes_text(size)} a checkpoint, {rounds} rounds, torch {torch.__version__}, load {load:.1f}")
     for kind, table in times.items():
         for name, values in table.items():
             spread = f"({1e3 * min(values):.0f} to {1e3 * max(values):.0f})"
             print(f"{kind:8} {name:11} {1e3 * median(values):8.1f} ms  {spread}")
     share = median(times["thread"]["stall"]) / median(times["between"]["stall"])
     cpu = median(times["thread"]["stall, CPU"]) / median(times["between"]["stall, CPU"])
-    print(f"stall of a thread's save against one between two steps: {share:.1%}, goal 15%; "
-          f"CPU {cpu:.1%}")  # fmt: skip
+    print(f"stall of a thread's save against one between two steps: {share:.1%}, goal 15%; CPU {cpu:.1%}")
 
 
 if __name__ == "__main__":

@@ -82,8 +82,7 @@ class SoakRun:
         command = [*inside, sys.executable, "-m", "mpctl", *more]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "400"}
         with self.messages.open("ab") as out:
-            self.process = psutil.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
-                                        env=environment)  # fmt: skip
+            self.process = psutil.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment)
 
     def resume(self) -> None:
         self.start("launch", "--resume", "--run-dir", str(self.path))
@@ -339,8 +338,13 @@ def two_hosts(folder: Path) -> Iterator[World]:
 
 
 def run_settings(steps: int, faults: int) -> list[str]:
-    keys = {"training.steps": steps, "checkpoint.interval": SAVE_EVERY, "checkpoint.keep_last": 3,
-            "training.eval_samples": 0, "launch.max_restarts": 2 * faults + 1}  # fmt: skip
+    keys = {
+        "training.steps": steps,
+        "checkpoint.interval": SAVE_EVERY,
+        "checkpoint.keep_last": 3,
+        "training.eval_samples": 0,
+        "launch.max_restarts": 2 * faults + 1,
+    }
     return [part for k, v in keys.items() for part in ("--set", f"{k}={v}")]
 
 
@@ -365,8 +369,10 @@ def disturb(run: SoakRun, faults: list[Fault], show: Callable[[str], None]) -> l
         reported = "nothing lost"
         if outcome.reported is not None:
             reported = f"reported after {outcome.reported:.2f} s"
-        show(f"{number}/{len(faults)} step {fault.step}, {run.kinds[fault.kind].text}: {reported}, "
-             f"again after {outcome.again:.2f} s; {left / 60:.0f} min left")  # fmt: skip
+        show(
+            f"{number}/{len(faults)} step {fault.step}, {run.kinds[fault.kind].text}: {reported}, "
+            f"again after {outcome.again:.2f} s; {left / 60:.0f} min left"
+        )
     run.wait(lambda: not run.is_running, "the end of the run")
     return outcomes
 
@@ -374,10 +380,7 @@ def disturb(run: SoakRun, faults: list[Fault], show: Callable[[str], None]) -> l
 def table(outcomes: list[Outcome], known: Mapping[str, Kind]) -> list[str]:
     """Markdown: for each kind the number of faults, and both times as median / p90 / most."""
     times = "median, p90, max (s)"
-    lines = [
-        f"| fault | count | reported: {times} | training again: {times} |",
-        "|---|--:|--:|--:|",
-    ]
+    lines = [f"| fault | count | reported: {times} | training again: {times} |", "|---|--:|--:|--:|"]
     kinds = [kind for kind in known if any(one.fault.kind == kind for one in outcomes)]
     rows = [(known[k].text, [one for one in outcomes if one.fault.kind == k]) for k in kinds]
     for text, group in (*rows, ("all", outcomes)):
@@ -459,8 +462,7 @@ def soak(options: argparse.Namespace, folder: Path) -> int:
         return 1
     print(*table(report.outcomes, report.kinds), report.text, sep="\n")
     if options.json:
-        rows = [{**vars(o.fault), "reported": o.reported, "again": o.again}
-                for o in report.outcomes]  # fmt: skip
+        rows = [{**vars(o.fault), "reported": o.reported, "again": o.again} for o in report.outcomes]
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
     if options.write and report.is_good:
         hosts = f"HOSTS={options.hosts} " if options.hosts > 1 else ""

@@ -164,30 +164,18 @@ KINDS: dict[str, Kind] = {
     "rank-killed": Kind("a rank, kill -9", _kill_rank),
     "torchrun-killed": Kind("torchrun, kill -9", lambda run, fault: run.torchrun.kill()),
     "launcher-killed": Kind("the launcher, kill -9", _kill_launcher),
-    "launcher-terminated": Kind(
-        "the launcher, SIGTERM", lambda run, fault: run.launcher.send_signal(signal.SIGTERM)
-    ),
+    "launcher-terminated": Kind("the launcher, SIGTERM", lambda run, fault: run.launcher.send_signal(signal.SIGTERM)),
     "rank-stopped": Kind("a rank, SIGSTOP", lambda run, fault: run.rank(fault.rank).suspend()),
     "torchrun-stopped": Kind("torchrun, SIGSTOP", lambda run, fault: run.torchrun.suspend()),
     "all-stopped": Kind("all ranks, SIGSTOP", _stop_all),
     "rank-killed-saving": Kind("a rank while saving, kill -9", while_saving(_kill_rank)),
-    "launcher-killed-saving": Kind(
-        "the launcher while saving, kill -9", while_saving(_kill_launcher)
-    ),
-    "checkpoint-cut-live": Kind(
-        "newest checkpoint cut, then a rank killed", _truncate_andkill_rank
-    ),
-    "checkpoint-cut": Kind(
-        "launcher killed, newest checkpoint cut", _kill_launcher, while_down=_truncate_newest
-    ),
+    "launcher-killed-saving": Kind("the launcher while saving, kill -9", while_saving(_kill_launcher)),
+    "checkpoint-cut-live": Kind("newest checkpoint cut, then a rank killed", _truncate_andkill_rank),
+    "checkpoint-cut": Kind("launcher killed, newest checkpoint cut", _kill_launcher, while_down=_truncate_newest),
     "checkpoint-flipped": Kind(
-        "launcher killed, a bit of the newest checkpoint flipped",
-        _kill_launcher,
-        while_down=_flip_newest,
+        "launcher killed, a bit of the newest checkpoint flipped", _kill_launcher, while_down=_flip_newest
     ),
-    "record-cut": Kind(
-        "launcher killed, last record cut", _kill_launcher, while_down=_cut_last_record
-    ),
+    "record-cut": Kind("launcher killed, last record cut", _kill_launcher, while_down=_cut_last_record),
     "job-emptied": Kind("launcher killed, job.json emptied", _kill_launcher, while_down=_empty_job),
     "disk-full": Kind("disk full", _fill_disk, mend=_empty_disk, needs="root"),
     "link-cut": Kind("links cut", _links("down"), mend=_links("up"), needs="root"),

@@ -76,25 +76,27 @@ def _thaw(run: HostVictim) -> None:
 
 
 SHARED = (
-    "rank-killed", "rank-stopped", "rank-killed-saving", "launcher-killed",
-    "launcher-killed-saving", "launcher-terminated", "checkpoint-cut", "checkpoint-flipped",
+    "rank-killed",
+    "rank-stopped",
+    "rank-killed-saving",
+    "launcher-killed",
+    "launcher-killed-saving",
+    "launcher-terminated",
+    "checkpoint-cut",
+    "checkpoint-flipped",
     "record-cut",
-)  # fmt: skip
+)
 """Faults that are the same on one host."""
 
 KINDS: dict[str, Kind] = {
-    "host-lost": Kind("a host loses power, and is back when that was reported", _lose_power,
-                      mend=_boot),
-    "host-lost-saving": Kind("a host loses power while saving", while_saving(_lose_power),
-                             mend=_boot),
+    "host-lost": Kind("a host loses power, and is back when that was reported", _lose_power, mend=_boot),
+    "host-lost-saving": Kind("a host loses power while saving", while_saving(_lose_power), mend=_boot),
     "link-cut": Kind("a link is cut until that was reported", _cut, mend=_mend_after(0)),
     "link-away": Kind("a link is cut, for 15 s longer", _cut, mend=_mend_after(AWAY_SECONDS)),
-    "link-short": Kind("a link is cut for 5 s", _cut, mend=_mend_after(SHORT_SECONDS),
-                       is_harmless=True),
+    "link-short": Kind("a link is cut for 5 s", _cut, mend=_mend_after(SHORT_SECONDS), is_harmless=True),
     "agent-killed": Kind("an agent, kill -9", _signal("agent")),
-    "host-frozen": Kind("a host's processes, SIGSTOP until that was reported", _freeze,
-                        mend=_thaw),
+    "host-frozen": Kind("a host's processes, SIGSTOP until that was reported", _freeze, mend=_thaw),
     "torchrun-killed": Kind("torchrun of a host, kill -9", _signal("torchrun")),
     "rank-terminated": Kind("a rank, SIGTERM", _signal("rank", signal.SIGTERM)),
     **{name: LOCAL_KINDS[name] for name in SHARED},
-}  # fmt: skip
+}

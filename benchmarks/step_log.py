@@ -31,16 +31,12 @@ def microseconds(call: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--step-ms", type=float, default=30.0, help="length of a step")
     step = 1e3 * parser.parse_args().step_ms
     log, timer = StepLog(memoryview(bytearray(STEP_LOG_BYTES))), SecondsByAxis()
     waits, sizes = {0: 0.01, 1: 0.002, 2: 0.0003}, {0: 4096, 1: 8, 2: 8}
-    logged = microseconds(
-        lambda: log.add(7, seconds=0.03, computing=0.02, processor=0.02, waits=waits, sizes=sizes)
-    )
+    logged = microseconds(lambda: log.add(7, seconds=0.03, computing=0.02, processor=0.02, waits=waits, sizes=sizes))
     message = Collective("all_reduce", "tp", 4096, "float32", 0)
 
     def counted() -> None:

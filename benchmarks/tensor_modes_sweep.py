@@ -27,20 +27,31 @@ MODES = ("1d", "1d, sequence", "2d", "2.5d", "3d")
 HIDDEN = {64: 8192, 512: 24576, 4096: 65536}  # weak: about 8 x the weights for 8 x the ranks
 SAMPLES = {64: 16, 512: 64, 4096: 256}  # a multiple of what every grid cuts them into
 BASE: dict[str, Any] = {
-    "cluster": "selene", "cluster.gpus_per_node": 8, "parallel.allow_tp_across_nodes": True,
-    "model.family": "gpt", "model.layers": 16, "model.vocab": 50257, "model.seq_length": 1024,
-    "model.attention": "flash", "training.dtype": "bf16", "training.runtime": "mpctl",
-}  # fmt: skip
+    "cluster": "selene",
+    "cluster.gpus_per_node": 8,
+    "parallel.allow_tp_across_nodes": True,
+    "model.family": "gpt",
+    "model.layers": 16,
+    "model.vocab": 50257,
+    "model.seq_length": 1024,
+    "model.attention": "flash",
+    "training.dtype": "bf16",
+    "training.runtime": "mpctl",
+}
 Point = dict[str, TensorModeEntry | None]
 
 
 def job(ranks: int, *, hidden: int, heads: int, samples: int) -> dict[str, Any]:
     """All ranks as one tensor-parallel group, one micro batch a step."""
     return {
-        **BASE, "cluster.nodes": ranks // 8, "parallel.tp": ranks, "model.hidden": hidden,
-        "model.heads": heads, "training.micro_batch_size": samples,
+        **BASE,
+        "cluster.nodes": ranks // 8,
+        "parallel.tp": ranks,
+        "model.hidden": hidden,
+        "model.heads": heads,
+        "training.micro_batch_size": samples,
         "training.global_batch_size": samples,
-    }  # fmt: skip
+    }
 
 
 def weak(ranks: int) -> dict[str, Any]:
@@ -103,8 +114,9 @@ def searched(ranks: int) -> Iterator[str]:
     settings = {**weak(ranks), "parallel.tp": 1, "training.micro_batch_size": 1}
     settings["training.global_batch_size"] = 4 * ranks
     for mode in ("1d", "2d", "2.5d", "3d"):
-        space = SearchSpace(load_job(None, settings), {"tensor_mode": mode, "cp": 1},
-                            {"micro_batch_size": 256, "tp": 64})  # fmt: skip
+        space = SearchSpace(
+            load_job(None, settings), {"tensor_mode": mode, "cp": 1}, {"micro_batch_size": 256, "tp": 64}
+        )
         found = find_layouts(space, top=1).best
         if found:
             layout = found[0].layout
@@ -127,8 +139,13 @@ def draw(path: Path, sweeps: dict[str, dict[int, Point]]) -> None:
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, LogLocator
 
-    settings: Any = {"svg.hashsalt": "mpctl", "svg.fonttype": "none", "font.size": 9.0,
-                     "axes.spines.top": False, "axes.spines.right": False}  # fmt: skip
+    settings: Any = {
+        "svg.hashsalt": "mpctl",
+        "svg.fonttype": "none",
+        "font.size": 9.0,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+    }
     with rc_context(settings):
         figure = Figure(figsize=(11.0, 6.4), dpi=110, layout="constrained")
         grid = figure.subplots(len(sweeps), len(PANELS), squeeze=False)
@@ -144,15 +161,12 @@ def draw(path: Path, sweeps: dict[str, dict[int, Point]]) -> None:
                 axes.set_title(f"{name}: {title}", loc="left", fontsize=9.0)
                 axes.grid(alpha=0.3, linewidth=0.6)
             row[-1].axhline(80, color="grey", linestyle=":", linewidth=1.0)
-            row[-1].annotate("80 GiB", (RANKS[0], 80), (2, 3), textcoords="offset points",
-                             color="grey", fontsize=8.0)  # fmt: skip
+            row[-1].annotate("80 GiB", (RANKS[0], 80), (2, 3), textcoords="offset points", color="grey", fontsize=8.0)
         grid[0][0].legend(frameon=False)
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
-def _curve(
-    axes: Any, sweep: dict[int, Point], mode: str, figure_of: Any, colour: str, marker: str
-) -> None:
+def _curve(axes: Any, sweep: dict[int, Point], mode: str, figure_of: Any, colour: str, marker: str) -> None:
     found = [(ranks, entries[mode]) for ranks, entries in sweep.items() if entries[mode]]
     xs, ys = [ranks for ranks, _ in found], [figure_of(entry) for _, entry in found]
     axes.plot(xs, ys, color=colour, linewidth=1.5, label=mode)

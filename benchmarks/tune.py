@@ -60,11 +60,20 @@ def main() -> None:
     if options.stage in ("all", "sweep") and not options.report:
         run_sweep(request, sweep)
     if options.stage in ("all", "tune") and not options.report:
-        line = [sys.executable, "-m", "mpctl", "tune", options.job, "--ranks", str(options.ranks),
-                "--budget", options.budget, "--out", str(tuned)]  # fmt: skip
-        subprocess.run(
-            [*line, *(part for one in options.fix for part in ("--fix", one))], check=True
-        )
+        line = [
+            sys.executable,
+            "-m",
+            "mpctl",
+            "tune",
+            options.job,
+            "--ranks",
+            str(options.ranks),
+            "--budget",
+            options.budget,
+            "--out",
+            str(tuned),
+        ]
+        subprocess.run([*line, *(part for one in options.fix for part in ("--fix", one))], check=True)
     if options.stage in ("all", "final") and not options.report:
         run_final(request, final, finalists(sweep, TuneFolder(tuned)), options.rounds)
     print("\n".join(report(sweep, TuneFolder(tuned), final)))
@@ -97,13 +106,10 @@ def run_sweep(request: SearchRequest, folder: TuneFolder) -> None:
     for done, layout in enumerate(waiting):
         train(request, folder, layout, planned[layout], STEPS)
         left = (time.monotonic() - began) / (done + 1) * (len(waiting) - done - 1)
-        print(f"sweep: {len(known) + done + 1} of {len(planned)}, {seconds_text(left)} left",
-              flush=True)  # fmt: skip
+        print(f"sweep: {len(known) + done + 1} of {len(planned)}, {seconds_text(left)} left", flush=True)
 
 
-def run_final(
-    request: SearchRequest, folder: TuneFolder, layouts: Sequence[LayoutSettings], rounds: int
-) -> None:
+def run_final(request: SearchRequest, folder: TuneFolder, layouts: Sequence[LayoutSettings], rounds: int) -> None:
     """Train the finalists in turns."""
     records = folder.recovered()
     for number in range(rounds):
@@ -113,16 +119,11 @@ def run_final(
                 train(request, folder, layout, 0.0, FINAL_STEPS)
 
 
-def train(
-    request: SearchRequest, folder: TuneFolder, layout: LayoutSettings, planned: float, steps: int
-) -> None:
+def train(request: SearchRequest, folder: TuneFolder, layout: LayoutSettings, planned: float, steps: int) -> None:
     """Train one layout, and record it in the folder."""
     job = _with_data(request.space().job_of(layout), folder)
     number = max((record.number for record in folder.records()), default=0) + 1
-    record = TrialRecord(
-        number, layout._asdict(), "a sweep", planned, planned, 0, WARM_UP_STEPS + steps,
-        time.time(),
-    )  # fmt: skip
+    record = TrialRecord(number, layout._asdict(), "a sweep", planned, planned, 0, WARM_UP_STEPS + steps, time.time())
     folder.save(record)
     began = time.monotonic()
     order = TrialOrder(job, record.steps, folder.run(number), PATIENCE, None, "benchmarks.tune")

@@ -24,9 +24,8 @@ MIB = 2**20
 
 
 def in_turns(
-    steps: Mapping[str, Step], rounds: int, *, warm: int = 2,
-    models: Mapping[str, nn.Module] | None = None,
-) -> Spent:  # fmt: skip
+    steps: Mapping[str, Step], rounds: int, *, warm: int = 2, models: Mapping[str, nn.Module] | None = None
+) -> Spent:
     """The time of each step on this rank, which has one thread. warm: rounds before those that
     count; models: their gradients are dropped after a step, outside its time."""
     torch.set_num_threads(1)

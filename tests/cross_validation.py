@@ -99,9 +99,7 @@ def what_changed(
 
 def _are_close(first: Residuals, second: Residuals) -> bool:
     return first.keys() == second.keys() and all(
-        abs(a - b) <= TOLERANCE
-        for key in first
-        for a, b in zip(first[key], second[key], strict=True)
+        abs(a - b) <= TOLERANCE for key in first for a, b in zip(first[key], second[key], strict=True)
     )
 
 
@@ -154,9 +152,7 @@ def regret(pairs: Sequence[tuple[float, float]]) -> float:
     return max(measured for measured, _ in pairs) / chosen - 1
 
 
-def order_of_pairs(
-    pairs: Sequence[tuple[float, float]], near: float
-) -> tuple[list[bool], list[bool]]:
+def order_of_pairs(pairs: Sequence[tuple[float, float]], near: float) -> tuple[list[bool], list[bool]]:
     """Whether each two runs of a sweep ran in the estimated order: of those whose estimates differ
     by less than `near`, a share, and of the others.
 
@@ -193,10 +189,7 @@ def constant_values(runs: Sequence[Run], priors: Mapping[str, float]) -> dict[st
     for constant in constants_of(runs):
         run = next(run for run in runs if run.has(constant))
         preset = run.model(constant.kind)
-        values[constant.key] = [
-            get_value(preset, constant.path),
-            get_prior(preset, constant, priors),
-        ]
+        values[constant.key] = [get_value(preset, constant.path), get_prior(preset, constant, priors)]
     return values
 
 

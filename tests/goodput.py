@@ -54,32 +54,92 @@ def _nodes(gpus: int, per_thousand: float) -> float:
 META = "arXiv 2410.21680"
 # Pauses and writes of a 405B model: ByteCheckpoint (arXiv 2407.20143, table 8): 0.59 s, 51 s.
 PUBLISHED = (
-    Published("Llama 3 405B, 16,384 H100", "arXiv 2407.21783, section 3.3.4: 466 interruptions in "
-              "54 days; storage of 2 TB/s", "above 90 %", 0.9, 1.0,
-              Failures(54 * DAY / 466, 23.0, 303.0), SaveCost(0.59, 3.0)),
-    Published("MegaScale, 12,288 A100", "arXiv 2402.15627, section 6.3: over 100 restarts in "
-              "several weeks (4 taken), found within 10 min, caught up within 15",
-              "above 90 %", 0.9, 1.0,
-              Failures(28 * DAY / 100, 600.0, 600.0), SaveCost(0.59), 600.0),
-    Published("ByteRobust, 9,600 GPUs", "arXiv 2509.16293: three months; failover of 10 min and "
-              "more; rate of Llama 3's cluster", "97 %", 0.955, 0.985,
-              Failures(_nodes(9_600, 3.79), 0.0, 600.0), SaveCost(0.59, 51.0)),
-    Published("RSC-1, jobs of 2,048 to 4,096 A100", f"{META}: 6.50 failures in 1,000 node days, "
-              "saved every hour, 5 to 20 min to restart", "above 0.9", 0.9, 1.0,
-              Failures(_nodes(3_072, 6.5), 0.0, 750.0), SaveCost(0.0), HOUR),
-    Published("RSC-1, 12,000 A100, saves of 10 s", f"{META}, projected", "0.9", 0.88, 0.93,
-              Failures(_nodes(12_000, 6.5), 0.0, 300.0), SaveCost(10.0)),
-    Published("RSC-1, 12,000 A100, saves of 5 min", f"{META}, projected", "below 0.9", 0.0, 0.9,
-              Failures(_nodes(12_000, 6.5), 0.0, 300.0), SaveCost(300.0)),
-    Published("the same at 1 failure in 1,000 node days", f"{META}, projected", "0.9", 0.87, 0.93,
-              Failures(_nodes(12_000, 1.0), 0.0, 300.0), SaveCost(300.0)),
-    Published("100,000 GPUs at RSC-2's 2.34", f"{META}, projected: interval and restart of 2 min",
-              "0.9", 0.88, 0.95,
-              Failures(_nodes(100_000, 2.34), 0.0, 120.0), SaveCost(0.0), 120.0),
-    Published("OPT-175B, 992 A100, restarted by people", "metaseq's chronicles: 33 days of work in "
-              "56, ~90 restarts, hours to replace a node (5 taken)", "59 %", 0.55, 0.65,
-              Failures((56 * DAY - 90 * 5 * HOUR) / 90, 5 * HOUR, 0.0), SaveCost(30.0)),
-)  # fmt: skip
+    Published(
+        "Llama 3 405B, 16,384 H100",
+        "arXiv 2407.21783, section 3.3.4: 466 interruptions in 54 days; storage of 2 TB/s",
+        "above 90 %",
+        0.9,
+        1.0,
+        Failures(54 * DAY / 466, 23.0, 303.0),
+        SaveCost(0.59, 3.0),
+    ),
+    Published(
+        "MegaScale, 12,288 A100",
+        "arXiv 2402.15627, section 6.3: over 100 restarts in "
+        "several weeks (4 taken), found within 10 min, caught up within 15",
+        "above 90 %",
+        0.9,
+        1.0,
+        Failures(28 * DAY / 100, 600.0, 600.0),
+        SaveCost(0.59),
+        600.0,
+    ),
+    Published(
+        "ByteRobust, 9,600 GPUs",
+        "arXiv 2509.16293: three months; failover of 10 min and more; rate of Llama 3's cluster",
+        "97 %",
+        0.955,
+        0.985,
+        Failures(_nodes(9_600, 3.79), 0.0, 600.0),
+        SaveCost(0.59, 51.0),
+    ),
+    Published(
+        "RSC-1, jobs of 2,048 to 4,096 A100",
+        f"{META}: 6.50 failures in 1,000 node days, saved every hour, 5 to 20 min to restart",
+        "above 0.9",
+        0.9,
+        1.0,
+        Failures(_nodes(3_072, 6.5), 0.0, 750.0),
+        SaveCost(0.0),
+        HOUR,
+    ),
+    Published(
+        "RSC-1, 12,000 A100, saves of 10 s",
+        f"{META}, projected",
+        "0.9",
+        0.88,
+        0.93,
+        Failures(_nodes(12_000, 6.5), 0.0, 300.0),
+        SaveCost(10.0),
+    ),
+    Published(
+        "RSC-1, 12,000 A100, saves of 5 min",
+        f"{META}, projected",
+        "below 0.9",
+        0.0,
+        0.9,
+        Failures(_nodes(12_000, 6.5), 0.0, 300.0),
+        SaveCost(300.0),
+    ),
+    Published(
+        "the same at 1 failure in 1,000 node days",
+        f"{META}, projected",
+        "0.9",
+        0.87,
+        0.93,
+        Failures(_nodes(12_000, 1.0), 0.0, 300.0),
+        SaveCost(300.0),
+    ),
+    Published(
+        "100,000 GPUs at RSC-2's 2.34",
+        f"{META}, projected: interval and restart of 2 min",
+        "0.9",
+        0.88,
+        0.95,
+        Failures(_nodes(100_000, 2.34), 0.0, 120.0),
+        SaveCost(0.0),
+        120.0,
+    ),
+    Published(
+        "OPT-175B, 992 A100, restarted by people",
+        "metaseq's chronicles: 33 days of work in 56, ~90 restarts, hours to replace a node (5 taken)",
+        "59 %",
+        0.55,
+        0.65,
+        Failures((56 * DAY - 90 * 5 * HOUR) / 90, 5 * HOUR, 0.0),
+        SaveCost(30.0),
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -95,16 +155,20 @@ class Simulated:
 
 
 def simulate(
-    failures: Failures, save: SaveCost, interval: float, *, count: int, seed: int = 1,
-    spares: int = 0, repair: float = 0.0,
-) -> Simulated:  # fmt: skip
+    failures: Failures,
+    save: SaveCost,
+    interval: float,
+    *,
+    count: int,
+    seed: int = 1,
+    spares: int = 0,
+    repair: float = 0.0,
+) -> Simulated:
     """A run until it has failed `count` times. spares, repair: each failing node is away for
     `repair` seconds; a failure that finds no spare is counted (the run goes on all the same)."""
     random = Random(seed)
     now = down = 0.0
-    done = kept = (
-        0.0  # seconds of work: of this attempt's state, and of the newest whole checkpoint
-    )
+    done = kept = 0.0  # seconds of work: of this attempt's state, and of the newest whole checkpoint
     pauses = kept_pauses = 0
     away: list[float] = []
     without = failed = 0
@@ -140,9 +204,7 @@ def simulate(
             now = fails_at
         down += now - started
     saves = kept_pauses * save.pause
-    return Simulated(
-        kept / now, saves / now, (now - kept - saves - down) / now, down / now, failed, without
-    )
+    return Simulated(kept / now, saves / now, (now - kept - saves - down) / now, down / now, failed, without)
 
 
 def case(gpus: int) -> tuple[Failures, SaveCost]:
@@ -155,9 +217,16 @@ def case(gpus: int) -> tuple[Failures, SaveCost]:
 
 
 def simulate_elastic(
-    failures: Failures, save: SaveCost, interval: float, *, nodes: int, repair: float,
-    capacity: Callable[[int], float], count: int, seed: int = 1,
-) -> float:  # fmt: skip
+    failures: Failures,
+    save: SaveCost,
+    interval: float,
+    *,
+    nodes: int,
+    repair: float,
+    capacity: Callable[[int], float],
+    count: int,
+    seed: int = 1,
+) -> float:
     """What an elastic run without spares computes of the work of all its nodes, until it has failed
     `count` times. Nodes that are away do not fail; after `repair` seconds one is back: the run
     saves and starts again with it. A save is whole at its end."""

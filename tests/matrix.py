@@ -116,9 +116,17 @@ def run_tests(folder: Path, tests: tuple[str, ...]) -> int:
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     env.pop("VIRTUAL_ENV", None)
     command = [
-        str(folder / "bin" / "python"), "-m", "pytest", "-n", "3", "--dist", "loadfile",
-        "-m", "not slow and not cluster", *tests,
-    ]  # fmt: skip
+        str(folder / "bin" / "python"),
+        "-m",
+        "pytest",
+        "-n",
+        "3",
+        "--dist",
+        "loadfile",
+        "-m",
+        "not slow and not cluster",
+        *tests,
+    ]
     return subprocess.run(command, cwd=ROOT, env=env, check=False).returncode
 
 
@@ -143,8 +151,9 @@ def _release(python: Path) -> list[int]:
 def _starts(python: Path) -> bool:
     """Whether it can make environments; pyenv's stand-ins for other versions cannot."""
     try:
-        return subprocess.run([python, "-c", "import venv, ensurepip"], capture_output=True,
-                              check=False).returncode == 0  # fmt: skip
+        return (
+            subprocess.run([python, "-c", "import venv, ensurepip"], capture_output=True, check=False).returncode == 0
+        )
     except OSError:
         return False
 
@@ -165,10 +174,23 @@ def make_environment(folder: Path, python: Path, combination: Combination) -> bo
     # In place of constraints that the machine has for its own pip.
     env = {**os.environ, "PIP_CONSTRAINT": str(constraint)}
     subprocess.run(
-        [folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--no-compile",
-         "--no-cache-dir", "--disable-pip-version-check", *needed],
-        env=env, check=True, capture_output=True, text=True, timeout=INSTALL_SECONDS,
-    )  # fmt: skip
+        [
+            folder / "bin" / "python",
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-compile",
+            "--no-cache-dir",
+            "--disable-pip-version-check",
+            *needed,
+        ],
+        env=env,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=INSTALL_SECONDS,
+    )
     made.write_text(wanted.hexdigest())
     return True
 

@@ -27,10 +27,16 @@ def _config(hidden: int, ffn: int, size: int, dtype: torch.dtype) -> Any:
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     return TransformerConfig(
-        num_layers=1, hidden_size=hidden, ffn_hidden_size=ffn, num_attention_heads=size,
-        use_cpu_initialization=True, perform_initialization=False, params_dtype=dtype,
-        tensor_model_parallel_size=size, bias_activation_fusion=False,
-    )  # fmt: skip
+        num_layers=1,
+        hidden_size=hidden,
+        ffn_hidden_size=ffn,
+        num_attention_heads=size,
+        use_cpu_initialization=True,
+        perform_initialization=False,
+        params_dtype=dtype,
+        tensor_model_parallel_size=size,
+        bias_activation_fusion=False,
+    )
 
 
 class TheirMLP(nn.Module):

@@ -58,13 +58,22 @@ def _row(line: dict[str, str], model: dict[str, Any]) -> dict[str, Any]:
         f"_mbs{micro_batch}_acc{accumulation}_z{zero}"
     )
     parallel = {
-        "tp": tp, "pp": pp, "vpp": 1, "cp": 1, "dp": dp, "sequence_parallel": tp > 1,
-        "zero": zero, "schedule": "1f1b",
-    }  # fmt: skip
+        "tp": tp,
+        "pp": pp,
+        "vpp": 1,
+        "cp": 1,
+        "dp": dp,
+        "sequence_parallel": tp > 1,
+        "zero": zero,
+        "schedule": "1f1b",
+    }
     training = {
-        "micro_batch_size": micro_batch, "global_batch_size": batch, "dtype": "bf16",
-        "recompute": "none", "runtime": "nanotron",
-    }  # fmt: skip
+        "micro_batch_size": micro_batch,
+        "global_batch_size": batch,
+        "dtype": "bf16",
+        "recompute": "none",
+        "runtime": "nanotron",
+    }
     return {
         "id": f"{name}_r{repeat}" if repeat > 1 else name,
         "group": "nanotron",

@@ -54,9 +54,7 @@ class OutsideRun(NamedTuple):
 
 def read_rows() -> list[dict[str, Any]]:
     """The rows as they are recorded."""
-    rows: list[dict[str, Any]] = json.loads((RECORDED / "outside_runs.json").read_text("utf-8"))[
-        "rows"
-    ]
+    rows: list[dict[str, Any]] = json.loads((RECORDED / "outside_runs.json").read_text("utf-8"))["rows"]
     return rows
 
 

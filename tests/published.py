@@ -25,24 +25,48 @@ RECORDED = Path(__file__).with_name("recorded")
 CROSS_VALIDATED = RECORDED / "cross_validated.json"
 # The most that a step's mean absolute error may be, in percent, on runs left out of the fit.
 GATES = {
-    "Selene": 5.0, "SimuMax, B200": 5.0, "Jean Zay": 6.0, "vTrain, several nodes": 8.0,
-    "zero bubble": 8.0, "MosaicML": 10.0, "torchtitan": 10.0, "vTrain, one node": 12.0,
-    "H100": 8.0, "H200": 8.0, "Blackwell": 12.0, "MI350 and MI355": 12.0, "nanotron, H100": 15.0,
+    "Selene": 5.0,
+    "SimuMax, B200": 5.0,
+    "Jean Zay": 6.0,
+    "vTrain, several nodes": 8.0,
+    "zero bubble": 8.0,
+    "MosaicML": 10.0,
+    "torchtitan": 10.0,
+    "vTrain, one node": 12.0,
+    "H100": 8.0,
+    "H200": 8.0,
+    "Blackwell": 12.0,
+    "MI350 and MI355": 12.0,
+    "nanotron, H100": 15.0,
     "IBM's A100": 25.0,  # a single run
-}  # fmt: skip
+}
 # The gate of each table of published_runs.json; one machine's tables are held to it together.
 GATE_OF = {
-    "narayanan21_t1": "Selene", "korth22_t5": "Selene", "korth22_t4_layer": "Selene",
-    "megatron2020": "Selene", "simumax_b200": "SimuMax, B200", "bloom": "Jean Zay",
-    "vtrain_multi": "vTrain, several nodes", "zb": "zero bubble", "mosaic": "MosaicML",
-    "torchtitan": "torchtitan", "vtrain_single": "vTrain, one node", "nanotron": "nanotron, H100",
-}  # fmt: skip
+    "narayanan21_t1": "Selene",
+    "korth22_t5": "Selene",
+    "korth22_t4_layer": "Selene",
+    "megatron2020": "Selene",
+    "simumax_b200": "SimuMax, B200",
+    "bloom": "Jean Zay",
+    "vtrain_multi": "vTrain, several nodes",
+    "zb": "zero bubble",
+    "mosaic": "MosaicML",
+    "torchtitan": "torchtitan",
+    "vtrain_single": "vTrain, one node",
+    "nanotron": "nanotron, H100",
+}
 # The gate of other tables, by device.
 GATE_OF_DEVICE = {
-    "a100-80gb": "IBM's A100", "h100-sxm": "H100", "h200": "H200", "b200": "Blackwell",
-    "b300": "Blackwell", "gb200": "Blackwell", "gb300": "Blackwell", "mi350x": "MI350 and MI355",
+    "a100-80gb": "IBM's A100",
+    "h100-sxm": "H100",
+    "h200": "H200",
+    "b200": "Blackwell",
+    "b300": "Blackwell",
+    "gb200": "Blackwell",
+    "gb300": "Blackwell",
+    "mi350x": "MI350 and MI355",
     "mi355x": "MI350 and MI355",
-}  # fmt: skip
+}
 # Mixtures of experts: the most over all rows, and over those of a table.
 EXPERTS, EXPERT_TABLE = 15.0, 20.0
 A100_AND_V100 = 5.9  # percent, over all of published_runs.json together

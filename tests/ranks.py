@@ -57,8 +57,7 @@ def run_ranks(
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
         where = Path(folder)
         ranks = [
-            CONTEXT.Process(target=_rank, args=(function, rank, n, args, folder, timeout, join))
-            for rank in range(n)
+            CONTEXT.Process(target=_rank, args=(function, rank, n, args, folder, timeout, join)) for rank in range(n)
         ]
         for process in ranks:
             process.start()
@@ -106,13 +105,7 @@ def _story(folder: Path, rank: int) -> str:
 
 
 def _rank(
-    function: Callable[..., Any],
-    rank: int,
-    size: int,
-    args: Any,
-    folder: str,
-    timeout: float,
-    join: Join,
+    function: Callable[..., Any], rank: int, size: int, args: Any, folder: str, timeout: float, join: Join
 ) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)

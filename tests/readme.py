@@ -31,10 +31,7 @@ RUNS = {
     "bloom_L947_h14336_l70_tp4pp12dp8_mbs2_a64": ("BLOOM 176B, 384 A100", "BigScience's log"),
     "mosaic_30b_2048_256_h100_80gb_mbs8_ac1_L79": ("MPT 30B, 256 H100, FSDP", "llm-foundry"),
     "titan_8b_8_compile_bf16": ("Llama 3 8B, 8 H100, torchtitan", "torchtitan, 2024-12"),
-    "dgxc_v25.02_llama3-70b_bf16_64_L80_tp4pp4cp2vp5_gbs128": (
-        "Llama 3 70B, 64 H100",
-        "DGX Cloud recipes 25.02",
-    ),
+    "dgxc_v25.02_llama3-70b_bf16_64_L80_tp4pp4cp2vp5_gbs128": ("Llama 3 70B, 64 H100", "DGX Cloud recipes 25.02"),
     "dgxc_v24.11.1_nemotron4-340b_bf16_1024_L96_tp8pp8cp1vp12_gbs256": (
         "Nemotron-4 340B, 1,024 H100",
         "DGX Cloud recipes 24.11",
@@ -93,10 +90,10 @@ def photograph() -> None:
         _run(SHOWN_PAGE, folder)
         options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
         subprocess.run(
-            [chromium, *options, "--window-size=1180,1660", f"--screenshot={PAGE}",
-             f"file://{folder}/plan.html"],
-            check=True, capture_output=True,
-        )  # fmt: skip
+            [chromium, *options, "--window-size=1180,1660", f"--screenshot={PAGE}", f"file://{folder}/plan.html"],
+            check=True,
+            capture_output=True,
+        )
     print(f"wrote {PAGE.relative_to(ROOT)}")
 
 
@@ -107,9 +104,7 @@ def published_table() -> str:
     from tests.published import CROSS_VALIDATED, published_runs
 
     record, runs = read_record(CROSS_VALIDATED), {run.id: run for run in published_runs()}
-    rows = [
-        "| published run | layout | measured | forecast | | source |\n|---|---|--:|--:|--:|---|\n"
-    ]
+    rows = ["| published run | layout | measured | forecast | | source |\n|---|---|--:|--:|--:|---|\n"]
     for key, (name, source) in RUNS.items():
         run, error = runs[key], exp(record.fifths[key][0])
         job, seconds = run.job, run.measured["step_seconds"]
@@ -128,9 +123,13 @@ def _run(command: str, folder: str) -> str:
     kept = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "MPCTL_PRESETS")}
     done = subprocess.run(
         [sys.executable, "-m", "mpctl", *shlex.split(command)[1:]],
-        cwd=folder, env={**kept, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, encoding="utf-8", check=False,
-    )  # fmt: skip
+        cwd=folder,
+        env={**kept, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        check=False,
+    )
     return done.stdout
 
 

@@ -31,31 +31,19 @@ PAGE = Path(__file__).parents[1] / "docs" / "recipes.md"
 BEGIN, END = "<!-- recipes: python -m tests.recipes --write -->\n", "<!-- end -->\n"
 RECIPES = {
     "Llama 3 70B, 64 H100, NVIDIA 25.02": "dgxc_v25.02_llama3-70b_bf16_64_L80_tp4pp4cp2vp5_gbs128",
-    "Llama 3 70B, 2,048 H100, NVIDIA 25.04": (
-        "dgxc_v25.04_llama3-70b_bf16_2048_L80_tp4pp4cp2vp5_gbs4096"
-    ),
-    "Llama 3 70B, 64 H100, fp8, NVIDIA 26.02": (
-        "mbridge_26.02.01_DGX-H100_LLAMA3_70B_FP8_64_main_886"
-    ),
-    "Llama 3.1 405B, 2,048 H100, NVIDIA 25.04": (
-        "dgxc_v25.04_llama3.1-405b_bf16_2048_L126_tp8pp8cp2vp8_gbs1024"
-    ),
-    "Llama 3.1 405B, 576 H100, fp8, NVIDIA 24.11": (
-        "dgxc_v24.11.1_llama3.1-405b_fp8_576_L126_tp8pp9cp2vp7_gbs252"
-    ),
+    "Llama 3 70B, 2,048 H100, NVIDIA 25.04": ("dgxc_v25.04_llama3-70b_bf16_2048_L80_tp4pp4cp2vp5_gbs4096"),
+    "Llama 3 70B, 64 H100, fp8, NVIDIA 26.02": ("mbridge_26.02.01_DGX-H100_LLAMA3_70B_FP8_64_main_886"),
+    "Llama 3.1 405B, 2,048 H100, NVIDIA 25.04": ("dgxc_v25.04_llama3.1-405b_bf16_2048_L126_tp8pp8cp2vp8_gbs1024"),
+    "Llama 3.1 405B, 576 H100, fp8, NVIDIA 24.11": ("dgxc_v24.11.1_llama3.1-405b_fp8_576_L126_tp8pp9cp2vp7_gbs252"),
     "Llama 3.1 405B, 512 H100, fp8, MLPerf 5.0": "mlperf_v50_eos_h100_405b_512",
     "Llama 3 405B, 16,384 H100, Meta": "Llama 3 405B 16384 H100, 8192 tokens",
     "Llama 3 405B, 16,384 H100, 131,072 tokens, Meta": "Llama 3 405B 16384 H100, 131072 tokens",
     "GPT-3 175B, 64 A100, Megatron 2022": "korth22_t5_175B_full",
     "GPT 1T, 3,072 A100, Megatron 2021": "narayanan21_t1_1T",
-    "GPT-3 175B, 512 H100, NVIDIA 25.02": (
-        "dgxc_v25.02_gpt3-175b_bf16_512_L96_tp4pp8cp1vp12_gbs1024"
-    ),
+    "GPT-3 175B, 512 H100, NVIDIA 25.02": ("dgxc_v25.02_gpt3-175b_bf16_512_L96_tp4pp8cp1vp12_gbs1024"),
     "GPT-3 175B, 512 H100, fp8, MLPerf 4.1": "mlperf_v41_eos_gpt3_512",
     "GPT-3 175B, 3,072 H100, fp8, MLPerf 4.1": "mlperf_v41_oracle_h100_gpt3_3072",
-    "Nemotron-4 340B, 1,024 H100, NVIDIA 24.11": (
-        "dgxc_v24.11.1_nemotron4-340b_bf16_1024_L96_tp8pp8cp1vp12_gbs256"
-    ),
+    "Nemotron-4 340B, 1,024 H100, NVIDIA 24.11": ("dgxc_v24.11.1_nemotron4-340b_bf16_1024_L96_tp8pp8cp1vp12_gbs256"),
     "Nemotron-4 340B, 6,144 H100, its paper": "Nemotron-4 340B 6144 H100",
     "BLOOM 176B, 384 A100, BigScience": "bloom_L947_h14336_l70_tp4pp12dp8_mbs2_a64",
     "GPT 175B, 256 A100, MegaScale's Megatron-LM": "Megatron-LM 175B 256 A100",
@@ -104,17 +92,20 @@ def recipe(name: str) -> Recipe:
     headroom = min(job.cluster.headroom, floor(left))
     job = job.model_copy(update={"cluster": job.cluster.model_copy(update={"headroom": headroom})})
     found = answer_search(
-        SearchRequest(job, {}, {}, {}), [job.world_size], top=5, objective="tokens",
-        exhaustive=False, on_progress=lambda stage, done, total: None,
-    )  # fmt: skip
+        SearchRequest(job, {}, {}, {}),
+        [job.world_size],
+        top=5,
+        objective="tokens",
+        exhaustive=False,
+        on_progress=lambda stage, done, total: None,
+    )
     assert found.given is not None
     return Recipe(name, measured, found.given, found)
 
 
 @cache
 def _runs() -> dict[str, tuple[JobSpec, float]]:
-    runs = {run.id: (run.job, run.measured["step_seconds"]) for run in published_runs()
-            if run.id in RECIPES.values()}  # fmt: skip
+    runs = {run.id: (run.job, run.measured["step_seconds"]) for run in published_runs() if run.id in RECIPES.values()}
     for name in set(RECIPES.values()) - set(runs):
         outside = outside_run(name)
         runs[name] = outside.plan.job, outside.seconds

@@ -26,8 +26,9 @@ ALL = tuple(MODULES.values())
 # Each wing imports from itself and from those before it.
 WINGS = ("core", "spec", "model", "records", "plan", "interop", "train", "run", "measure", "render", "cli")
 LEVELS = {"__init__": -1, **{wing: level for level, wing in enumerate(WINGS)}, "__main__": len(WINGS)}
-# Lines, docstrings not counted; the longest functions are commands: an option is a parameter.
-FUNCTION_MAX, FILE_MAX = 80, 700
+# Lines: of a function's body without its docstring, and of a file. CONTRIBUTING.md asks for the same.
+# A kernel in Triton's language is one function to its compiler, however long.
+FUNCTION_MAX, FILE_MAX = 80, 600
 # Only train/ imports torch and numpy. Outside of it these rooms are imported in functions, before a run.
 SEEN_BEFORE_A_RUN = {"train/data", "train/weights", "train/checkpoint"}
 DRAWING = {"plotext", "matplotlib", "tensorboard"}  # imported where something is drawn or written
@@ -85,7 +86,7 @@ def test_nothing_is_patched() -> None:
 
 def test_functions_and_files_stay_short() -> None:
     lengths = measures.function_lengths(SOURCE)
-    assert [place for lines, place in lengths if lines > FUNCTION_MAX] == []
+    assert [place for lines, place in lengths if lines > FUNCTION_MAX and "/triton/jit/" not in place] == []
     assert [module.name for module in ALL if module.text.count("\n") > FILE_MAX] == []
 
 
@@ -104,12 +105,23 @@ def test_torch_numpy_and_rich_stay_in_their_rooms() -> None:
 
 def test_only_commands_public_names_families_and_backends_are_imported_by_name() -> None:
     by_name = {
-        "importlib.import_module", "importlib", "importlib.metadata.entry_points", "runpy", "imp",
-        "pkgutil", "pkgutil.resolve_name",
-    }  # fmt: skip
-    allowed = {"mpctl", "mpctl.cli.app", "mpctl.spec.families", "mpctl.train.families.implementation",
-               "mpctl.model.families.description", "mpctl.run.clusters.registry",
-               "mpctl.train.runtime.program"}  # fmt: skip
+        "importlib.import_module",
+        "importlib",
+        "importlib.metadata.entry_points",
+        "runpy",
+        "imp",
+        "pkgutil",
+        "pkgutil.resolve_name",
+    }
+    allowed = {
+        "mpctl",
+        "mpctl.cli.app",
+        "mpctl.spec.families",
+        "mpctl.train.families.implementation",
+        "mpctl.model.families.description",
+        "mpctl.run.clusters.registry",
+        "mpctl.train.runtime.program",
+    }
     for module in ALL:
         if module.name not in allowed:
             assert [module.at(node) for name, node in module.imports if name in by_name] == []
@@ -147,9 +159,18 @@ def test_tests_import_no_benchmark() -> None:
 
 UNSAFE_MODULES = {"pickle", "cPickle", "dill", "marshal", "shelve", "cloudpickle", "joblib"}
 UNSAFE_CALLS = {
-    "eval", "exec", "compile", "os.system", "os.popen", "torch.load", "numpy.load", "np.load",
-    "yaml.load", "subprocess.getoutput", "subprocess.getstatusoutput",
-}  # fmt: skip
+    "eval",
+    "exec",
+    "compile",
+    "os.system",
+    "os.popen",
+    "torch.load",
+    "numpy.load",
+    "np.load",
+    "yaml.load",
+    "subprocess.getoutput",
+    "subprocess.getstatusoutput",
+}
 
 
 def unsafe(tree: ast.AST) -> Iterator[tuple[ast.stmt | ast.expr, str]]:
@@ -169,9 +190,7 @@ def unsafe(tree: ast.AST) -> Iterator[tuple[ast.stmt | ast.expr, str]]:
                 yield node, ast.unparse(node.func)
             for keyword in node.keywords:
                 value = keyword.value
-                if keyword.arg == "shell" and not (
-                    isinstance(value, ast.Constant) and value.value is False
-                ):
+                if keyword.arg == "shell" and not (isinstance(value, ast.Constant) and value.value is False):
                     yield node, "shell=True"
                 if keyword.arg == "allow_pickle" and ast.unparse(value) != "False":
                     yield node, "allow_pickle"
@@ -237,11 +256,7 @@ print(json.dumps([code, [name for name in heavy if name in sys.modules]]), file=
 def loaded(*arguments: str) -> tuple[int, list[str]]:
     """Exit code of a command, and which of the heavy packages its process imported."""
     done = subprocess.run(
-        [sys.executable, "-c", PROBE, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
+        [sys.executable, "-c", PROBE, *arguments], capture_output=True, text=True, timeout=60, check=True
     )
     code, names = json.loads(done.stderr.splitlines()[-1])
     return code, names

@@ -18,9 +18,7 @@ MODULES = sorted(
 )
 
 
-def test_the_examples_in_docstrings_print_what_they_show(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_examples_in_docstrings_print_what_they_show(capsys: pytest.CaptureFixture[str]) -> None:
     """In one process, torch's modules too; of each module all examples, whatever fails."""
     runner = DocTestRunner()
     for name in MODULES:

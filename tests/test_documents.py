@@ -21,8 +21,18 @@ DESIGN = [name for name in TEXTS if name.startswith("docs/design/") and "README"
 # Code in backticks or blocks that looks like a path of the repository: lower case, with a slash
 # or an ending. RUN/job.json and tests/ROOM are patterns; a user's own files have no slash.
 PATH = re.compile(r"`((?:[a-z_][\w.-]*/)+(?:[\w.-]+\.(?:py|toml|json|md|pyi))?)`")
-MADE_BY_USERS = ("runs/", "data/", "toy_family/", "imported/", "my-texts/", "checkpoints/", "logs/",
-                 "ranks/", "failures/", "runtimes/")  # fmt: skip
+MADE_BY_USERS = (
+    "runs/",
+    "data/",
+    "toy_family/",
+    "imported/",
+    "my-texts/",
+    "checkpoints/",
+    "logs/",
+    "ranks/",
+    "failures/",
+    "runtimes/",
+)
 
 
 def anchors(text: str) -> set[str]:
@@ -46,8 +56,11 @@ def test_links_lead_somewhere(name: str) -> None:
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_paths_exist(name: str) -> None:
-    paths = {path for path in PATH.findall(TEXTS[name]) if not path.startswith(MADE_BY_USERS)
-             or (ROOT / "mpctl" / path).exists()}  # fmt: skip
+    paths = {
+        path
+        for path in PATH.findall(TEXTS[name])
+        if not path.startswith(MADE_BY_USERS) or (ROOT / "mpctl" / path).exists()
+    }
     missing = [p for p in paths if not ((ROOT / p).exists() or (ROOT / "mpctl" / p).exists())]
     assert sorted(missing) == []
 
@@ -79,11 +92,7 @@ def test_modules_and_targets_that_are_typed_exist(name: str) -> None:
     modules = re.findall(r"python -m ((?:benchmarks|tests|mpctl)[\w.]*)", TEXTS[name])
     assert [module for module in modules if find_spec(module) is None] == []
     makefile = (ROOT / "Makefile").read_text("utf-8")
-    rules = {
-        target
-        for line in re.findall(r"^([\w -]+):(?!=)", makefile, re.M)
-        for target in line.split()
-    }
+    rules = {target for line in re.findall(r"^([\w -]+):(?!=)", makefile, re.M) for target in line.split()}
     typed = re.findall(r"(?:`|^)make ([a-z-]+(?: [a-z-]+)*?)(?:`|  |$)", TEXTS[name], re.M)
     assert {target for line in typed for target in line.split()} <= rules
 
@@ -106,8 +115,7 @@ def constant(path: str, name: str) -> Any:
     """A constant of a module, read and not imported."""
     nodes = ast.walk(ast.parse((ROOT / path).read_text("utf-8")))
     assigned = (node for node in nodes if isinstance(node, ast.Assign | ast.AnnAssign))
-    values = {ast.unparse(n.targets[0] if isinstance(n, ast.Assign) else n.target): n.value
-              for n in assigned}  # fmt: skip
+    values = {ast.unparse(n.targets[0] if isinstance(n, ast.Assign) else n.target): n.value for n in assigned}
     return ast.literal_eval(values[name])
 
 

@@ -11,9 +11,7 @@ import pytest
 from tests.matrix import COMBINATIONS, ROOT, TESTED, Combination, constraints, find_python, package, run
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-PINNED = dict(
-    line.split("==") for line in (ROOT / "constraints.txt").read_text().split() if "==" in line
-)
+PINNED = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split() if "==" in line)
 
 
 def test_the_bounds_of_pyproject_are_tested() -> None:
@@ -67,9 +65,7 @@ def test_a_missing_python_is_named(pyenv: Path) -> None:
     assert re.fullmatch("not run: no python3.13 on PATH .*", run(COMBINATIONS[1], ()))
 
 
-def test_an_environment_that_cannot_be_made_is_named(
-    pyenv: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_environment_that_cannot_be_made_is_named(pyenv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stand-in makes no environment, so that there is no pip."""
     _interpreter(pyenv, "3.13.0", 0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(pyenv))

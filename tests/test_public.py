@@ -34,10 +34,7 @@ def test_every_public_name_is_there_and_explained(name: str) -> None:
 def test_type_checkers_see_the_same_names() -> None:
     tree = ast.parse(STUB.read_text("utf-8"))
     imported = {
-        (node.module, alias.name)
-        for node in tree.body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
+        (node.module, alias.name) for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names
     }
     assert imported == {(module, name) for module, names in mpctl.PUBLIC.items() for name in names}
 
@@ -56,9 +53,11 @@ def defaults() -> dict[str, object]:
     values = {name: getattr(mpctl, name) for name in mpctl.__all__ if name != "__version__"}
     values |= {
         f"{name}.{key}": method
-        for name, value in values.items() if inspect.isclass(value)
-        for key in vars(value) if key[0] != "_" and callable(method := getattr(value, key))
-    }  # fmt: skip
+        for name, value in values.items()
+        if inspect.isclass(value)
+        for key in vars(value)
+        if key[0] != "_" and callable(method := getattr(value, key))
+    }
     return {
         f"{name}({key})": parameter.default
         for name, value in values.items()
@@ -95,16 +94,12 @@ def test_the_figures_of_an_estimate_are_those_of_every_other_output(job: str) ->
         assert getattr(estimate, name) == getattr(summary, name)
     assert (estimate.verdict, estimate.fits) == (verdict(plan), plan.fits)
     answer = figures(plan)
-    assert (estimate.mfu, estimate.tokens_per_second) == (
-        answer["mfu"], answer["tokens_per_second"],
-    )  # fmt: skip
+    assert (estimate.mfu, estimate.tokens_per_second) == (answer["mfu"], answer["tokens_per_second"])
 
 
 def test_without_a_device_an_estimate_has_no_time_and_no_answer_whether_it_fits() -> None:
     estimate = mpctl.load_plan(None, {"model": "gpt2"}).estimate
-    assert (estimate.step_seconds, estimate.mfu, estimate.hfu, estimate.tokens_per_second) == (
-        None, None, None, None,
-    )  # fmt: skip
+    assert (estimate.step_seconds, estimate.mfu, estimate.hfu, estimate.tokens_per_second) == (None, None, None, None)
     assert estimate.fits is None and "no device is named" in estimate.verdict
     assert repr(estimate).startswith("Estimate(no step time, legal; not known whether it fits")
 
@@ -116,8 +111,7 @@ def test_another_name_is_refused_with_a_way_out() -> None:
 
 @pytest.mark.slow
 def test_a_search_in_one_call_finds_what_the_command_finds() -> None:
-    job = {"cluster": "dgx-h100", "model": "gpt2", "training.dtype": "bf16",
-           "training.global_batch_size": 8}  # fmt: skip
+    job = {"cluster": "dgx-h100", "model": "gpt2", "training.dtype": "bf16", "training.global_batch_size": 8}
     found = mpctl.search_layouts(None, job, fix=["tp=2"], top=2)
     assert [choice.layout.tp for choice in found.best] == [2, 2]
     assert found.best[0].time.total <= found.best[1].time.total
@@ -141,8 +135,11 @@ def test_a_type_checker_sees_the_types_of_the_library(tmp_path: Path) -> None:
     (tmp_path / "use.py").write_text(PROGRAM)
     checked = subprocess.run(
         [sys.executable, "-m", "mypy", "--cache-dir", str(tmp_path / "cache"), "use.py"],
-        cwd=tmp_path, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     told = [line.split(": ", 1)[1] for line in checked.stdout.splitlines() if line[:6] == "use.py"]
     assert told == [
         'note: Revealed type is "mpctl.plan.estimate.job.Estimate | None"',

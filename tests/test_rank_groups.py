@@ -69,9 +69,7 @@ def test_recorded_layouts(case: dict[str, Any]) -> None:
     topology = Topology.of({axis: case[axis] for axis in AXIS_NAMES}, order=case["order"])
     assert topology.world_size == case["world_size"]
     for kind, groups in case["groups"].items():
-        found = (
-            topology.kind_groups(kind) if kind in GROUP_KINDS else topology.groups(*kind.split("-"))
-        )
+        found = topology.kind_groups(kind) if kind in GROUP_KINDS else topology.groups(*kind.split("-"))
         assert [list(group) for group in found] == groups, kind
 
 
@@ -100,9 +98,7 @@ def test_device_mesh_has_the_same_groups(tp: int, cp: int, dp: int, pp: int, ord
     shape = tuple(topology.sizes[axis] for axis in slowest_first)
     replica = tuple(axis for axis in slowest_first if axis in ("tp", "pp"))
     for rank in range(topology.world_size):
-        dist.init_process_group(
-            "fake", rank=rank, world_size=topology.world_size, store=FakeStore()
-        )
+        dist.init_process_group("fake", rank=rank, world_size=topology.world_size, store=FakeStore())
         try:
             mesh = init_device_mesh("cpu", shape, mesh_dim_names=slowest_first)
             for axis in AXIS_NAMES:
@@ -117,9 +113,7 @@ def test_device_mesh_has_the_same_groups(tp: int, cp: int, dp: int, pp: int, ord
 
 
 def test_megatron_core_has_the_same_groups() -> None:
-    state = pytest.importorskip(
-        "megatron.core.parallel_state", reason="megatron-core is not installed"
-    )
+    state = pytest.importorskip("megatron.core.parallel_state", reason="megatron-core is not installed")
     for tp, cp, dp, pp, order in LAYOUTS:
         generator = state.RankGenerator(tp=tp, ep=1, dp=dp, pp=pp, cp=cp, order=order)
         topology = Topology.of({"tp": tp, "cp": cp, "dp": dp, "pp": pp}, order=order)
@@ -135,13 +129,13 @@ def both_views(case: dict[str, Any]) -> tuple[Topology, Topology]:
     """Megatron's second order: the dense one without cp, with etp, ep and edp for tp and dp."""
     order = case["order"].split("-")
     dense = Topology.of(
-        {axis: case[axis] for axis in DENSE}, order="-".join(a for a in order if a != "ep"),
+        {axis: case[axis] for axis in DENSE},
+        order="-".join(a for a in order if a != "ep"),
         gpus_per_node=case["world_size"] // 2,
-    )  # fmt: skip
+    )
     names = {"tp": "etp", "dp": "edp"}
     experts = dense.view(
-        {axis: case[axis] for axis in EXPERT},
-        order="-".join(names.get(axis, axis) for axis in order if axis != "cp"),
+        {axis: case[axis] for axis in EXPERT}, order="-".join(names.get(axis, axis) for axis in order if axis != "cp")
     )
     return dense, experts
 
@@ -158,17 +152,25 @@ def test_experts_are_a_view_of_the_same_ranks(case: dict[str, Any]) -> None:
 def listed_by_plan(call: Mpctl, case: dict[str, Any]) -> dict[str, Any]:
     """The JSON of `mpctl plan` for a layout, its dp left open."""
     sizes = [word for axis in ("tp", "cp", "pp", "ep", "etp") for word in (f"--{axis}", case[axis])]
-    said = call("plan", "--nodes", 2, "--gpus-per-node", case["world_size"] // 2, *sizes,
-                "--order", case["order"], "--allow-tp-across-nodes", "--json")  # fmt: skip
+    said = call(
+        "plan",
+        "--nodes",
+        2,
+        "--gpus-per-node",
+        case["world_size"] // 2,
+        *sizes,
+        "--order",
+        case["order"],
+        "--allow-tp-across-nodes",
+        "--json",
+    )
     assert said.code == 0, said.out
     document: dict[str, Any] = said.document
     return document
 
 
 @pytest.mark.parametrize("case", EXPERTS["cases"], ids=lambda case: case["order"])
-def test_the_command_lists_the_groups_of_both_views(
-    case: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_lists_the_groups_of_both_views(case: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     found = listed_by_plan(caller(capsys), case)
     assert found["sizes"] == {axis: case[axis] for axis in DENSE}
     assert found["expert_sizes"] == {axis: case[axis] for axis in EXPERT}
@@ -205,9 +207,7 @@ ORDERS = [
 
 
 @pytest.mark.parametrize("row", ORDERS, ids=lambda row: row[-1])
-def test_ep_may_stand_anywhere_in_the_order(
-    row: tuple[Any, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ep_may_stand_anywhere_in_the_order(row: tuple[Any, ...], capsys: pytest.CaptureFixture[str]) -> None:
     case = dict(zip(("tp", "cp", "dp", "pp", "etp", "ep", "edp", "order"), row, strict=True))
     case["world_size"] = 16
     named = case["order"].split("-")
@@ -262,8 +262,7 @@ def test_a_view_answers_for_its_groups_as_any_topology_does(case: dict[str, Any]
 @pytest.mark.parametrize("case", EXPERTS["cases"], ids=lambda case: case["order"])
 def test_a_view_is_listed_printed_and_drawn(case: dict[str, Any]) -> None:
     parallel = {axis: case[axis] for axis in DENSE}
-    job = job_of({"parallel": parallel, "cluster.nodes": 2,
-                  "cluster.gpus_per_node": case["world_size"] // 2})  # fmt: skip
+    job = job_of({"parallel": parallel, "cluster.nodes": 2, "cluster.gpus_per_node": case["world_size"] // 2})
     plan, (_, experts) = make_plan(complete(job)), both_views(case)
     document = plan_document(plan, experts, kinds=None, ranks=True)
     for kind in EXPERT:
@@ -291,8 +290,7 @@ def test_a_view_with_other_pipelines_leaves_out_their_unions() -> None:
     other = dense.view({"ep": 4, "pp": 2}, order="ep-pp")
     assert tuple(other.kinds) == ("ep", "pp")
     same = dense.view({"ep": 2, "pp": 2, "edp": 2}, order="ep-pp-edp")
-    assert [list(g) for g in same.kind_groups("position_embedding")] == [[0, 2], [1, 3], [4, 6],
-                                                                         [5, 7]]  # fmt: skip
+    assert [list(g) for g in same.kind_groups("position_embedding")] == [[0, 2], [1, 3], [4, 6], [5, 7]]
 
 
 # The grids of tp ranks by hand: a rank's coordinates count up, the first axis fastest.
@@ -304,7 +302,9 @@ GRIDS: dict[tuple[str, int], dict[str, list[list[int]]]] = {
         "row": [[0, 3, 6], [1, 4, 7], [2, 5, 8]],
     },
     ("2.5d", 4): {
-        "tp": [[0, 1, 2, 3]], "col": [[0, 1], [2, 3]], "row": [[0, 2], [1, 3]],
+        "tp": [[0, 1, 2, 3]],
+        "col": [[0, 1], [2, 3]],
+        "row": [[0, 2], [1, 3]],
         "depth": [[0], [1], [2], [3]],
     },
     ("2.5d", 8): {
@@ -322,7 +322,7 @@ GRIDS: dict[tuple[str, int], dict[str, list[list[int]]]] = {
         "weight-input": [[0, 1, 2, 3], [4, 5, 6, 7]],
         "weight-output": [[0, 1, 4, 5], [2, 3, 6, 7]],
     },
-}  # fmt: skip
+}
 
 
 def grid_topology(mode: str, tp: int, *, dp: int = 1, pp: int = 1, order: str = "") -> Topology:
@@ -340,9 +340,7 @@ def test_groups_of_a_grid_by_hand(mode: str, tp: int) -> None:
 
 @pytest.mark.parametrize("order", ["tp-cp-dp-pp", "dp-tp-pp-cp", "pp-dp-tp-cp"])
 @pytest.mark.parametrize(("mode", "tp"), [("2d", 4), ("2.5d", 18), ("3d", 8)])
-def test_a_grid_lies_inside_the_tp_groups_whatever_the_order(
-    mode: str, tp: int, order: str
-) -> None:
+def test_a_grid_lies_inside_the_tp_groups_whatever_the_order(mode: str, tp: int, order: str) -> None:
     whole = Topology.of({"tp": tp, "dp": 2, "pp": 3}, order=order)
     topology = grid_topology(mode, tp, dp=2, pp=3, order=order)
     grid = TensorGrid.of(mode, tp)
@@ -371,9 +369,7 @@ def test_device_mesh_has_the_same_grid(mode: str, tp: int) -> None:
     slowest_first = ("dp", *reversed(axes))
     shape = tuple(topology.sizes[axis] for axis in slowest_first)
     for rank in range(topology.world_size):
-        dist.init_process_group(
-            "fake", rank=rank, world_size=topology.world_size, store=FakeStore()
-        )
+        dist.init_process_group("fake", rank=rank, world_size=topology.world_size, store=FakeStore())
         try:
             mesh = init_device_mesh("cpu", shape, mesh_dim_names=slowest_first)
             for axis in slowest_first:

@@ -104,8 +104,9 @@ def _foreign(module: ast.Module, own: set[str]) -> Iterator[str]:
     names: dict[str, str] = {}
     for node in ast.walk(module):
         if isinstance(node, ast.Import):
-            names |= {a.asname or a.name.split(".")[0]: a.name if a.asname else
-                      a.name.split(".")[0] for a in node.names}  # fmt: skip
+            names |= {
+                a.asname or a.name.split(".")[0]: a.name if a.asname else a.name.split(".")[0] for a in node.names
+            }
         elif isinstance(node, ast.ImportFrom) and node.module:
             names |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
     for node in ast.walk(module):
@@ -141,9 +142,7 @@ def test_the_table_names_the_versions_that_are_tested() -> None:
 def test_a_private_name_is_found_however_it_is_reached() -> None:
     text = "import torch\nfrom torch._ops import X\nops = torch.ops.aten\n"
     text += "def f(x):\n    ops._a(x)\n    torch._b(x)\n    x._c\n    x._own\n    x._replace()\n"
-    assert {*_foreign(ast.parse(text), {"_own"})} == {
-        "torch._ops.X", "torch.ops.aten._a", "torch._b", "._c",
-    }  # fmt: skip
+    assert {*_foreign(ast.parse(text), {"_own"})} == {"torch._ops.X", "torch.ops.aten._a", "torch._b", "._c"}
 
 
 def _arguments(name: str, found: Any) -> set[str]:
@@ -157,8 +156,7 @@ def _arguments(name: str, found: Any) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments"),
-    [*((name, arguments) for name, arguments, _ in _rows()), *PUBLIC.items()],
+    ("name", "arguments"), [*((name, arguments) for name, arguments, _ in _rows()), *PUBLIC.items()]
 )
 def test_it_is_there_and_takes_these_arguments(name: str, arguments: str) -> None:
     found = pkgutil.resolve_name(OWNERS.get(name, name))

@@ -25,9 +25,7 @@ def commands(name: str) -> list[str]:
 def test_they_have_the_published_form() -> None:
     """By the schema in check-jsonschema, which needs no network."""
     check = [sys.executable, "-m", "check_jsonschema", "--builtin-schema"]
-    done = subprocess.run(
-        [*check, "vendor.github-workflows", *map(str, PATHS)], capture_output=True, text=True
-    )
+    done = subprocess.run([*check, "vendor.github-workflows", *map(str, PATHS)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
     assert WORKFLOWS.keys() == {"tests", "docs", "release"}
 
@@ -59,9 +57,7 @@ def test_they_run_what_the_readme_says_on_every_python() -> None:
 
 def test_a_release_is_of_the_tag_and_published_by_trust_alone() -> None:
     jobs = WORKFLOWS["release"]["jobs"]
-    assert any(
-        "hatchling version" in one and "GITHUB_REF_NAME" in one for one in commands("release")
-    )
+    assert any("hatchling version" in one and "GITHUB_REF_NAME" in one for one in commands("release"))
     assert jobs["publish"]["environment"]["name"] == "pypi" and jobs["publish"]["needs"] == "build"
     *_, last = jobs["publish"]["steps"]
     assert last["uses"].startswith("pypa/gh-action-pypi-publish@") and "with" not in last

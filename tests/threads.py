@@ -61,12 +61,7 @@ class ThreadExchange:
         received.copy_(self._meet(blocks, lambda all_: torch.stack([b[self.rank] for b in all_])))
 
     def all_to_all_rows(
-        self,
-        received: Tensor,
-        rows: Tensor,
-        send: Sequence[int],
-        receive: Sequence[int],
-        axis: str,
+        self, received: Tensor, rows: Tensor, send: Sequence[int], receive: Sequence[int], axis: str
     ) -> None:
         parts: Any = rows.detach().split(list(send))
         sent = self._meet(parts, lambda all_: [each[self.rank].clone() for each in all_])
@@ -120,9 +115,7 @@ class _World:
 _HERE = threading.local()  # the world of the rank that runs in a thread
 
 
-def group_of(
-    rank: int, ranks: Sequence[int], name: str, log: list[Collective] | None = None
-) -> Group:
+def group_of(rank: int, ranks: Sequence[int], name: str, log: list[Collective] | None = None) -> Group:
     """The group of these ranks of the run, of which `rank` is this thread's; inside of
     `run_ranks`, or of one rank."""
     record, exchange = None if log is None else log.append, None

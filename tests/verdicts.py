@@ -53,9 +53,7 @@ def judged_runs(every: int = 1) -> list[JudgedRun]:
     rows = [row for outcome in ("ran", "soft", "failed") for row in nanotron_rows(outcome)]
     jobs = [_job(row) for row in rows]
     ran = [job for job, row in zip(jobs, rows, strict=True) if "failed" not in row["measured"]]
-    return [
-        _judged(row, job, ran) for row, job in list(zip(rows, jobs, strict=True))[::every]
-    ]  # fmt: skip
+    return [_judged(row, job, ran) for row, job in list(zip(rows, jobs, strict=True))[::every]]
 
 
 def _job(row: dict[str, Any]) -> JobSpec:
@@ -69,13 +67,16 @@ def _judged(row: dict[str, Any], job: JobSpec, ran: Iterable[JobSpec]) -> Judged
     assert device is not None
     memory, peak = layout_memory(layout), row["measured"].get("peak_mem_gib_reserved")
     return JudgedRun(
-        row["id"], row["id"].split("_")[1], job, peak_bytes(memory), device.memory_bytes,
-        memory[0].reserved_bytes, None if peak is None else peak * 2**30,
-        peak is not None or not (
-            has_errors(job) or layout.loss_stage < layout.last_stage
-            or any(_needs_less(job, run) for run in ran)
-        ),
-    )  # fmt: skip
+        row["id"],
+        row["id"].split("_")[1],
+        job,
+        peak_bytes(memory),
+        device.memory_bytes,
+        memory[0].reserved_bytes,
+        None if peak is None else peak * 2**30,
+        peak is not None
+        or not (has_errors(job) or layout.loss_stage < layout.last_stage or any(_needs_less(job, run) for run in ran)),
+    )
 
 
 def _needs_less(job: JobSpec, other: JobSpec) -> bool:
@@ -83,18 +84,18 @@ def _needs_less(job: JobSpec, other: JobSpec) -> bool:
     model, p, q = job.model, job.parallel, other.parallel
     assert model is not None and other.model is not None
     tied = {"tied_embeddings": model.tied_embeddings}
-    is_alike = other.model == model or (
-        model.tied_embeddings and other.model.model_copy(update=tied) == model
-    )
-    has_states = q.zero < p.zero or (
-        q.zero == p.zero and (not p.zero or (q.dp or 1) <= (p.dp or 1))
-    )
+    is_alike = other.model == model or (model.tied_embeddings and other.model.model_copy(update=tied) == model)
+    has_states = q.zero < p.zero or (q.zero == p.zero and (not p.zero or (q.dp or 1) <= (p.dp or 1)))
     return (
-        is_alike and q.pp == p.pp and q.tp <= p.tp and has_states
-        and (q.tp > 1 or p.tp == 1) and ((q.dp or 1) > 1 or (p.dp or 1) == 1)
+        is_alike
+        and q.pp == p.pp
+        and q.tp <= p.tp
+        and has_states
+        and (q.tp > 1 or p.tp == 1)
+        and ((q.dp or 1) > 1 or (p.dp or 1) == 1)
         and other.training.micro_batch_size >= job.training.micro_batch_size
         and min(other.num_microbatches, q.pp) >= min(job.num_microbatches, p.pp)
-    )  # fmt: skip
+    )
 
 
 def balanced_accuracy(

@@ -122,11 +122,25 @@ class Bench:
                 settings["launch.compile"] = False
             if case.saves:
                 settings["checkpoint.interval"] = self.warm
-            return launch(shape, folder / "run", data, settings, device=self.device,
-                          steps=self.steps, warm=self.warm, seconds=seconds,
-                          preset=self.preset)  # fmt: skip
-        run = {"shape": shape.as_dict(), "device": self.device, "steps": self.steps,
-               "warm": self.warm, "compiles": self.compiles, **(case.peer or {})}  # fmt: skip
+            return launch(
+                shape,
+                folder / "run",
+                data,
+                settings,
+                device=self.device,
+                steps=self.steps,
+                warm=self.warm,
+                seconds=seconds,
+                preset=self.preset,
+            )
+        run = {
+            "shape": shape.as_dict(),
+            "device": self.device,
+            "steps": self.steps,
+            "warm": self.warm,
+            "compiles": self.compiles,
+            **(case.peer or {}),
+        }
         command = [sys.executable, "-m", "benchmarks.gpu.peer", json.dumps(run)]
         reported = run_whole(command, seconds)
         found: dict[str, float] = json.loads(reported.stdout.splitlines()[-1])
@@ -205,9 +219,7 @@ def _run_pytest(arguments: tuple[str, ...], seconds: float) -> str:
     except subprocess.TimeoutExpired as late:
         text, reason = str(late.output), " (given up: it hung)"
     print(text, file=sys.stderr)
-    lines = [
-        line.strip("= ") for line in text.splitlines() if re.search(r"\d \w+.* in [\d.]+s", line)
-    ]
+    lines = [line.strip("= ") for line in text.splitlines() if re.search(r"\d \w+.* in [\d.]+s", line)]
     passed = sum(line.count(".") for line in text.splitlines() if re.match(r"[.sFExX]+( |$)", line))
     return f"pytest {what}: {lines[-1] if lines else f'{passed} passed'}{reason}"
 
@@ -218,8 +230,7 @@ def listing(seconds: float) -> str:
     within = seconds
     steps = steps_within(CASES, within, lambda c, steps: c.seconds(SHAPES[c.shape], steps))
     cost = Bench(SHAPES, "cuda", steps).cost
-    chosen = [{"case": c.title, "kind": c.kind, "seconds": round(cost(c))}
-              for c in fitting(CASES, within, cost)]  # fmt: skip
+    chosen = [{"case": c.title, "kind": c.kind, "seconds": round(cost(c))} for c in fitting(CASES, within, cost)]
     return json.dumps({"steps": steps, "of": len(CASES), "cases": chosen}, indent=1)
 
 
@@ -228,15 +239,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--tiny", action="store_true", help="small models, also on a CPU")
     parser.add_argument("--budget", default="6m", help="time for all of it: 6m, 1h, 360")
-    parser.add_argument("--tests", action="store_true", help="the tests of a GPU too, first, in "
-                        f"{TESTS_SHARE:.0%} of the time")  # fmt: skip
+    parser.add_argument(
+        "--tests", action="store_true", help=f"the tests of a GPU too, first, in {TESTS_SHARE:.0%} of the time"
+    )
     parser.add_argument("--list", action="store_true", help="print what the budget has room for")
     parser.add_argument(
-        "--only", help="cases whose model or name has this text, without the tests, printed: "
+        "--only",
+        help="cases whose model or name has this text, without the tests, printed: "
         + ", ".join(f"{c.shape} {c.name}" for c in CASES),
-    )  # fmt: skip
-    parser.add_argument("--json", type=Path, help="file for the figures, written after each case; "
-                        "cases that it has are not measured again")  # fmt: skip
+    )
+    parser.add_argument(
+        "--json",
+        type=Path,
+        help="file for the figures, written after each case; cases that it has are not measured again",
+    )
     parser.add_argument("--figures", type=Path, help="print the tables of such a file, no more")
     parser.add_argument("--page", action="store_true", help="with --figures: write docs/gpu.md")
     given = parser.parse_args()
@@ -273,9 +289,7 @@ class Figures:
         held = json.loads(path.read_text("utf-8"))
         known = {case.title: case for case in CASES}
         rows = [
-            Outcome(known[row["case"]], row["figures"], row["reason"])
-            for row in held["cases"]
-            if row["case"] in known
+            Outcome(known[row["case"]], row["figures"], row["reason"]) for row in held["cases"] if row["case"] in known
         ]
         return cls(held["machine"], Peaks(**held["peaks"]), rows)
 
@@ -308,9 +322,7 @@ def measure(cases: Sequence[Case], seconds: float, given: argparse.Namespace) ->
 
     has_gpu = torch.cuda.is_available()
     if not has_gpu and not given.tiny:
-        sys.exit(
-            "no CUDA device: nothing was measured, docs/gpu.md is as it was (--tiny runs on CPU)"
-        )
+        sys.exit("no CUDA device: nothing was measured, docs/gpu.md is as it was (--tiny runs on CPU)")
     budget, kind = Budget(time.monotonic() + seconds), "cuda" if has_gpu else "cpu"
     known = Figures.read(given.json).outcomes if given.json and given.json.exists() else []
     known = [outcome for outcome in known if outcome.figures]

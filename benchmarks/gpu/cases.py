@@ -118,11 +118,10 @@ CASES = (
     ours("bf16", "layer by layer", LLAMA),
     peer(PLAIN, EAGER, LLAMA, precision="masters", compiles=False),
     ours("dropout", "dropout 0.1", SLICE, **DROPOUT),
-    ours("recompute", "recompute selective, dropout 0.1", GPT, training__recompute="selective",
-         **DROPOUT),
+    ours("recompute", "recompute selective, dropout 0.1", GPT, training__recompute="selective", **DROPOUT),
     peer(PLAIN_COMPILED, "recompute full", GPT, precision="masters", recompute=True),
     peer(PLAIN_COMPILED, "autocast, compiled", GPT, precision="autocast"),
-)  # fmt: skip
+)
 
 
 def in_order(cases: Sequence[Case]) -> list[Case]:

@@ -38,12 +38,24 @@ def write_data(folder: Path, vocab: int, *, texts: int = TEXTS) -> Path:
 
 def word_tokenizer(names: list[str]) -> dict[str, object]:
     """A tokenizer.json with a token for each of these words and one that ends a text."""
-    end = {"id": 0, "content": END_OF_TEXT, "special": True, "single_word": False, "lstrip": False,
-           "rstrip": False, "normalized": False}  # fmt: skip
+    end = {
+        "id": 0,
+        "content": END_OF_TEXT,
+        "special": True,
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+    }
     vocabulary = {END_OF_TEXT: 0} | {name: number for number, name in enumerate(names, start=1)}
     return {
-        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [end],
-        "normalizer": None, "pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": None,
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [end],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "post_processor": None,
         "decoder": None,
         "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": END_OF_TEXT},
-    }  # fmt: skip
+    }

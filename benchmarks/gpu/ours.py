@@ -19,20 +19,43 @@ from benchmarks.gpu.shapes import Shape
 
 
 def launch(
-    shape: Shape, run: Path, data: Path, settings: Mapping[str, Any], *, device: str, steps: int,
-    warm: int, seconds: float, preset: str | None = None,
-) -> dict[str, float]:  # fmt: skip
+    shape: Shape,
+    run: Path,
+    data: Path,
+    settings: Mapping[str, Any],
+    *,
+    device: str,
+    steps: int,
+    warm: int,
+    seconds: float,
+    preset: str | None = None,
+) -> dict[str, float]:
     """Figures of a run in the folder `run`. seconds: timeout; preset: of this device, by which it
     is planned. Raises subprocess.SubprocessError where it fails or takes longer."""
     given: dict[str, Any] = {
-        **shape.settings, "data.path": str(data), "training.steps": steps,
-        "training.dtype": "bf16", "training.learning_rate": 1e-4, "training.eval_samples": 0,
-        "checkpoint.at_end": False, **settings,
-    }  # fmt: skip
+        **shape.settings,
+        "data.path": str(data),
+        "training.steps": steps,
+        "training.dtype": "bf16",
+        "training.learning_rate": 1e-4,
+        "training.eval_samples": 0,
+        "checkpoint.at_end": False,
+        **settings,
+    }
     if preset is not None:
         given["cluster.device"] = preset
-    command = ["launch", "--nodes", "1", "--gpus-per-node", "1", "--device", device,
-               "--run-dir", str(run), "--overwrite"]  # fmt: skip
+    command = [
+        "launch",
+        "--nodes",
+        "1",
+        "--gpus-per-node",
+        "1",
+        "--device",
+        device,
+        "--run-dir",
+        str(run),
+        "--overwrite",
+    ]
     for key, value in given.items():
         command += ["--set", f"{key}={json.dumps(value)}"]
     run_whole([sys.executable, "-m", "mpctl", *command], seconds)

@@ -93,9 +93,7 @@ class Plain(nn.Module):
         self.place = nn.Embedding(s.seq, s.hidden) if s.family == "gpt" else None
         self.blocks = nn.ModuleList(Block(run) for _ in range(s.layers))
         self.norm = (nn.RMSNorm if s.family == "llama" else nn.LayerNorm)(s.hidden)
-        angles = torch.arange(s.seq)[:, None] / 10000.0 ** (
-            torch.arange(0, s.head_dim, 2) / s.head_dim
-        )
+        angles = torch.arange(s.seq)[:, None] / 10000.0 ** (torch.arange(0, s.head_dim, 2) / s.head_dim)
         self.register_buffer("angles", angles.float(), persistent=False)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
@@ -168,10 +166,7 @@ def peaks(device: torch.device) -> dict[str, float]:
     """Most bytes of tensors and of the allocator; nothing on a CPU."""
     if device.type != "cuda":
         return {}
-    return {
-        "bytes": torch.cuda.max_memory_allocated(device),
-        "reserved": torch.cuda.max_memory_reserved(device),
-    }
+    return {"bytes": torch.cuda.max_memory_allocated(device), "reserved": torch.cuda.max_memory_reserved(device)}
 
 
 if __name__ == "__main__":

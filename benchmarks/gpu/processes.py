@@ -20,17 +20,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def run(
-    command: Sequence[str], seconds: float, *, check: bool = True
-) -> subprocess.CompletedProcess[str]:
+def run(command: Sequence[str], seconds: float, *, check: bool = True) -> subprocess.CompletedProcess[str]:
     """The finished process with its output. Raises subprocess.TimeoutExpired after `seconds`, with
     the output so far, when the process and all of its group are dead; CalledProcessError for an
     exit code other than 0, if `check`."""
     variables = child_environment()
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        child = subprocess.Popen(
-            command, stdout=out, stderr=err, env=variables, start_new_session=True
-        )
+        child = subprocess.Popen(command, stdout=out, stderr=err, env=variables, start_new_session=True)
         try:
             code, is_late = child.wait(seconds), False
         except subprocess.TimeoutExpired:

@@ -62,15 +62,18 @@ def _row(outcome: Outcome, shape: Shape, peaks: Peaks) -> str:
         for name in ("bytes", "reserved")
     )
     shares = (
-        f"{mfu(shape, seconds, peak):.1%} ({mfu(shape, seconds, peak, halved=False):.1%})"
-        if peak
-        else ""
+        f"{mfu(shape, seconds, peak):.1%} ({mfu(shape, seconds, peak, halved=False):.1%})" if peak else ""
         for peak in (peaks.sheet, peaks.product)
     )
     cells = (
-        case.shape, f"{case.who}: {case.name}", f"{seconds * 1e3:.1f}", f"{rate:,.0f}", *memory,
-        *shares, "; ".join(_remarks(outcome)),
-    )  # fmt: skip
+        case.shape,
+        f"{case.who}: {case.name}",
+        f"{seconds * 1e3:.1f}",
+        f"{rate:,.0f}",
+        *memory,
+        *shares,
+        "; ".join(_remarks(outcome)),
+    )
     return f"| {' | '.join(cells)} |"
 
 
@@ -100,36 +103,33 @@ def _gib(size: float | None, form: str = "{}") -> str:
 
 def goals(outcomes: Sequence[Outcome], shapes: dict[str, Shape], peaks: Peaks) -> str:
     """The goals of docs/gpu.md next to the measurements."""
-    seconds = {(o.case.shape, o.case.who, o.case.name): o.figures["seconds"]
-               for o in outcomes if o.figures}  # fmt: skip
-    found = {name: seconds.get((GPT, "mpctl", name))
-             for name in ("layer by layer", "compiled", "dropout 0.1")}  # fmt: skip
+    seconds = {(o.case.shape, o.case.who, o.case.name): o.figures["seconds"] for o in outcomes if o.figures}
+    found = {name: seconds.get((GPT, "mpctl", name)) for name in ("layer by layer", "compiled", "dropout 0.1")}
     plain = found["layer by layer"]
     if plain is None:
         return "GPT 1.5B was not measured."
     best = min(plain, found["compiled"] or plain)
     lines = ["| goal | measured |", "|---|---|"]
     share = f"{mfu(shapes[GPT], best, peaks.sheet):.1%}" if peaks.sheet else "peak not known"
-    lines.append(f"| MFU of GPT 1.5B at least {GOAL_MFU:.0%} of the data sheet, causal half "
-                 f"deducted | {share} |")  # fmt: skip
-    peers = [s for (name, who, what), s in seconds.items()
-             if name == GPT and who == "torch" and what.endswith("compiled")]  # fmt: skip
+    lines.append(f"| MFU of GPT 1.5B at least {GOAL_MFU:.0%} of the data sheet, causal half deducted | {share} |")
+    peers = [
+        s for (name, who, what), s in seconds.items() if name == GPT and who == "torch" and what.endswith("compiled")
+    ]
     if peers:
-        lines.append(
-            f"| not slower than plain torch, compiled | {min(peers) / best:.2f} x its speed |"
-        )
+        lines.append(f"| not slower than plain torch, compiled | {min(peers) / best:.2f} x its speed |")
     if dropped := found["dropout 0.1"]:
-        lines.append(
-            f"| dropout at most {GOAL_DROPOUT:.0%} over none | {dropped / plain - 1:+.1%} |"
-        )
+        lines.append(f"| dropout at most {GOAL_DROPOUT:.0%} over none | {dropped / plain - 1:+.1%} |")
     stalls = {o.case.name: o.figures["stall"] for o in outcomes if "stall" in o.figures}
     thread, between = stalls.get("saved by a thread"), stalls.get("saved between two steps")
     if thread is not None and between:
-        lines.append(f"| a thread's save stalls at most {GOAL_STALL:.0%} of one between steps | "
-                     f"{thread / between:.1%} |")  # fmt: skip
+        lines.append(
+            f"| a thread's save stalls at most {GOAL_STALL:.0%} of one between steps | {thread / between:.1%} |"
+        )
     if freed := offload_savings(outcomes):
-        lines.append(f"| offload frees at least {GOAL_OFFLOAD:.0%} of what is planned, of the "
-                     f"allocator's memory | {_gib(freed[0])} of {_gib(freed[1])} |")  # fmt: skip
+        lines.append(
+            f"| offload frees at least {GOAL_OFFLOAD:.0%} of what is planned, of the "
+            f"allocator's memory | {_gib(freed[0])} of {_gib(freed[1])} |"
+        )
     return "\n".join(lines)
 
 

@@ -66,16 +66,24 @@ class Shape:
     def settings(self) -> dict[str, object]:
         """The same model as settings of a job."""
         llama = {
-            "model.norm": "rmsnorm", "model.position": "rotary", "model.activation": "swiglu",
-            "model.bias": False, "model.kv_heads": self.kv_heads,
-        }  # fmt: skip
+            "model.norm": "rmsnorm",
+            "model.position": "rotary",
+            "model.activation": "swiglu",
+            "model.bias": False,
+            "model.kv_heads": self.kv_heads,
+        }
         return {
-            "model.family": "gpt", "model.layers": self.layers, "model.hidden": self.hidden,
-            "model.heads": self.heads, "model.head_dim": self.head_dim, "model.ffn": self.ffn,
-            "model.vocab": self.vocab, "model.seq_length": self.seq,
+            "model.family": "gpt",
+            "model.layers": self.layers,
+            "model.hidden": self.hidden,
+            "model.heads": self.heads,
+            "model.head_dim": self.head_dim,
+            "model.ffn": self.ffn,
+            "model.vocab": self.vocab,
+            "model.seq_length": self.seq,
             "training.micro_batch_size": self.batch,
             **(llama if self.family == "llama" else {}),
-        }  # fmt: skip
+        }
 
     def as_dict(self) -> dict[str, object]:
         """For another process."""
@@ -97,6 +105,14 @@ def tiny(shape: Shape) -> Shape:
     """A shape of the same kind for trying the script out on a CPU."""
     heads = min(shape.heads, 4)
     return replace(
-        shape, layers=2, hidden=64, heads=heads, kv_heads=min(shape.kv_heads, heads), head_dim=16,
-        ffn=128, vocab=512, seq=64, batch=2,
-    )  # fmt: skip
+        shape,
+        layers=2,
+        hidden=64,
+        heads=heads,
+        kv_heads=min(shape.kv_heads, heads),
+        head_dim=16,
+        ffn=128,
+        vocab=512,
+        seq=64,
+        batch=2,
+    )

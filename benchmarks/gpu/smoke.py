@@ -119,8 +119,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--json", type=Path, help="file for the results, written after each check")
-    parser.add_argument("--only", default="", help="checks whose name has this text: "
-                        + ", ".join(CHECKS))  # fmt: skip
+    parser.add_argument("--only", default="", help="checks whose name has this text: " + ", ".join(CHECKS))
     given = parser.parse_args()
     names = [name for name in CHECKS if given.only in name]
     if not names:
@@ -130,11 +129,9 @@ def main() -> int:
         done.append(result)
         print(result, flush=True)
         if given.json:
-            held = {"schema": SCHEMA, "device": given.device, "of": len(names),
-                    "checks": [asdict(one) for one in done]}  # fmt: skip
+            held = {"schema": SCHEMA, "device": given.device, "of": len(names), "checks": [asdict(one) for one in done]}
             write_whole(given.json, json.dumps(held, indent=1) + "\n")
-    counts = {status: sum(one.status == status for one in done)
-              for status in ("ok", "FAILED", "skipped")}  # fmt: skip
+    counts = {status: sum(one.status == status for one in done) for status in ("ok", "FAILED", "skipped")}
     words = ", ".join(f"{count} {status}" for status, count in counts.items())
     print(f"{words} in {time.monotonic() - began:.0f} s")
     return counts["FAILED"]

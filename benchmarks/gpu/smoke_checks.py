@@ -110,11 +110,13 @@ def versions(device: torch.device) -> str:
         done = subprocess.run(driver, capture_output=True, text=True, timeout=20, check=False)
         nccl: Any = torch.cuda.nccl.version()
         found |= {
-            "driver": done.stdout.strip() or "unknown", "CUDA": str(torch.version.cuda),
-            "cuDNN": str(torch.backends.cudnn.version()), "NCCL": ".".join(map(str, nccl)),
+            "driver": done.stdout.strip() or "unknown",
+            "CUDA": str(torch.version.cuda),
+            "cuDNN": str(torch.backends.cudnn.version()),
+            "NCCL": ".".join(map(str, nccl)),
             "device": torch.cuda.get_device_name(device),
             "capability": ".".join(map(str, torch.cuda.get_device_capability(device))),
-        }  # fmt: skip
+        }
     return ", ".join(f"{name} {text}" for name, text in found.items())
 
 
@@ -146,9 +148,12 @@ def drawn(*shape: int, seed: int = 1) -> Tensor:
 
 
 def held_to_float64(
-    device: torch.device, operation: Callable[..., Any], inputs: Sequence[Tensor], dtype: str,
+    device: torch.device,
+    operation: Callable[..., Any],
+    inputs: Sequence[Tensor],
+    dtype: str,
     reference: Callable[..., Any] | None = None,
-) -> str:  # fmt: skip
+) -> str:
     """Compare results and gradients of operation(kernels, device, *inputs) on the device with those
     of the same, or of `reference`, in float64 by torch's kernels on a CPU."""
     import torch
@@ -158,9 +163,7 @@ def held_to_float64(
     rounded = [x.to(getattr(torch, dtype)) for x in inputs]
     cpu = torch.device("cpu")
     found = _with_gradients(operation, kernels_of(device), device, [x.to(device) for x in rounded])
-    exact = _with_gradients(
-        reference or operation, TORCH_BACKEND, cpu, [x.double() for x in rounded]
-    )
+    exact = _with_gradients(reference or operation, TORCH_BACKEND, cpu, [x.double() for x in rounded])
     worst = max(
         float((here.double().cpu() - there).abs().max() / there.abs().max().clamp(min=1e-30))
         for here, there in zip(found, exact, strict=True)
@@ -171,19 +174,24 @@ def held_to_float64(
 
 
 def _with_gradients(
-    operation: Callable[..., Any], kernels: KernelBackend, device: torch.device,
-    inputs: Sequence[Tensor],
-) -> list[Tensor]:  # fmt: skip
+    operation: Callable[..., Any], kernels: KernelBackend, device: torch.device, inputs: Sequence[Tensor]
+) -> list[Tensor]:
     import torch
 
     leaves = [x.detach().requires_grad_() for x in inputs]
     made = operation(kernels, device, *leaves)
     results = [made] if isinstance(made, torch.Tensor) else list(made)
     total = sum(
-        (result * torch.linspace(0.5, 1.5, result.numel(), device=device, dtype=torch.float64)
-         .to(result.dtype).view(result.shape)).double().sum()
+        (
+            result
+            * torch.linspace(0.5, 1.5, result.numel(), device=device, dtype=torch.float64)
+            .to(result.dtype)
+            .view(result.shape)
+        )
+        .double()
+        .sum()
         for result in results
-    )  # fmt: skip
+    )
     gradients = torch.autograd.grad(total, leaves)
     return [x.detach() for x in (*results, *gradients)]
 
@@ -202,9 +210,12 @@ BOTH = ("float32", "bfloat16")
 
 
 def compared(
-    device: torch.device, operation: Callable[..., Any], *inputs: Tensor,
-    dtypes: Sequence[str] = BOTH, reference: Callable[..., Any] | None = None,
-) -> str:  # fmt: skip
+    device: torch.device,
+    operation: Callable[..., Any],
+    *inputs: Tensor,
+    dtypes: Sequence[str] = BOTH,
+    reference: Callable[..., Any] | None = None,
+) -> str:
     """`held_to_float64` in these types."""
     errors = [held_to_float64(device, operation, inputs, dtype, reference) for dtype in dtypes]
     return f"errors: {', '.join(errors)}"
@@ -213,22 +224,20 @@ def compared(
 @check("kernel dropout", 20)
 def dropout(device: torch.device) -> str:
     """Dropout with the residual sum."""
-    return compared(device, lambda k, on, x, r: k.dropout_add(x, _mask(on), r), drawn(2, 96, 64),
-                    drawn(2, 96, 64, seed=2))  # fmt: skip
+    return compared(
+        device, lambda k, on, x, r: k.dropout_add(x, _mask(on), r), drawn(2, 96, 64), drawn(2, 96, 64, seed=2)
+    )
 
 
 @check("kernel norm", 20)
 def norm(device: torch.device) -> str:
     """LayerNorm and RMSNorm of a stream and a branch."""
 
-    def both(
-        kernels: Any, on: Any, x: Tensor, branch: Tensor, w: Tensor, b: Tensor
-    ) -> list[Tensor]:
+    def both(kernels: Any, on: Any, x: Tensor, branch: Tensor, w: Tensor, b: Tensor) -> list[Tensor]:
         centred = kernels.residual_norm(x, branch, w, b, 1e-5, centred=True)
         return [*centred, *kernels.residual_norm(x, branch, w, None, 1e-5, centred=False)]
 
-    return compared(device, both, drawn(2, 16, 64), drawn(2, 16, 64, seed=2), drawn(64, seed=3),
-                    drawn(64, seed=4))  # fmt: skip
+    return compared(device, both, drawn(2, 16, 64), drawn(2, 16, 64, seed=2), drawn(64, seed=3), drawn(64, seed=4))
 
 
 @check("kernel activation", 20)
@@ -245,10 +254,12 @@ def activation(device: torch.device) -> str:
         held = x + (bias - bias.detach())  # x contains the bias: the gradient alone is added
         return kernels.activation(held, "gelu")  # type: ignore[no-any-return]
 
-    return "; ".join([
-        compared(device, gated, drawn(2, 16, 128)),
-        compared(device, summed, drawn(2, 16, 64), drawn(64, seed=2), reference=separate),
-    ])  # fmt: skip
+    return "; ".join(
+        [
+            compared(device, gated, drawn(2, 16, 128)),
+            compared(device, summed, drawn(2, 16, 64), drawn(64, seed=2), reference=separate),
+        ]
+    )
 
 
 @check("kernel rotate", 20)
@@ -256,10 +267,11 @@ def rotate(device: torch.device) -> str:
     """Rotary positions."""
     angles = drawn(96, 8)
     return compared(
-        device, lambda k, on, x: k.rotate(x, angles.cos().to(on, x.dtype),
-                                          angles.sin().to(on, x.dtype)), drawn(2, 4, 96, 16),
+        device,
+        lambda k, on, x: k.rotate(x, angles.cos().to(on, x.dtype), angles.sin().to(on, x.dtype)),
+        drawn(2, 4, 96, 16),
         dtypes=("float32",),
-    )  # fmt: skip
+    )
 
 
 @check("kernel attention", 60)
@@ -274,8 +286,7 @@ def attention(device: torch.device) -> str:
         return [kernels.attention(q, k, v, variant) for variant in (dropped, window)]
 
     heads = [drawn(2, n, 96, 64, seed=n) for n in (4, 2, 3)]
-    return compared(device, attended, heads[0], heads[1], heads[2][:, :2],
-                    dtypes=("bfloat16",))  # fmt: skip
+    return compared(device, attended, heads[0], heads[1], heads[2][:, :2], dtypes=("bfloat16",))
 
 
 @check("plain attention", 20)
@@ -287,8 +298,7 @@ def plain_attention(device: torch.device) -> str:
 
     variant = AttentionVariant(range(128), is_causal=True)
     heads = [drawn(1, 4, 128, 128, seed=n) for n in range(3)]
-    error = compared(device, lambda k, on, *qkv: k.attention(*qkv, variant), *heads,
-                     dtypes=("bfloat16",))  # fmt: skip
+    error = compared(device, lambda k, on, *qkv: k.attention(*qkv, variant), *heads, dtypes=("bfloat16",))
     query = heads[0].to(device, torch.bfloat16)
     return f"{kernels_of(device).attention_name(query, query, query, variant)}, {error}"
 
@@ -307,8 +317,7 @@ def cross_entropy(device: torch.device) -> str:
         peak = kernels.row_maximum(own, words=600)
         shares, sums = kernels.own_sums(own, column, peak, words=600)
         hit = torch.full_like(peak, -0.9)
-        slope = kernels.logits_gradient(own, column, peak, 1 / sums, hit, words=600,
-                                        overwrite=False)  # fmt: skip
+        slope = kernels.logits_gradient(own, column, peak, 1 / sums, hit, words=600, overwrite=False)
         return [peak, shares, sums, slope]
 
     found = passes(kernels_of(device), device, logits.to(device))
@@ -364,8 +373,21 @@ def adamw(device: torch.device) -> str:
         values = tensors(1)
         copies = [] if is_exact else [torch.zeros_like(x, dtype=torch.bfloat16) for x in values]
         counts = [torch.tensor(3.0, device=on) for _ in shapes]
-        kernels.adamw(AdamWStep(values, tensors(2), tensors(3), [x.square() for x in tensors(4)],
-                                counts, copies, 1e-3, 0.1, 0.9, 0.95, 1e-8))  # fmt: skip
+        kernels.adamw(
+            AdamWStep(
+                values,
+                tensors(2),
+                tensors(3),
+                [x.square() for x in tensors(4)],
+                counts,
+                copies,
+                1e-3,
+                0.1,
+                0.9,
+                0.95,
+                1e-8,
+            )
+        )
         return values
 
     found = updated(kernels_of(device), device, torch.float32)
@@ -401,8 +423,10 @@ def add_product(device: torch.device) -> str:
     """A weight's gradient: a product of bf16 added to float32."""
     import torch
 
-    dy, x, out = (t.to(device) for t in (drawn(96, 64).bfloat16(), drawn(96, 32, seed=2).bfloat16(),
-                                         drawn(64, 32, seed=3).float()))  # fmt: skip
+    dy, x, out = (
+        t.to(device)
+        for t in (drawn(96, 64).bfloat16(), drawn(96, 32, seed=2).bfloat16(), drawn(64, 32, seed=3).float())
+    )
     exact = out.double().cpu() + dy.double().cpu().T @ x.double().cpu()
     kernels = kernels_of(device)
     kernels.add_product(dy, x, out, adds=True)
@@ -529,14 +553,26 @@ def cuda_graph(device: torch.device) -> str:
 
 
 STEP: dict[str, Any] = {
-    "cluster.nodes": 1, "cluster.gpus_per_node": 1,
-    "model.family": "gpt", "model.layers": 2, "model.hidden": 64, "model.heads": 4,
-    "model.vocab": 512, "model.seq_length": 64,
-    "training.micro_batch_size": 2, "training.global_batch_size": 4, "training.steps": 2,
-    "training.dtype": "bf16", "training.eval_samples": 0, "training.dropout": 0.0,
-    "training.attention_dropout": 0.0, "training.learning_rate": 1e-3,
-    "checkpoint.interval": 0, "checkpoint.at_end": False, "launch.threads_per_rank": 1,
-}  # fmt: skip
+    "cluster.nodes": 1,
+    "cluster.gpus_per_node": 1,
+    "model.family": "gpt",
+    "model.layers": 2,
+    "model.hidden": 64,
+    "model.heads": 4,
+    "model.vocab": 512,
+    "model.seq_length": 64,
+    "training.micro_batch_size": 2,
+    "training.global_batch_size": 4,
+    "training.steps": 2,
+    "training.dtype": "bf16",
+    "training.eval_samples": 0,
+    "training.dropout": 0.0,
+    "training.attention_dropout": 0.0,
+    "training.learning_rate": 1e-3,
+    "checkpoint.interval": 0,
+    "checkpoint.at_end": False,
+    "launch.threads_per_rank": 1,
+}
 LOSS = 6.238  # log 512: what a model that knows nothing has
 
 
@@ -553,9 +589,7 @@ def steps(device: torch.device, **changes: Any) -> str:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         data = write_data(folder, 512, texts=20)
-        job = load_job(
-            None, {**STEP, "launch.device": device.type, "data.path": str(data), **given}
-        )
+        job = load_job(None, {**STEP, "launch.device": device.type, "data.path": str(data), **given})
         prepare_device(job, 0)
         environment = RuntimeEnvironment.of_machine(job, folder, local_rank=0)
         trainer = build_trainer(folder, JobLayout.of(job), 0, environment)
@@ -610,8 +644,7 @@ def main(kind: str, names: Sequence[str]) -> None:
         except Exception as error:
             reason = next(iter(str(error).splitlines()), "")
             status, words = "FAILED", f"{type(error).__name__}: {reason}"
-        result = {"name": name, "status": status, "words": words,
-                  "seconds": round(time.monotonic() - began, 2)}  # fmt: skip
+        result = {"name": name, "status": status, "words": words, "seconds": round(time.monotonic() - began, 2)}
         print(json.dumps(result), flush=True)
 
 

@@ -21,14 +21,26 @@ from mpctl.cli.hints import HintingGroup, usage_issue
 from mpctl.core.errors import InputError, Issue, MpctlError
 
 COMMANDS = {
-    "init": "init:init", "plan": "plan:plan", "search": "search:search",
-    "launch": "launch:launch", "tune": "tune:tune", "runs": "runs:runs", "status": "runs:status",
-    "logs": "runs:logs", "stop": "runs:stop", "show": "runs:show", "sample": "trained:sample",
+    "init": "init:init",
+    "plan": "plan:plan",
+    "search": "search:search",
+    "launch": "launch:launch",
+    "tune": "tune:tune",
+    "runs": "runs:runs",
+    "status": "runs:status",
+    "logs": "runs:logs",
+    "stop": "runs:stop",
+    "show": "runs:show",
+    "sample": "trained:sample",
     "eval": "trained:eval_",
-    "bench": "bench:app", "calibrate": "calibrate:calibrate", "data": "data:app",
-    "checkpoint": "checkpoint:app", "doctor": "doctor:doctor", "presets": "presets:presets",
+    "bench": "bench:app",
+    "calibrate": "calibrate:calibrate",
+    "data": "data:app",
+    "checkpoint": "checkpoint:app",
+    "doctor": "doctor:doctor",
+    "presets": "presets:presets",
     "schema": "presets:schema",
-}  # fmt: skip
+}
 """Each command's module in mpctl.cli, and its function there, or the app of a group."""
 FORMER = {"weights": "checkpoint"}
 """Former names of commands."""
@@ -64,9 +76,11 @@ class LazyGroup(HintingGroup):
 
 
 app = typer.Typer(
-    cls=LazyGroup, pretty_exceptions_enable=False, no_args_is_help=True,
+    cls=LazyGroup,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},  # of all commands
-)  # fmt: skip
+)
 
 
 def _show_version(wanted: bool) -> None:
@@ -78,11 +92,7 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def mpctl(
     version: bool = typer.Option(
-        False,
-        "--version",
-        callback=_show_version,
-        is_eager=True,
-        help="Print the version and exit.",
+        False, "--version", callback=_show_version, is_eager=True, help="Print the version and exit."
     ),
 ) -> None:
     """Plan a parallel layout of transformer training, launch it, compare the plan with the run."""

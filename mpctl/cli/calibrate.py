@@ -34,10 +34,7 @@ ClusterOption = Annotated[
     ),
 ]
 JobOption = Annotated[
-    str | None,
-    typer.Option(
-        help="Layout of the logs: a job file, or a job preset's name.", show_default=False
-    ),
+    str | None, typer.Option(help="Layout of the logs: a job file, or a job preset's name.", show_default=False)
 ]
 FromOption = Annotated[
     tuple[str, str] | None,
@@ -50,8 +47,7 @@ FromOption = Annotated[
     ),
 ]
 SetOption = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="A setting of the logs' jobs; repeatable."),
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the logs' jobs; repeatable.")
 ]
 LauncherOption = Annotated[
     str | None,
@@ -62,9 +58,7 @@ LauncherOption = Annotated[
         show_default=False,
     ),
 ]
-OutOption = Annotated[
-    Path, typer.Option(help="Folder to write the fitted presets to, as KIND/NAME.toml.")
-]
+OutOption = Annotated[Path, typer.Option(help="Folder to write the fitted presets to, as KIND/NAME.toml.")]
 PriorsOption = Annotated[
     Path | None,
     typer.Option(
@@ -80,8 +74,7 @@ CrossOption = Annotated[
     ),
 ]
 ProcessesOption = Annotated[
-    int | None,
-    typer.Option(min=1, help="Processes that estimate runs; by default up to one per core."),
+    int | None, typer.Option(min=1, help="Processes that estimate runs; by default up to one per core.")
 ]
 
 
@@ -94,9 +87,7 @@ def calibrate(
     set_: SetOption = None,
     launcher: LauncherOption = None,
     priors: PriorsOption = None,
-    rounds: Annotated[
-        int, typer.Option(min=1, help="Iterations of a fit with --priors or --cross.")
-    ] = 10,
+    rounds: Annotated[int, typer.Option(min=1, help="Iterations of a fit with --priors or --cross.")] = 10,
     cross: CrossOption = False,
     processes: ProcessesOption = None,
     as_json: AsJsonOption = False,
@@ -135,9 +126,8 @@ def calibrate(
 
 
 def _fit_all(
-    measured: list[Run], priors: dict[str, float], out: Path, *, rounds: int, cross: bool,
-    processes: int | None,
-) -> None:  # fmt: skip
+    measured: list[Run], priors: dict[str, float], out: Path, *, rounds: int, cross: bool, processes: int | None
+) -> None:
     """Fit the presets of many systems together."""
     from mpctl.measure.calibrate.evaluate import open_evaluator
     from mpctl.measure.calibrate.fit import Fit, leave_out, residuals
@@ -171,19 +161,14 @@ def _priors(path: Path | None) -> dict[str, float]:
 
 
 def _log_layout(
-    job: str | None,
-    from_: tuple[str, str] | None,
-    set_: list[str] | None,
-    cluster: str | None,
-    launcher: str | None,
+    job: str | None, from_: tuple[str, str] | None, set_: list[str] | None, cluster: str | None, launcher: str | None
 ) -> LogLayout:
     """What the options say of the layout of logs."""
     from mpctl.interop.log_rows import LogLayout
     from mpctl.spec.load import parse_settings
 
     if job and from_:
-        raise InputError.of("usage", "--job", f"{job!r} is given together with --from",
-                            "leave one of them out")  # fmt: skip
+        raise InputError.of("usage", "--job", f"{job!r} is given together with --from", "leave one of them out")
     return LogLayout(job, from_, parse_settings(set_ or ()), cluster, launcher)
 
 

@@ -16,26 +16,19 @@ if TYPE_CHECKING:
     from mpctl.train.weights.writer import Written
 
 
-app = typer.Typer(
-    cls=HintingGroup, pretty_exceptions_enable=False, no_args_is_help=True, add_completion=False
-)
+app = typer.Typer(cls=HintingGroup, pretty_exceptions_enable=False, no_args_is_help=True, add_completion=False)
 
 CheckpointArgument = Annotated[
     Path,
     typer.Argument(
         metavar="CHECKPOINT",
-        help="RUN/checkpoints/step-N; a run, by its directory or its name in runs/, means its "
-        "newest checkpoint.",
+        help="RUN/checkpoints/step-N; a run, by its directory or its name in runs/, means its newest checkpoint.",
         autocompletion=complete.run,
     ),
 ]
 NOTHING = "nothing was written"
 Out = Annotated[
-    Path,
-    typer.Argument(
-        metavar="OUT",
-        help="Directory to write, empty or absent; it appears when it is complete.",
-    ),
+    Path, typer.Argument(metavar="OUT", help="Directory to write, empty or absent; it appears when it is complete.")
 ]
 
 
@@ -49,10 +42,7 @@ def checkpoint() -> None:
 
 
 @app.command("list")
-def list_(
-    run: RunArgument,
-    as_json: AsJsonOption = False,
-) -> None:
+def list_(run: RunArgument, as_json: AsJsonOption = False) -> None:
     """List the checkpoints of RUN: step, size, layout, time, whether all files are there.
 
     Only records and sizes are compared; `verify` reads every byte.
@@ -66,9 +56,7 @@ def list_(
 @app.command()
 def inspect(
     path: CheckpointArgument,
-    parameters: Annotated[
-        bool, typer.Option("--parameters", help="Also a line for each parameter.")
-    ] = False,
+    parameters: Annotated[bool, typer.Option("--parameters", help="Also a line for each parameter.")] = False,
     as_json: AsJsonOption = False,
 ) -> None:
     """Show the contents of CHECKPOINT: step, layout, shards, parameters, hashes."""
@@ -92,9 +80,7 @@ def inspect(
 @app.command()
 def verify(
     path: CheckpointArgument,
-    every: Annotated[
-        bool, typer.Option("--all", help="Verify every checkpoint of the run, not the newest.")
-    ] = False,
+    every: Annotated[bool, typer.Option("--all", help="Verify every checkpoint of the run, not the newest.")] = False,
     as_json: AsJsonOption = False,
 ) -> None:
     """Compare every byte of CHECKPOINT with the hashes that were written with it.
@@ -117,33 +103,19 @@ def reshard(
     path: CheckpointArgument,
     out: Annotated[
         Path,
-        typer.Argument(
-            metavar="OUT",
-            help="Run directory to write, empty or absent; it appears when it is complete.",
-        ),
+        typer.Argument(metavar="OUT", help="Run directory to write, empty or absent; it appears when it is complete."),
     ],
-    tp: Annotated[
-        int | None, typer.Option(min=1, help="Tensor-parallel size; as saved by default.")
-    ] = None,
-    pp: Annotated[
-        int | None, typer.Option(min=1, help="Pipeline-parallel size; as saved by default.")
-    ] = None,
-    ep: Annotated[
-        int | None, typer.Option(min=1, help="Expert-parallel size; as saved by default.")
-    ] = None,
-    etp: Annotated[
-        int | None, typer.Option(min=1, help="Expert-tensor-parallel size; as saved by default.")
-    ] = None,
+    tp: Annotated[int | None, typer.Option(min=1, help="Tensor-parallel size; as saved by default.")] = None,
+    pp: Annotated[int | None, typer.Option(min=1, help="Pipeline-parallel size; as saved by default.")] = None,
+    ep: Annotated[int | None, typer.Option(min=1, help="Expert-parallel size; as saved by default.")] = None,
+    etp: Annotated[int | None, typer.Option(min=1, help="Expert-tensor-parallel size; as saved by default.")] = None,
     tensor_mode: Annotated[
-        str | None,
-        typer.Option(help="How tp splits matrices: 1d, 2d, 2.5d or 3d; as saved by default."),
+        str | None, typer.Option(help="How tp splits matrices: 1d, 2d, 2.5d or 3d; as saved by default.")
     ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Any other setting of OUT's job, such as micro_batch_size=4; repeatable.",
+            "--set", metavar="KEY=VALUE", help="Any other setting of OUT's job, such as micro_batch_size=4; repeatable."
         ),
     ] = None,
     as_json: AsJsonOption = False,
@@ -162,9 +134,7 @@ def reshard(
     experts = [f"{key}={size}" for key, size in (("ep", ep), ("etp", etp)) if size is not None]
     settings = [*mode, *experts, *(set_ or [])]
     with ended_by_signals("nothing was written"), TaskBar(after=PATIENCE, lines=True) as bar:
-        reshard_checkpoint(
-            found.newest, out, tp=tp, pp=pp, settings=settings, on_progress=bar.update
-        )
+        reshard_checkpoint(found.newest, out, tp=tp, pp=pp, settings=settings, on_progress=bar.update)
     _print_list(list_document(_find(out)), as_json=as_json)
 
 
@@ -194,23 +164,17 @@ def _print_list(document: CheckpointsDocument, *, as_json: bool) -> None:
 RunOption = Annotated[
     Path,
     typer.Argument(
-        metavar="RUN",
-        help="A run's directory; its newest checkpoint is exported.",
-        autocompletion=complete.run,
+        metavar="RUN", help="A run's directory; its newest checkpoint is exported.", autocompletion=complete.run
     ),
 ]
 ShardBytesOption = Annotated[
-    int,
-    typer.Option(min=1, help="Largest size of a weights file; larger models get several."),
+    int, typer.Option(min=1, help="Largest size of a weights file; larger models get several.")
 ]
 
 
 @app.command()
 def export(
-    run: RunOption,
-    out: Out,
-    shard_bytes: ShardBytesOption = 5_000_000_000,
-    as_json: AsJsonOption = False,
+    run: RunOption, out: Out, shard_bytes: ShardBytesOption = 5_000_000_000, as_json: AsJsonOption = False
 ) -> None:
     """Write a directory that transformers loads, from a run of any layout.
 
@@ -231,11 +195,7 @@ def export(
 @app.command("import")
 def import_(
     source: Annotated[
-        Path,
-        typer.Argument(
-            metavar="HF_DIR",
-            help="Directory with config.json and safetensors, one file or several.",
-        ),
+        Path, typer.Argument(metavar="HF_DIR", help="Directory with config.json and safetensors, one file or several.")
     ],
     out: Out,
     as_json: AsJsonOption = False,

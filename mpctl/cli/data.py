@@ -12,9 +12,7 @@ from mpctl.cli.hints import HintingGroup
 if TYPE_CHECKING:
     from mpctl.train.data.manifest import Prepared
 
-app = typer.Typer(
-    cls=HintingGroup, pretty_exceptions_enable=False, no_args_is_help=True, add_completion=False
-)
+app = typer.Typer(cls=HintingGroup, pretty_exceptions_enable=False, no_args_is_help=True, add_completion=False)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the manifest as JSON on stdout.")]
 
@@ -29,10 +27,7 @@ def data() -> None:
 
 OutOption = Annotated[
     Path,
-    typer.Option(
-        metavar="DIR",
-        help="Folder for token files, tokenizer and manifest; it appears when it is complete.",
-    ),
+    typer.Option(metavar="DIR", help="Folder for token files, tokenizer and manifest; it appears when it is complete."),
 ]
 SourcesOption = Annotated[
     list[str] | None,
@@ -71,8 +66,7 @@ ExtendTokenizerOption = Annotated[
     ),
 ]
 ValidationFractionOption = Annotated[
-    float,
-    typer.Option(help="Fraction of the documents that is held back for validation."),
+    float, typer.Option(help="Fraction of the documents that is held back for validation.")
 ]
 MaxBytesOption = Annotated[
     int | None,
@@ -83,15 +77,10 @@ MaxBytesOption = Annotated[
         show_default="all",
     ),
 ]
-TextKeyOption = Annotated[
-    str, typer.Option(help="Key of the text in .jsonl lines, and its column in .parquet files.")
-]
-EncodingOption = Annotated[
-    str, typer.Option(help="Encoding of text and .jsonl files, such as latin-1.")
-]
+TextKeyOption = Annotated[str, typer.Option(help="Key of the text in .jsonl lines, and its column in .parquet files.")]
+EncodingOption = Annotated[str, typer.Option(help="Encoding of text and .jsonl files, such as latin-1.")]
 OverwriteOption = Annotated[
-    bool,
-    typer.Option("--overwrite", help="Replace the prepared data in DIR; other files stay."),
+    bool, typer.Option("--overwrite", help="Replace the prepared data in DIR; other files stay.")
 ]
 
 
@@ -121,13 +110,19 @@ def prepare(
 
     with ended_by_signals(f"{out} is as it was"), TaskBar(lines=True) as bar:
         prepared = prepare_data(
-            sources=sources or [PYTHON_STDLIB], out=out, tokenizer=tokenizer,
+            sources=sources or [PYTHON_STDLIB],
+            out=out,
+            tokenizer=tokenizer,
             extend=extend_tokenizer,
             vocab_size=_default_vocab_size(tokenizer) if vocab_size is None else vocab_size,
             max_bytes=max_bytes,
-            validation_fraction=validation_fraction, seed=seed, text_key=text_key,
-            encoding=encoding, overwrite=overwrite, on_progress=bar.update,
-        )  # fmt: skip
+            validation_fraction=validation_fraction,
+            seed=seed,
+            text_key=text_key,
+            encoding=encoding,
+            overwrite=overwrite,
+            on_progress=bar.update,
+        )
     _print(prepared, as_json=as_json, first_lines=None)
 
 
@@ -137,8 +132,7 @@ def show(
     hashes: Annotated[
         bool,
         typer.Option(
-            "--hashes",
-            help="Also compare the sha256 of every file with the manifest, about a second per GB.",
+            "--hashes", help="Also compare the sha256 of every file with the manifest, about a second per GB."
         ),
     ] = False,
     as_json: AsJson = False,

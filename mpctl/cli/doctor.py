@@ -24,25 +24,18 @@ if TYPE_CHECKING:
     from mpctl.run.launch.cluster import Cluster
 
 
-RunDirOption = Annotated[
-    Path,
-    typer.Option(help="Directory for runs; checks whether ranks can write there, how fast."),
-]
+RunDirOption = Annotated[Path, typer.Option(help="Directory for runs; checks whether ranks can write there, how fast.")]
 DeviceOption = Annotated[
     Literal["auto", "cpu", "cuda"] | None,
     typer.Option(help="Where ranks would run; by default as the job says.", show_default=False),
 ]
 CollectivesOption = Annotated[
-    bool,
-    typer.Option("--collectives", help="Also time all-reduces of torch, by gloo or NCCL."),
+    bool, typer.Option("--collectives", help="Also time all-reduces of torch, by gloo or NCCL.")
 ]
 RedactOption = Annotated[
-    bool,
-    typer.Option("--redact", help="Replace names of hosts and users, addresses, home folders."),
+    bool, typer.Option("--redact", help="Replace names of hosts and users, addresses, home folders.")
 ]
-MarkdownOption = Annotated[
-    bool, typer.Option("--markdown", help="Print Markdown to paste into a bug report.")
-]
+MarkdownOption = Annotated[bool, typer.Option("--markdown", help="Print Markdown to paste into a bug report.")]
 
 
 @with_job
@@ -127,9 +120,7 @@ class Question:
         from mpctl.run.doctor.documents import with_issues
         from mpctl.run.doctor.examine import Examination, examine
 
-        wanted = Examination(
-            backend.name, self.run_dir, self._needs(hosts.cluster), self.name, self.collectives
-        )
+        wanted = Examination(backend.name, self.run_dir, self._needs(hosts.cluster), self.name, self.collectives)
         diagnosis = examine(hosts, wanted, on_progress)
         if self.name is None:
             return diagnosis
@@ -165,9 +156,7 @@ def question_of(job: JobSource, run_dir: Path, *, collectives: bool) -> Question
 
     Raises InputError for a bad job, and for a backend whose hosts cannot be reached from here.
     """
-    names_job = job.source is not None or any(
-        not setting.startswith(ABOUT_HOSTS) for setting in job.overrides
-    )
+    names_job = job.source is not None or any(not setting.startswith(ABOUT_HOSTS) for setting in job.overrides)
     plan = job.plan()
     backend = _backend_name(plan)
     if names_job:

@@ -127,16 +127,20 @@ def _answered(error: HTTPError, url: str, name: str) -> InputError:
     reason = error.headers.get("X-Error-Code", "")
     page = url.partition(f"/{name}/")[0] + f"/{name}"
     if reason == "GatedRepo" or (error.code == 403 and not reason):
-        hint = f"accept its terms at {page}, then `hf auth login` and `hf download {name} " \
-               "config.json`, after which mpctl finds it"  # fmt: skip
+        hint = (
+            f"accept its terms at {page}, then `hf auth login` and `hf download {name} "
+            "config.json`, after which mpctl finds it"
+        )
         return _refused(f"{name} is gated (HTTP {error.code})", hint)
     if reason == "EntryNotFound":
         message = f"{name} has no config.json (HTTP {error.code})"
         return _refused(message, "use the id of a model in the form of transformers")
     if error.code in (401, 404):
         message = f"there is no model {name} for everybody (HTTP {error.code})"
-        hint = f"mind the spelling; for one that is private or gated, `hf auth login` and `hf " \
-               f"download {name} config.json`, after which mpctl finds it"  # fmt: skip
+        hint = (
+            f"mind the spelling; for one that is private or gated, `hf auth login` and `hf "
+            f"download {name} config.json`, after which mpctl finds it"
+        )
         return _refused(message, hint)
     return _refused(f"{url} answered HTTP {error.code} {error.reason}", "try again later")
 

@@ -37,33 +37,27 @@ def _option(text: str, completer: complete.Completer | None = None) -> Any:
     return typer.Option(help=text, show_default=False, autocompletion=completer)
 
 
-ClusterOption = Annotated[
-    str | None, _option("A cluster preset, by name or file.", complete.preset_of("clusters"))
-]
+ClusterOption = Annotated[str | None, _option("A cluster preset, by name or file.", complete.preset_of("clusters"))]
 ModelOption = Annotated[
     str | None,
     _option(
-        "A model preset, by name, file or id on Hugging Face's hub; or a config.json.",
-        complete.preset_of("models"),
+        "A model preset, by name, file or id on Hugging Face's hub; or a config.json.", complete.preset_of("models")
     ),
 ]
 FamilyOption = Annotated[
-    str | None,
-    _option("Instead of --model: a small model of this family.", complete.value_of("model.family")),
+    str | None, _option("Instead of --model: a small model of this family.", complete.value_of("model.family"))
 ]
 RuntimeOption = Annotated[
     str | None,
     _option(
-        "Software that will train the model: mpctl, megatron-core, torchtitan, ...",
-        complete.preset_of("runtimes"),
+        "Software that will train the model: mpctl, megatron-core, torchtitan, ...", complete.preset_of("runtimes")
     ),
 ]
 
 
 def init(
     path: Annotated[
-        Path | None,
-        typer.Argument(metavar="[PATH]", help="The job file to write.", show_default="job.toml"),
+        Path | None, typer.Argument(metavar="[PATH]", help="The job file to write.", show_default="job.toml")
     ] = None,
     cluster: ClusterOption = None,
     nodes: Annotated[str | None, _option("Number of nodes (hosts).")] = None,
@@ -73,12 +67,8 @@ def init(
     runtime: RuntimeOption = None,
     global_batch_size: Annotated[str | None, _option("Samples in one step.")] = None,
     steps: Annotated[str | None, _option("Number of training steps.")] = None,
-    tokens: Annotated[
-        str | None, _option("Instead of --steps: tokens to train on, such as 300B.")
-    ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the file, if there is one.")
-    ] = False,
+    tokens: Annotated[str | None, _option("Instead of --steps: tokens to train on, such as 300B.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file, if there is one.")] = False,
     fetch: Annotated[bool, typer.Option("--fetch", help=FETCH_HELP)] = False,
 ) -> None:
     """Write a commented job file, with the layout that mpctl search finds.
@@ -96,12 +86,17 @@ def init(
 
         fetch_model(None, {"model": model})
     answers = Answers(
-        {"cluster": cluster, "nodes": nodes, "GPUs per node": gpus_per_node,
-         "model": model or family, "runtime": runtime,
-         "global batch size": global_batch_size,
-         "length": steps or (tokens and f"{tokens} tokens")},
+        {
+            "cluster": cluster,
+            "nodes": nodes,
+            "GPUs per node": gpus_per_node,
+            "model": model or family,
+            "runtime": runtime,
+            "global batch size": global_batch_size,
+            "length": steps or (tokens and f"{tokens} tokens"),
+        },
         asks=sys.stdin.isatty() and sys.stderr.isatty(),
-    )  # fmt: skip
+    )
     from mpctl.render.job_file import job_text, print_written
 
     file = _file(answers, path, is_family=family is not None)
@@ -133,8 +128,7 @@ def _file(answers: Answers, path: Path, *, is_family: bool) -> JobFile:
         "parallel": f"The layout: {chosen.why}.",
         "training.runtime": "the software that trains; `mpctl presets runtimes` lists it",
         "training.steps": f"steps, of {per_step:,} tokens each",
-        "data.corpus": "text to train on: files and folders of yours; python-stdlib is on every "
-        "machine",
+        "data.corpus": "text to train on: files and folders of yours; python-stdlib is on every machine",
     }
     settings |= chosen.settings
     job = load_job(None, settings)
@@ -155,9 +149,7 @@ def _ask_machines(answers: Answers) -> tuple[ClusterSpec, dict[str, Any]]:
     return cluster, {"cluster": name, "cluster.nodes": nodes, "cluster.gpus_per_node": gpus}
 
 
-def _ask_model(
-    answers: Answers, cluster: ClusterSpec, settings: dict[str, Any], *, is_family: bool
-) -> ModelSpec:
+def _ask_model(answers: Answers, cluster: ClusterSpec, settings: dict[str, Any], *, is_family: bool) -> ModelSpec:
     """The shape of the model, added to the settings together with the data type to train in."""
     from mpctl.plan.rules.model import is_longest
     from mpctl.spec.job import auto_dtype
@@ -165,9 +157,7 @@ def _ask_model(
 
     about = "The model: a preset, by name, id or file (`mpctl presets models`), or a family."
     default = "demo-gpt" if _is_cpu(cluster) else "llama-3-8b"
-    settings["model"] = answers.take(
-        "model", default, about, lambda text: read_model(text, is_family=is_family)
-    )
+    settings["model"] = answers.take("model", default, about, lambda text: read_model(text, is_family=is_family))
     settings["training.dtype"] = auto_dtype(cluster.device)
     shape = load_job(None, settings).model
     assert shape is not None, "it was read"
@@ -222,9 +212,7 @@ def _read_length_of(shape: ModelSpec) -> Callable[[str], int]:
     return read
 
 
-def _ask_training(
-    answers: Answers, cluster: ClusterSpec, settings: dict[str, Any], sample: int
-) -> int:
+def _ask_training(answers: Answers, cluster: ClusterSpec, settings: dict[str, Any], sample: int) -> int:
     """Tokens of a step. Batch and steps are added to the settings; sample: tokens of a sample."""
     gpus = settings["cluster.nodes"] * settings["cluster.gpus_per_node"]
     about = f"{plural(gpus, 'GPU')}; a sample has {sample:,} tokens."
@@ -276,12 +264,11 @@ def _ordered(settings: dict[str, Any], path: Path) -> dict[str, Any]:
 def _require_writable(path: Path, *, overwrite: bool) -> None:
     """Raises InputError, before any question, where the file could not be written."""
     if path.suffix != ".toml" or not path.name.isprintable():
-        raise InputError.of("bad-path", "PATH", f"{str(path)!r} is no name of a TOML file",
-                            f"for example {DEFAULT_PATH}")  # fmt: skip
-    if not path.parent.is_dir():
         raise InputError.of(
-            "no-such-folder", "PATH", f"there is no folder {path.parent}", "make it"
+            "bad-path", "PATH", f"{str(path)!r} is no name of a TOML file", f"for example {DEFAULT_PATH}"
         )
+    if not path.parent.is_dir():
+        raise InputError.of("no-such-folder", "PATH", f"there is no folder {path.parent}", "make it")
     if path.is_dir() or (os.path.lexists(path) and not overwrite):
         hint = "name another file" + (", or use --overwrite" if path.is_file() else "")
         raise InputError.of("file-exists", "PATH", f"{path} is there already", hint)
@@ -333,9 +320,7 @@ class Answers:
         self.rows.append((name, text if is_given or text != default else f"{text} (default)"))
         return value
 
-    def _asked(
-        self, name: str, default: str, about: str, read: Callable[[str], Any]
-    ) -> tuple[str, Any]:
+    def _asked(self, name: str, default: str, about: str, read: Callable[[str], Any]) -> tuple[str, Any]:
         from mpctl.render.console import say
         from mpctl.render.output import print_issues
 
@@ -358,8 +343,9 @@ def read_cluster(text: str) -> tuple[str, ClusterSpec]:
 
     cluster = load_job(None, {"cluster": text}).cluster
     if cluster.device is None:
-        raise InputError.of("no-device", "cluster", f"{text} names no device",
-                            "use another preset, or add device = ... to the file")  # fmt: skip
+        raise InputError.of(
+            "no-device", "cluster", f"{text} names no device", "use another preset, or add device = ... to the file"
+        )
     return text, cluster
 
 
@@ -380,9 +366,7 @@ def read_model(text: str, *, is_family: bool) -> str:
 
     if is_family or (text in family_names() and text not in preset_names("models")):
         small = (name for name in preset_names("models") if name.startswith("demo-"))
-        found = next(
-            (n for n in small if (find_preset("models", n) or {}).get("family") == text), ""
-        )
+        found = next((n for n in small if (find_preset("models", n) or {}).get("family") == text), "")
         if not found:
             hint = f"use {', '.join(family_names())}; or --model with a file of its shape"
             message = f"there is no small preset of a family {text!r}"
@@ -406,14 +390,10 @@ def read_count(name: str) -> Callable[[str], int]:
 
 def read_length(text: str, per_step: int) -> int:
     """Steps from `1000`, `1000 steps` or `300B tokens`; tokens are rounded up to full steps."""
-    found = re.fullmatch(
-        r"([0-9]{1,15}(?:\.[0-9]{1,9})?)([kMBT]?)(?: (steps|tokens))?", text, re.ASCII
-    )
+    found = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)([kMBT]?)(?: (steps|tokens))?", text, re.ASCII)
     amount = float(found[1]) * float(TOKENS.units[found[2]]) if found else 0
     steps = -(-amount // per_step) if found and found[3] == "tokens" else amount
     if not 1 <= steps <= MOST or steps != int(steps):
         message = f"{text[:20]!r} is no number of steps or tokens"
-        raise InputError.of(
-            "bad-value", "length", message, "for example 1000 steps, or 300B tokens"
-        )
+        raise InputError.of("bad-value", "length", message, "for example 1000 steps, or 300B tokens")
     return int(steps)

@@ -58,9 +58,7 @@ def _searched(request: SearchRequest, patience: float) -> ChosenLayout:
             raise _TooLongError
 
     counts = [request.job.world_size]
-    result = answer_search(
-        request, counts, top=1, objective="tokens", exhaustive=False, on_progress=watch
-    )
+    result = answer_search(request, counts, top=1, objective="tokens", exhaustive=False, on_progress=watch)
     if not result.is_complete:  # Ctrl-C ended the search
         raise KeyboardInterrupt
     best = result.best[0]
@@ -77,8 +75,7 @@ def _with_plain_order(layout: LayoutSettings) -> LayoutSettings:
     """The layout in the default order of axes if that gives the same ranks: axes of size 1 may be
     anywhere."""
     here, plain = (
-        [axis for axis in order.split("-") if getattr(layout, axis, 1) > 1]
-        for order in (layout.order, DEFAULT_ORDER)
+        [axis for axis in order.split("-") if getattr(layout, axis, 1) > 1] for order in (layout.order, DEFAULT_ORDER)
     )
     return layout._replace(order=DEFAULT_ORDER) if here == plain else layout
 
@@ -96,8 +93,9 @@ def _simple(settings: Mapping[str, Any], reason: str) -> ChosenLayout:
         if plan.fits is not False:
             chosen = layout_of(plan.job)
             return ChosenLayout(_written(chosen), f"{layout_text(chosen)}: simple, since {reason}")
-        against = DoesNotFit.of("does-not-fit", "cluster", "no simple layout fits the devices",
-                                "use more nodes, or a smaller model")  # fmt: skip
+        against = DoesNotFit.of(
+            "does-not-fit", "cluster", "no simple layout fits the devices", "use more nodes, or a smaller model"
+        )
     assert against is not None, "there is a candidate"
     raise against
 

@@ -21,17 +21,11 @@ if TYPE_CHECKING:
 
 
 RunDirOption = Annotated[
-    Path | None,
-    typer.Option(
-        help="Directory of the run; by default a new runs/NAME.", autocompletion=complete.run
-    ),
+    Path | None, typer.Option(help="Directory of the run; by default a new runs/NAME.", autocompletion=complete.run)
 ]
 DeviceOption = Annotated[
     Literal["auto", "cpu", "cuda"] | None,
-    typer.Option(
-        help="Where ranks run; cpu runs any layout on this machine's cores.",
-        show_default=False,
-    ),
+    typer.Option(help="Where ranks run; cpu runs any layout on this machine's cores.", show_default=False),
 ]
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="Print the exact command and environment; start nothing.")
@@ -48,8 +42,7 @@ RehearseOption = Annotated[
     ),
 ]
 RankOption = Annotated[
-    int | None,
-    typer.Option(help="With --rehearse: simulate this rank instead.", show_default=False),
+    int | None, typer.Option(help="With --rehearse: simulate this rank instead.", show_default=False)
 ]
 AuditOption = Annotated[
     bool,
@@ -62,16 +55,11 @@ AuditOption = Annotated[
 TensorboardOption = Annotated[
     bool | None,
     typer.Option(
-        "--tensorboard/--no-tensorboard",
-        show_default=False,
-        help="Also write RUN/tensorboard while training.",
+        "--tensorboard/--no-tensorboard", show_default=False, help="Also write RUN/tensorboard while training."
     ),
 ]
 CsvOption = Annotated[
-    bool | None,
-    typer.Option(
-        "--csv/--no-csv", show_default=False, help="Also write RUN/metrics.csv while training."
-    ),
+    bool | None, typer.Option("--csv/--no-csv", show_default=False, help="Also write RUN/metrics.csv while training.")
 ]
 ProfileOption = Annotated[
     str | None,
@@ -90,23 +78,18 @@ OnOption = Annotated[
         show_default=False,
     ),
 ]
-SubmitOption = Annotated[
-    bool, typer.Option("--submit", help="Hand the run to the scheduler and return at once.")
-]
+SubmitOption = Annotated[bool, typer.Option("--submit", help="Hand the run to the scheduler and return at once.")]
 HostfileOption = Annotated[
     Path | None,
     typer.Option(
-        help="Use ssh (--on ssh) and the hosts of this file, one line `HOST slots=N` for each.",
-        show_default=False,
+        help="Use ssh (--on ssh) and the hosts of this file, one line `HOST slots=N` for each.", show_default=False
     ),
 ]
 IncludeOption = Annotated[
-    str | None,
-    typer.Option(help="Use only these hosts of the hostfile: n1@n2:0,1.", show_default=False),
+    str | None, typer.Option(help="Use only these hosts of the hostfile: n1@n2:0,1.", show_default=False)
 ]
 ExcludeOption = Annotated[
-    str | None,
-    typer.Option(help="Leave out these hosts of the hostfile: n1@n2:0,1.", show_default=False),
+    str | None, typer.Option(help="Leave out these hosts of the hostfile: n1@n2:0,1.", show_default=False)
 ]
 ProgramOption = Annotated[
     str | None,
@@ -117,9 +100,7 @@ ProgramOption = Annotated[
         show_default=False,
     ),
 ]
-SummaryJsonOption = Annotated[
-    bool, typer.Option("--json", help="Print the run's summary as JSON on stdout.")
-]
+SummaryJsonOption = Annotated[bool, typer.Option("--json", help="Print the run's summary as JSON on stdout.")]
 
 
 @with_job
@@ -149,26 +130,37 @@ def launch(
 ) -> None:
     """Train JOB: prepare the data, start the ranks, watch them, leave no process behind."""
     if rehearse or audit or rank is not None:
-        flags = {"--run-dir": run_dir, "--dry-run": dry_run, "--resume": resume,
-                 "--overwrite": overwrite, "--tensorboard": tensorboard, "--csv": csv,
-                 "--profile": profile, "--on": on, "--submit": submit,
-                 "--hostfile": hostfile, "--via": via, "--program": program}  # fmt: skip
+        flags = {
+            "--run-dir": run_dir,
+            "--dry-run": dry_run,
+            "--resume": resume,
+            "--overwrite": overwrite,
+            "--tensorboard": tensorboard,
+            "--csv": csv,
+            "--profile": profile,
+            "--on": on,
+            "--submit": submit,
+            "--hostfile": hostfile,
+            "--via": via,
+            "--program": program,
+        }
         own = "--audit" if audit else "--rank"
         require_alone(rehearse, own, [name for name, value in flags.items() if value])
         run_rehearsal(job, device, rank, audits=audit, as_json=as_json)
     settings: dict[str, object] = {
-        "launch.tensorboard": tensorboard, "launch.csv": csv, "launch.profile": profile,
-        "launch.on": on, **ssh_settings(on, hostfile, include, exclude),
+        "launch.tensorboard": tensorboard,
+        "launch.csv": csv,
+        "launch.profile": profile,
+        "launch.on": on,
+        **ssh_settings(on, hostfile, include, exclude),
         "launch.program": None if program is None else program_argv(program),
-    }  # fmt: skip
+    }
     if via is not None:
         job = job.with_settings({**settings, "launch.device": device})
         submit_there(via, context, job, run_dir, submit=submit, resume=resume)
     from mpctl.cli.launch_run import dismiss_followers, follow_if_joined
 
-    follow_if_joined(
-        job, run_dir, on, resume=resume, is_dry=dry_run or submit, is_trusted=allow_other_owner
-    )
+    follow_if_joined(job, run_dir, on, resume=resume, is_dry=dry_run or submit, is_trusted=allow_other_owner)
     from mpctl.cli.launch_array import has_array, submit_array
     from mpctl.cli.launch_run import Launch
     from mpctl.run.history.submitted import refusal_recorded
@@ -178,9 +170,7 @@ def launch(
         job = job.with_settings(settings)
         plan, run = resolve(job, run_dir, device, resume=resume, overwrite=overwrite)
         if submit and not resume and has_array(plan):
-            submit_array(
-                job, plan, run, device, overwrite=overwrite, dry_run=dry_run, as_json=as_json
-            )
+            submit_array(job, plan, run, device, overwrite=overwrite, dry_run=dry_run, as_json=as_json)
             return
         resumption = find_resumption(run) if resume else None
         done = resumption.step if resumption and resumption.folder else 0
@@ -236,8 +226,7 @@ def resolve(
     from mpctl.run.launch.preflight import check_run_dir
 
     if resume and overwrite:
-        raise InputError.of("usage", "--resume", "--resume and --overwrite exclude each other",
-                            "use one of them")  # fmt: skip
+        raise InputError.of("usage", "--resume", "--resume and --overwrite exclude each other", "use one of them")
     more = {} if device is None else {"launch.device": device}
     if resume:
         if run_dir is None:
@@ -297,9 +286,7 @@ def say_finished(resumption: Resumption, *, as_json: bool) -> None:
     from mpctl.run.launch.summary import finished_summary
 
     run, step = resumption.run, resumption.step
-    print_warnings(
-        [f"{run.path} is already at step {step}; use --steps N (more than {step}) to go on"]
-    )
+    print_warnings([f"{run.path} is already at step {step}; use --steps N (more than {step}) to go on"])
     if as_json:
         print_json(finished_summary(run, step))
 
@@ -312,13 +299,12 @@ def require_alone(rehearse: bool, own: str, others: list[str]) -> None:
     if not rehearse:
         raise InputError.of("usage", own, f"{own} is of a rehearsal only", "add --rehearse")
     if others:
-        raise InputError.of("usage", "--rehearse", f"has no use for {', '.join(others)}: "
-                            "a rehearsal writes nothing", "leave it out")  # fmt: skip
+        raise InputError.of(
+            "usage", "--rehearse", f"has no use for {', '.join(others)}: a rehearsal writes nothing", "leave it out"
+        )
 
 
-def run_rehearsal(
-    job: JobSource, device: str | None, rank: int | None, *, audits: bool, as_json: bool
-) -> NoReturn:
+def run_rehearsal(job: JobSource, device: str | None, rank: int | None, *, audits: bool, as_json: bool) -> NoReturn:
     """Rehearse a job, print the document, exit with its exit code (launch/rehearse.py)."""
     from mpctl.core.errors import InputError
     from mpctl.render.output import print_json, print_warnings
@@ -333,9 +319,7 @@ def run_rehearsal(
     ranks = chosen_ranks(plan.require_legal(), rank)
     print_warnings([str(check.issue) for check in plan.warnings])
     with RehearsalView(len(ranks)) as view:
-        document = rehearse(
-            plan, machine, ranks, command=typed_command(), on_rank=view.show, audits=audits
-        )
+        document = rehearse(plan, machine, ranks, command=typed_command(), on_rank=view.show, audits=audits)
     if as_json:
         print_json(document)
     else:

@@ -23,14 +23,7 @@ def has_array(plan: Plan) -> bool:
 
 
 def submit_array(
-    job: JobSource,
-    plan: Plan,
-    folder: RunDir,
-    device: str | None,
-    *,
-    overwrite: bool,
-    dry_run: bool,
-    as_json: bool,
+    job: JobSource, plan: Plan, folder: RunDir, device: str | None, *, overwrite: bool, dry_run: bool, as_json: bool
 ) -> None:
     """Write the directory of every run of the array and submit them; dry_run only prints the
     script. plan, folder: of the job as it is without its array. Raises InputError with everything
@@ -55,9 +48,7 @@ def submit_array(
             check = partial(launch.require_submittable, submitter, dry_run=dry_run)
             attempt(issues, check)
             launches.append(launch)
-        issues[found:] = [
-            issue._replace(message=f"{issue.message} (task {number})") for issue in issues[found:]
-        ]
+        issues[found:] = [issue._replace(message=f"{issue.message} (task {number})") for issue in issues[found:]]
     if issues:
         raise InputError(issues)
     tasks = [(launch.plan, launch.run) for launch in launches]
@@ -67,23 +58,26 @@ def submit_array(
         print_document(submitter.name, text, folder.path, as_json=as_json)
         return
     writers = {launch.run: launch.writer() for launch in launches}
-    job_id = submit_runs(
-        submitter.name, writers, lambda: submitter.submit_array(tasks, folder.path)
-    )
+    job_id = submit_runs(submitter.name, writers, lambda: submitter.submit_array(tasks, folder.path))
     runs = [str(run.path) for run in writers]
     _print_array(submitter.name, job_id, folder, runs, as_json=as_json)
 
 
-def _print_array(
-    scheduler: str, job_id: str, folder: RunDir, runs: list[str], *, as_json: bool
-) -> None:
+def _print_array(scheduler: str, job_id: str, folder: RunDir, runs: list[str], *, as_json: bool) -> None:
     from mpctl.cli.via import VIA
     from mpctl.render.console import say
     from mpctl.render.output import print_json
 
     if as_json:
-        print_json({"schema": "mpctl.submission/1", "scheduler": scheduler, "job_id": job_id,
-                    "run_dir": str(folder.path), "runs": runs})  # fmt: skip
+        print_json(
+            {
+                "schema": "mpctl.submission/1",
+                "scheduler": scheduler,
+                "job_id": job_id,
+                "run_dir": str(folder.path),
+                "runs": runs,
+            }
+        )
         return
     via = os.environ.get(VIA)
     there = "" if via is None else f"--via {quote(via)} "

@@ -175,9 +175,15 @@ class Launch:
         from mpctl.run.clusters.connect import launch_issues
 
         issues = launch_issues(
-            self.plan, machine, backend, cluster, run=self.run, resumption=self.resumption,
-            overwrite=self.overwrite, is_elsewhere=is_elsewhere,
-        )  # fmt: skip
+            self.plan,
+            machine,
+            backend,
+            cluster,
+            run=self.run,
+            resumption=self.resumption,
+            overwrite=self.overwrite,
+            is_elsewhere=is_elsewhere,
+        )
         if issues := [*issues, *more]:
             raise InputError(issues)
 
@@ -195,19 +201,10 @@ class Launch:
         damaged: tuple[Path, ...] = ()
         if resumption is not None and not plan.job.launch.program:
             job = resolved_job(plan, machine, hosts=hosts)
-            warnings += [
-                *resumption.warnings(),
-                *changed_settings(job, job_before(run), resumption),
-            ]
+            warnings += [*resumption.warnings(), *changed_settings(job, job_before(run), resumption)]
             damaged = tuple(path for path, _ in resumption.damaged)
         return plan_launch(
-            plan,
-            run,
-            machine,
-            hosts=hosts,
-            warnings=tuple(warnings),
-            damaged=damaged,
-            is_submitted=is_submitted,
+            plan, run, machine, hosts=hosts, warnings=tuple(warnings), damaged=damaged, is_submitted=is_submitted
         )
 
     # ------------------------------------------------------------ the ranks
@@ -222,9 +219,7 @@ class Launch:
 
         resume = self.resumption is not None
         with ended_by_signals("no rank was started"), TaskBar(lines=True) as bar:
-            data = set_up_run(
-                prepared, overwrite=self.overwrite, resume=resume, on_progress=bar.update
-            )
+            data = set_up_run(prepared, overwrite=self.overwrite, resume=resume, on_progress=bar.update)
         print_warnings(data_warnings(data))
 
     def _run_ranks(self, prepared: LaunchPlan, cluster: Cluster) -> RunOutcome:
@@ -243,10 +238,7 @@ class Launch:
         run, job = prepared.run, prepared.job
         steps = None if job.launch.program else job.training.steps
         predicted = job.launch.predicted_step_seconds
-        with (
-            RunView(steps, predicted, done=run.last_checkpoint()) as view,
-            WarningWatch(run.path, view.event),
-        ):
+        with RunView(steps, predicted, done=run.last_checkpoint()) as view, WarningWatch(run.path, view.event):
             events = EventLog(run.launcher_log, view.event)
             events.write(f"$ {typed_command()}")
             is_here = job.launch.on in ("auto", "local") and job.launch.device == "cpu"
@@ -272,9 +264,11 @@ class Launch:
         with suppress(OSError):  # stdout may have lost its reader; the exit code is the run's
             if outcome.failure is not None:
                 print_failure(
-                    outcome.failure, run=str(run.path), step=run.last_checkpoint(),
+                    outcome.failure,
+                    run=str(run.path),
+                    step=run.last_checkpoint(),
                     is_program=bool(self.plan.job.launch.program),
-                )  # fmt: skip
+                )
             if self.as_json:
                 print_json(summary)
             else:
@@ -326,9 +320,7 @@ def follow_if_joined(
     raise typer.Exit
 
 
-def _settings(
-    job: JobSource, run_dir: Path | None, world: JoinedWorld, *, resume: bool
-) -> LaunchSpec:
+def _settings(job: JobSource, run_dir: Path | None, world: JoinedWorld, *, resume: bool) -> LaunchSpec:
     """The table [launch] of the job. Bad input is reported by the first process of each node, since
     nodes may see different files."""
     from mpctl.core.errors import InputError
@@ -382,7 +374,5 @@ def dismiss_followers(plan: Plan, run: RunDir) -> None:
 
     if chosen_name(plan.job, os.environ) != "torchrun":
         return
-    with find_backend(plan.job, os.environ).connect(
-        plan, run, lambda message: print_warnings([message])
-    ):
+    with find_backend(plan.job, os.environ).connect(plan, run, lambda message: print_warnings([message])):
         pass  # they notice that the connection is closed

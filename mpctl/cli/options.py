@@ -29,18 +29,10 @@ if TYPE_CHECKING:
 
 AsJsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 RunArgument = Annotated[
-    Path,
-    typer.Argument(
-        metavar="RUN",
-        help="A run's directory, or its name in runs/.",
-        autocompletion=complete.run,
-    ),
+    Path, typer.Argument(metavar="RUN", help="A run's directory, or its name in runs/.", autocompletion=complete.run)
 ]
 OtherOwnerOption = Annotated[
-    bool,
-    typer.Option(
-        "--allow-other-owner", help="Accept a run directory that others own or can write."
-    ),
+    bool, typer.Option("--allow-other-owner", help="Accept a run directory that others own or can write.")
 ]
 FETCH_HELP = (
     "Download the config.json of a model by its id (--model OWNER/MODEL) from Hugging Face's hub "
@@ -73,36 +65,20 @@ FLAGS = (
         "Percent of a device's memory that must stay free for a layout to fit; 5 by default.",
     ),
     Flag(
-        "--model",
-        "model",
-        str,
-        "A model preset: its name, its file or its id on Hugging Face's hub; or a config.json.",
+        "--model", "model", str, "A model preset: its name, its file or its id on Hugging Face's hub; or a config.json."
     ),
-    *(
-        Flag(f"--{axis.name}", f"parallel.{axis.name}", int, f"{axis.size.capitalize()}.")
-        for axis in AXES
-    ),
-    Flag(
-        "--ep", "parallel.ep", int, "Expert-parallel size: ranks that share the experts of a layer."
-    ),
-    Flag(
-        "--etp", "parallel.etp", int, "Expert-tensor-parallel size: ranks that share each expert."
-    ),
+    *(Flag(f"--{axis.name}", f"parallel.{axis.name}", int, f"{axis.size.capitalize()}.") for axis in AXES),
+    Flag("--ep", "parallel.ep", int, "Expert-parallel size: ranks that share the experts of a layer."),
+    Flag("--etp", "parallel.etp", int, "Expert-tensor-parallel size: ranks that share each expert."),
     Flag(
         "--tensor-mode",
         "parallel.tensor_mode",
         str,
-        "How tp splits matrices: over a row of ranks (1d), a square (2d), layers of squares (2.5d) "
-        "or a cube (3d).",
+        "How tp splits matrices: over a row of ranks (1d), a square (2d), layers of squares (2.5d) or a cube (3d).",
     ),
     Flag("--tensor-depth", "parallel.tensor_depth", int, "Number d of layers in 2.5d: tp = d q^2."),
     Flag("--vpp", "parallel.vpp", int, "Model chunks (virtual pipeline stages) on each rank."),
-    Flag(
-        "--stage-balance",
-        "parallel.stage_balance",
-        str,
-        "Stages of equal layers (even) or of equal compute (cost).",
-    ),
+    Flag("--stage-balance", "parallel.stage_balance", str, "Stages of equal layers (even) or of equal compute (cost)."),
     Flag(
         "--order",
         "parallel.order",
@@ -123,30 +99,10 @@ FLAGS = (
         bool,
         "Allow tensor-parallel groups that leave their NVLink domain (by default a node).",
     ),
-    Flag(
-        "--micro-batch-size",
-        "training.micro_batch_size",
-        int,
-        "Samples in one micro batch of a replica.",
-    ),
-    Flag(
-        "--global-batch-size",
-        "training.global_batch_size",
-        int,
-        "Samples in one step, over all ranks.",
-    ),
-    Flag(
-        "--recompute",
-        "training.recompute",
-        str,
-        "Activation recomputation: none, selective or full.",
-    ),
-    Flag(
-        "--dtype",
-        "training.dtype",
-        str,
-        "Data type of parameters and activations: auto, fp32, bf16, fp16, ...",
-    ),
+    Flag("--micro-batch-size", "training.micro_batch_size", int, "Samples in one micro batch of a replica."),
+    Flag("--global-batch-size", "training.global_batch_size", int, "Samples in one step, over all ranks."),
+    Flag("--recompute", "training.recompute", str, "Activation recomputation: none, selective or full."),
+    Flag("--dtype", "training.dtype", str, "Data type of parameters and activations: auto, fp32, bf16, fp16, ..."),
     Flag(
         "--runtime",
         "training.runtime",
@@ -271,9 +227,7 @@ def _toml(value: Any) -> str:
 Command = Callable[..., None]
 
 
-def with_value(
-    name: str, parameters: Iterable[Parameter], make: Callable[..., Any]
-) -> Callable[[Command], Command]:
+def with_value(name: str, parameters: Iterable[Parameter], make: Callable[..., Any]) -> Callable[[Command], Command]:
     """Pass to a command, as its argument `name`, the value that `make` builds from shared
     parameters: arguments come before the command's own, options after them."""
     shared = [p.replace(kind=Parameter.KEYWORD_ONLY) for p in parameters]
@@ -327,15 +281,13 @@ def _job_parameters() -> Iterable[Parameter]:
     yield _parameter("job", Annotated[str | None, argument])
     for flag in FLAGS:
         option = typer.Option(
-            flag.option, help=flag.help, show_default=False, rich_help_panel="Job",
-            autocompletion=_completer(flag),
-        )  # fmt: skip
+            flag.option, help=flag.help, show_default=False, rich_help_panel="Job", autocompletion=_completer(flag)
+        )
         yield _parameter(flag.name, Annotated[flag.type | None, option])
     text = "Any setting of the job, such as dropout=0.1 or training.dropout=0.1; repeatable."
     option = typer.Option(
-        "--set", metavar="KEY=VALUE", rich_help_panel="Job", autocompletion=complete.setting,
-        help=text,
-    )  # fmt: skip
+        "--set", metavar="KEY=VALUE", rich_help_panel="Job", autocompletion=complete.setting, help=text
+    )
     yield _parameter("set_", Annotated[list[str] | None, option])
     option = typer.Option("--fetch", help=FETCH_HELP, rich_help_panel="Job")
     yield _parameter("fetch", Annotated[bool, option], default=False)

@@ -23,27 +23,16 @@ if TYPE_CHECKING:
 GroupsOption = Annotated[
     str | None,
     typer.Option(
-        help="Process groups to list: tp,dp,... | all | none.",
-        show_default=False,
-        autocompletion=complete.groups,
+        help="Process groups to list: tp,dp,... | all | none.", show_default=False, autocompletion=complete.groups
     ),
 ]
 FullOption = Annotated[
-    bool,
-    typer.Option("--full", help="Show every node, group, stage and check, even if many are alike."),
+    bool, typer.Option("--full", help="Show every node, group, stage and check, even if many are alike.")
 ]
-RankOption = Annotated[
-    int | None, typer.Option(help="Show this rank and the groups it belongs to.")
-]
-HtmlOption = Annotated[
-    Path | None, typer.Option(help="Also write the plan as an HTML page with pictures.")
-]
-SvgOption = Annotated[
-    Path | None, typer.Option(help="Also draw layout and timeline into an SVG file.")
-]
-TraceOption = Annotated[
-    Path | None, typer.Option(help="Also write the planned step as a trace for Perfetto.")
-]
+RankOption = Annotated[int | None, typer.Option(help="Show this rank and the groups it belongs to.")]
+HtmlOption = Annotated[Path | None, typer.Option(help="Also write the plan as an HTML page with pictures.")]
+SvgOption = Annotated[Path | None, typer.Option(help="Also draw layout and timeline into an SVG file.")]
+TraceOption = Annotated[Path | None, typer.Option(help="Also write the planned step as a trace for Perfetto.")]
 BatchOption = Annotated[
     str | None,
     typer.Option(
@@ -53,16 +42,11 @@ BatchOption = Annotated[
         "could be read.",
     ),
 ]
-CompareOption = Annotated[
-    bool,
-    typer.Option("--compare", help="Compare JOB with others: --compare demo tp=1,dp=2"),
-]
+CompareOption = Annotated[bool, typer.Option("--compare", help="Compare JOB with others: --compare demo tp=1,dp=2")]
 ExplainOption = Annotated[
     bool,
     typer.Option(
-        "--explain",
-        help="Show figures with their formulas and numbers: --explain, or JOB "
-        "--explain memory.stage-0",
+        "--explain", help="Show figures with their formulas and numbers: --explain, or JOB --explain memory.stage-0"
     ),
 ]
 ModesOption = Annotated[
@@ -135,9 +119,11 @@ def plan(
     """
     pictures = {"html": html, "svg": svg, "trace": trace}
     others = {
-        "--batch": batch is not None, "--compare": compare, "--explain": explain,
+        "--batch": batch is not None,
+        "--compare": compare,
+        "--explain": explain,
         "--compare-tensor-modes": compare_tensor_modes,
-    }  # fmt: skip
+    }
     words = more or []
     is_typed = "training.runtime" in job.overrides
     if from_ is not None:
@@ -174,10 +160,7 @@ def plan(
     elif document is not None:
         _show_rank(document, as_json=as_json)
     else:
-        _print_plan(
-            made.evaluate(), topology, kinds, runtimes, run, ranks=ranks, full=full,
-            as_json=as_json,
-        )  # fmt: skip
+        _print_plan(made.evaluate(), topology, kinds, runtimes, run, ranks=ranks, full=full, as_json=as_json)
     if rank is None and made.fits is False:
         raise typer.Exit(DOES_NOT_FIT)
 
@@ -201,10 +184,7 @@ def _wanted_kinds(groups: str | None, known: Collection[str]) -> tuple[str, ...]
     unknown = [kind for kind in kinds if kind not in known]
     if unknown:
         raise InputError.of(
-            "unknown-group",
-            "--groups",
-            f"no group is called {unknown[0]!r}",
-            f"use {', '.join(known)}, all or none",
+            "unknown-group", "--groups", f"no group is called {unknown[0]!r}", f"use {', '.join(known)}, all or none"
         )
     return kinds
 
@@ -223,9 +203,15 @@ def _require_one_mode(asked: Mapping[str, bool], words: list[str], *, shows_a_pl
 
 
 def _draw(
-    job: JobSource, made: Plan, topology: Topology, pictures: Mapping[str, Path | None],
-    tokens: str | None, run: WholeRun | None, *, as_json: bool,
-) -> None:  # fmt: skip
+    job: JobSource,
+    made: Plan,
+    topology: Topology,
+    pictures: Mapping[str, Path | None],
+    tokens: str | None,
+    run: WholeRun | None,
+    *,
+    as_json: bool,
+) -> None:
     """Write the page, picture and trace that have a path, and print their names without --json."""
     from mpctl.render.console import say
     from mpctl.render.pictures import write_pictures
@@ -236,9 +222,15 @@ def _draw(
         line += f" --tokens {quote(tokens)}"
     with TaskBar(after=PATIENCE) as bar:
         write_pictures(
-            made, topology, command=line, html=pictures["html"], svg=pictures["svg"],
-            trace=pictures["trace"], run=run, on_progress=bar.update,
-        )  # fmt: skip
+            made,
+            topology,
+            command=line,
+            html=pictures["html"],
+            svg=pictures["svg"],
+            trace=pictures["trace"],
+            run=run,
+            on_progress=bar.update,
+        )
     for path in filter(None, () if as_json else pictures.values()):
         say(f"wrote {path}", stderr=True)
 
@@ -255,9 +247,16 @@ def _show_rank(document: RankDocument, *, as_json: bool) -> None:
 
 
 def _print_plan(
-    made: Plan, topology: Topology, kinds: tuple[str, ...] | None, runtimes: str | None,
-    run: WholeRun | None, *, ranks: bool, full: bool, as_json: bool,
-) -> None:  # fmt: skip
+    made: Plan,
+    topology: Topology,
+    kinds: tuple[str, ...] | None,
+    runtimes: str | None,
+    run: WholeRun | None,
+    *,
+    ranks: bool,
+    full: bool,
+    as_json: bool,
+) -> None:
     from mpctl.plan.planning.runtimes import is_open, named_runtimes, other_runtimes, same_layout
 
     asked = same_layout(made, named_runtimes(runtimes, made.job)) if runtimes is not None else []
@@ -271,7 +270,4 @@ def _print_plan(
 
     has_rows = is_open(made.job) and made.estimate is not None and not asked
     others = same_layout(made, other_runtimes(made.job)) if has_rows else []
-    print_plan(
-        made, topology, kinds=kinds, ranks=ranks, full=full, others=others, runtimes=asked,
-        run=run,
-    )  # fmt: skip
+    print_plan(made, topology, kinds=kinds, ranks=ranks, full=full, others=others, runtimes=asked, run=run)

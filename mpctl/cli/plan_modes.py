@@ -66,8 +66,12 @@ def compare_tensor_modes(job: JobSource, more: list[str], *, as_json: bool) -> N
     from mpctl.render.output import print_json
 
     if wrong := [word for word in more if not word.isdecimal() or int(word) < 1]:
-        raise InputError.of("bad-tp", "--compare-tensor-modes", f"{wrong[0]!r} is no size of tp",
-                            "for example: demo --compare-tensor-modes 4 8")  # fmt: skip
+        raise InputError.of(
+            "bad-tp",
+            "--compare-tensor-modes",
+            f"{wrong[0]!r} is no size of tp",
+            "for example: demo --compare-tensor-modes 4 8",
+        )
     document = tensor_modes_document(job.source, job.overrides, [int(word) for word in more])
     if as_json:
         print_json(document)
@@ -115,8 +119,9 @@ def run_batch(job: JobSource, name: str, words: list[str]) -> None:
     from mpctl.render.progress import PATIENCE, TaskBar
 
     if job.source or job.overrides or words:
-        raise InputError.of("usage", "--batch", "takes jobs from its file alone",
-                            "leave JOB and the flags of a job out")  # fmt: skip
+        raise InputError.of(
+            "usage", "--batch", "takes jobs from its file alone", "leave JOB and the flags of a job out"
+        )
     folder = Path() if name == STDIN else Path(name).parent
     with _opened(name) as (stream, size), TaskBar(after=PATIENCE) as bar:
         on_bytes = _bytes_counter(bar, size) if size and not sys.stdout.isatty() else None

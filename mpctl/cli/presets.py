@@ -37,11 +37,7 @@ NameArgument = Annotated[
 ]
 
 
-def presets(
-    kind: KindArgument = None,
-    name: NameArgument = None,
-    as_json: AsJsonOption = False,
-) -> None:
+def presets(kind: KindArgument = None, name: NameArgument = None, as_json: AsJsonOption = False) -> None:
     """List the presets with their folders, or print one byte for byte.
 
     Presets of your own are TOML files in ./presets/KIND, ~/.config/mpctl/presets/KIND

@@ -17,9 +17,7 @@ if TYPE_CHECKING:
     from mpctl.run.history.show import X
 
 
-FolderOption = Annotated[
-    Path, typer.Argument(help="A folder with runs, a folder with folders of runs, or one run.")
-]
+FolderOption = Annotated[Path, typer.Argument(help="A folder with runs, a folder with folders of runs, or one run.")]
 SortOption = Annotated[
     str,
     typer.Option(
@@ -55,9 +53,9 @@ def runs(
     from mpctl.render.runs import print_runs
 
     with TaskBar(after=PATIENCE) as bar:
-        listing = list_runs(folder, sort=sort, reverse=reverse,
-                            on_progress=lambda done, total: bar.update("reading runs", done, total)
-                            )  # fmt: skip
+        listing = list_runs(
+            folder, sort=sort, reverse=reverse, on_progress=lambda done, total: bar.update("reading runs", done, total)
+        )
     print_runs(listing)
 
 
@@ -95,16 +93,11 @@ LINES = 100
 
 
 RankOption = Annotated[
-    list[int] | None,
-    typer.Option(metavar="N", min=0, help="Only this rank; repeatable. All ranks by default."),
+    list[int] | None, typer.Option(metavar="N", min=0, help="Only this rank; repeatable. All ranks by default.")
 ]
-LinesOption = Annotated[
-    int, typer.Option("--lines", "-n", metavar="N", min=0, help="Show the last N lines.")
-]
+LinesOption = Annotated[int, typer.Option("--lines", "-n", metavar="N", min=0, help="Show the last N lines.")]
 AllOption = Annotated[bool, typer.Option("--all", help="Show all lines.")]
-FollowOption = Annotated[
-    bool, typer.Option("--follow", "-f", help="Keep printing new lines until the run ends.")
-]
+FollowOption = Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new lines until the run ends.")]
 EachOption = Annotated[bool, typer.Option("--each", help="Show the ranks' logs one after another.")]
 LauncherOption = Annotated[
     bool, typer.Option("--launcher", help="Show the logs of the launcher, torchrun and the nodes.")
@@ -148,9 +141,7 @@ def logs(
         _show_merged(path, rank or [], count, follow=follow)
 
 
-def _show_files(
-    run: Path, ranks: list[int], count: int | None, *, follow: bool, launcher: bool
-) -> None:
+def _show_files(run: Path, ranks: list[int], count: int | None, *, follow: bool, launcher: bool) -> None:
     """Print the logs unchanged, one after another, each under a heading when there are several."""
     from mpctl.render.logs import FileView
     from mpctl.run.history.logs import FileFollower, chosen_logs, follow_until_end, last_lines, launcher_logs
@@ -181,16 +172,16 @@ def _show_merged(run: Path, ranks: list[int], count: int | None, *, follow: bool
     view.end()
 
 
-NowOption = Annotated[
-    bool, typer.Option("--now", help="End ranks at once; loses steps since the last checkpoint.")
-]
+NowOption = Annotated[bool, typer.Option("--now", help="End ranks at once; loses steps since the last checkpoint.")]
 TimeoutOption = Annotated[
     float | None,
     typer.Option(
-        metavar="SECONDS", min=0, show_default=False,
+        metavar="SECONDS",
+        min=0,
+        show_default=False,
         help="Wait at most this long for the end; the request remains. By default, no limit.",
     ),
-]  # fmt: skip
+]
 
 
 def stop(
@@ -228,40 +219,27 @@ def stop(
 
 RunsArgument = Annotated[
     list[Path],
-    typer.Argument(
-        metavar="RUN ...",
-        help="Run directories, or names in runs/.",
-        autocompletion=complete.run,
-    ),
+    typer.Argument(metavar="RUN ...", help="Run directories, or names in runs/.", autocompletion=complete.run),
 ]
 PlotOption = Annotated[
     list[str] | None,
     typer.Option(
         metavar="METRIC",
-        help="Draw a metric: loss, val, lr, grad_norm, "
-        "tokens_per_second or any other in metrics.jsonl; repeatable.",
+        help="Draw a metric: loss, val, lr, grad_norm, tokens_per_second or any other in metrics.jsonl; repeatable.",
     ),
 ]
-XOption = Annotated[
-    Literal["step", "tokens", "time"], typer.Option("--x", help="The x axis of the curves.")
-]
+XOption = Annotated[Literal["step", "tokens", "time"], typer.Option("--x", help="The x axis of the curves.")]
 OutOption = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="Draw to a .png or .svg file instead of the terminal."),
+    Path | None, typer.Option(metavar="FILE", help="Draw to a .png or .svg file instead of the terminal.")
 ]
-CsvOption = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Write the run's metrics as CSV.")
-]
+CsvOption = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the run's metrics as CSV.")]
 TensorboardOption = Annotated[
-    Path | None,
-    typer.Option(metavar="FOLDER", help="Write the run's metrics as TensorBoard events."),
+    Path | None, typer.Option(metavar="FOLDER", help="Write the run's metrics as TensorBoard events.")
 ]
 RunPageOption = Annotated[
     Path | None,
     typer.Option(
-        "--html",
-        metavar="FILE",
-        help="Write a page of the run: curves, where its time went, plan and run, failure.",
+        "--html", metavar="FILE", help="Write a page of the run: curves, where its time went, plan and run, failure."
     ),
 ]
 CurvesJsonOption = Annotated[
@@ -322,9 +300,7 @@ def _summarise(runs: list[SavedRun], *, as_json: bool) -> None:
         print_run(run, shown)
 
 
-def _plot(
-    runs: list[SavedRun], metrics: list[str], x: X, out: Path | None, *, as_json: bool
-) -> None:
+def _plot(runs: list[SavedRun], metrics: list[str], x: X, out: Path | None, *, as_json: bool) -> None:
     from mpctl.run.history.show import find_series, series_document
 
     if out is not None:

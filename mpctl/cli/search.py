@@ -37,14 +37,11 @@ FixOption = Annotated[
     list[str] | None,
     typer.Option(
         metavar="KEY=VALUE",
-        help="Fix this setting at a value instead of searching it, as a flag does: pp=8, zero=1; "
-        "repeatable.",
+        help="Fix this setting at a value instead of searching it, as a flag does: pp=8, zero=1; repeatable.",
         autocompletion=complete.setting,
     ),
 ]
-PriceOption = Annotated[
-    float | None, typer.Option(min=0, help="Price of a GPU-hour; costs are in the same currency.")
-]
+PriceOption = Annotated[float | None, typer.Option(min=0, help="Price of a GPU-hour; costs are in the same currency.")]
 ExhaustiveOption = Annotated[
     bool,
     typer.Option(
@@ -53,15 +50,11 @@ ExhaustiveOption = Annotated[
         "answer, possibly after hours.",
     ),
 ]
-CsvOption = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Also write the best layouts as CSV.")
-]
+CsvOption = Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the best layouts as CSV.")]
 HtmlOption = Annotated[
     Path | None,
     typer.Option(
-        metavar="FILE",
-        help="Also write an HTML page: the answer, time "
-        "against memory, the plan of the best layout.",
+        metavar="FILE", help="Also write an HTML page: the answer, time against memory, the plan of the best layout."
     ),
 ]
 
@@ -105,18 +98,29 @@ def search(
     counts = gpu_counts(gpus, objective, request.job)
     with TaskBar(after=PATIENCE) as bar:
         result = answer_search(
-            request, counts, top=top, objective=objective, exhaustive=exhaustive,
-            on_progress=bar.update, on_note=bar.note,
-        )  # fmt: skip
+            request,
+            counts,
+            top=top,
+            objective=objective,
+            exhaustive=exhaustive,
+            on_progress=bar.update,
+            on_note=bar.note,
+        )
     document = search_document(result, lambda choice: _line(job, request, choice))
     if csv is not None:
         _write_csv(csv, document)
     if html is not None and result.best:
         options = {
-            "--gpus": gpus, "--top": top, "--objective": objective, "--max-tp": max_tp,
-            "--max-pp": max_pp, "--max-cp": max_cp, "--price": price,
-            "--tokens": tokens, "--html": html,
-        }  # fmt: skip
+            "--gpus": gpus,
+            "--top": top,
+            "--objective": objective,
+            "--max-tp": max_tp,
+            "--max-pp": max_pp,
+            "--max-cp": max_cp,
+            "--price": price,
+            "--tokens": tokens,
+            "--html": html,
+        }
         again = _again(job, fix or [], options, exhaustive=exhaustive)
         _write_page(html, result, document, again)
     _print(document, as_json=as_json)
@@ -146,9 +150,7 @@ def _print(document: SearchDocument, *, as_json: bool) -> None:
     print_search(document)
 
 
-def _again(
-    job: JobSource, fix: list[str], options: Mapping[str, object], *, exhaustive: bool
-) -> str:  # fmt: skip
+def _again(job: JobSource, fix: list[str], options: Mapping[str, object], *, exhaustive: bool) -> str:
     """The command line that repeats this search."""
     words = [word for text in fix for word in ("--fix", text)]
     words += [str(w) for name, value in options.items() if value is not None for w in (name, value)]

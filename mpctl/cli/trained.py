@@ -22,25 +22,16 @@ ModelPath = Annotated[
     ),
 ]
 Step = Annotated[
-    int | None,
-    typer.Option(
-        help="Use the checkpoint of this step; the newest by default.", show_default=False
-    ),
+    int | None, typer.Option(help="Use the checkpoint of this step; the newest by default.", show_default=False)
 ]
-Device = Annotated[
-    Literal["auto", "cpu", "cuda"], typer.Option(help="auto: a GPU where there is one.")
-]
+Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="auto: a GPU where there is one.")]
 Dtype = Annotated[
     Literal["fp32", "bf16", "fp16", "fp64"] | None,
     typer.Option(help="Data type to compute in; by default that of training.", show_default=False),
 ]
 TokenizerFile = Annotated[
     Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="A tokenizer.json, for a model whose folder has none.",
-        show_default=False,
-    ),
+    typer.Option(metavar="FILE", help="A tokenizer.json, for a model whose folder has none.", show_default=False),
 ]
 DataOption = Annotated[
     list[str] | None,
@@ -52,35 +43,19 @@ DataOption = Annotated[
     ),
 ]
 SamplesOption = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        help="Use the first N samples of each corpus; all by default.",
-        show_default=False,
-    ),
+    int | None, typer.Option(min=1, help="Use the first N samples of each corpus; all by default.", show_default=False)
 ]
-SplitOption = Annotated[
-    Literal["train", "validation"], typer.Option(help="Which part of prepared data to use.")
-]
-DpOption = Annotated[
-    int, typer.Option(min=1, help="Data-parallel size: replicas that share the samples.")
-]
-EpOption = Annotated[
-    int, typer.Option(min=1, help="Expert-parallel size: ranks that share a layer's experts.")
-]
+SplitOption = Annotated[Literal["train", "validation"], typer.Option(help="Which part of prepared data to use.")]
+DpOption = Annotated[int, typer.Option(min=1, help="Data-parallel size: replicas that share the samples.")]
+EpOption = Annotated[int, typer.Option(min=1, help="Expert-parallel size: ranks that share a layer's experts.")]
 MicroBatchSizeOption = Annotated[
     int | None,
     typer.Option(
-        min=1,
-        help="Samples that a rank computes at once; by default as in the training.",
-        show_default=False,
+        min=1, help="Samples that a rank computes at once; by default as in the training.", show_default=False
     ),
 ]
 SeqLengthOption = Annotated[
-    int | None,
-    typer.Option(
-        min=1, help="Tokens of a sample; by default as in the training.", show_default=False
-    ),
+    int | None, typer.Option(min=1, help="Tokens of a sample; by default as in the training.", show_default=False)
 ]
 
 
@@ -118,9 +93,7 @@ def eval_(
     options = TaskOptions(step, tokenizer, sizes, device, dtype, ep=ep)
     settings = EvalSettings(samples, split, micro_batch_size, seq_length)
     with TaskBar(after=PATIENCE, lines=not as_json) as bar:
-        evaluation = plan_evaluation(
-            model, data or [], this_machine(), options, settings, bar.update
-        )
+        evaluation = plan_evaluation(model, data or [], this_machine(), options, settings, bar.update)
     print_warnings(list(evaluation.warnings))
     with TaskBar(lines=not as_json) as bar:
         document = evaluation.run(bar.update)
@@ -131,8 +104,7 @@ def eval_(
 
 
 PromptOption = Annotated[
-    list[str] | None,
-    typer.Option(metavar="TEXT", help="Text to continue; repeatable.", show_default=False),
+    list[str] | None, typer.Option(metavar="TEXT", help="Text to continue; repeatable.", show_default=False)
 ]
 PromptsOption = Annotated[
     str | None,
@@ -160,22 +132,14 @@ TemperatureOption = Annotated[
         "less than 1 favours likely tokens.",
     ),
 ]
-TopKOption = Annotated[
-    int | None,
-    typer.Option(min=1, help="Draw from the K likeliest tokens.", show_default=False),
-]
+TopKOption = Annotated[int | None, typer.Option(min=1, help="Draw from the K likeliest tokens.", show_default=False)]
 TopPOption = Annotated[
     float | None,
     typer.Option(
-        min=0.0,
-        max=1.0,
-        help="Draw from the likeliest tokens whose probabilities add up to P.",
-        show_default=False,
+        min=0.0, max=1.0, help="Draw from the likeliest tokens whose probabilities add up to P.", show_default=False
     ),
 ]
-SeedOption = Annotated[
-    int, typer.Option(min=0, help="The same seed gives the same texts at any --tp.")
-]
+SeedOption = Annotated[int, typer.Option(min=0, help="The same seed gives the same texts at any --tp.")]
 StopOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -185,10 +149,7 @@ StopOption = Annotated[
     ),
 ]
 LogProbabilitiesOption = Annotated[
-    bool,
-    typer.Option(
-        "--log-probabilities", help="With --json: also the log probability of each token."
-    ),
+    bool, typer.Option("--log-probabilities", help="With --json: also the log probability of each token.")
 ]
 
 
@@ -225,9 +186,7 @@ def sample(
     from mpctl.run.inference.sample import SamplingSettings, plan_sampling, sample_document
     from mpctl.run.inference.task import TaskOptions
 
-    settings = SamplingSettings(
-        max_tokens, temperature, top_k, top_p, seed, tuple(stop or ()), batch_size
-    )
+    settings = SamplingSettings(max_tokens, temperature, top_k, top_p, seed, tuple(stop or ()), batch_size)
     options = TaskOptions(step, tokenizer, {"tp": tp}, device, dtype, ep=ep)
     texts = read_prompts(prompt or [], prompts)
     with TaskBar(after=PATIENCE, lines=not as_json) as bar:
@@ -250,8 +209,9 @@ def read_prompts(given: list[str], source: str | None) -> list[str]:
     if source is not None:
         prompts += _lines(source)
     if not prompts:
-        raise InputError.of("no-prompt", "--prompt", "there is no text to continue",
-                            "give --prompt TEXT, --prompts FILE or --prompts -")  # fmt: skip
+        raise InputError.of(
+            "no-prompt", "--prompt", "there is no text to continue", "give --prompt TEXT, --prompts FILE or --prompts -"
+        )
     return prompts
 
 
@@ -262,8 +222,9 @@ def _lines(source: str) -> list[str]:
         text = sys.stdin.read() if source == "-" else Path(source).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or str(error)
-        raise InputError.of("prompts-unreadable", "--prompts", f"{source}: {why}",
-                            "name a text file in UTF-8") from None  # fmt: skip
+        raise InputError.of(
+            "prompts-unreadable", "--prompts", f"{source}: {why}", "name a text file in UTF-8"
+        ) from None
     # Not splitlines(): JSON strings, and prompts, may hold U+2028 and its like.
     numbered = enumerate((line.removesuffix("\r") for line in text.split("\n")), start=1)
     lines = [(number, line) for number, line in numbered if line.strip()]
@@ -281,6 +242,7 @@ def _prompt_of(line: str, where: str) -> str:
         record = None
     prompt = record.get("prompt") if isinstance(record, dict) else None
     if not isinstance(prompt, str):
-        raise InputError.of("prompts-jsonl", where, 'no JSON object with a string under "prompt"',
-                            'write one {"prompt": "..."} a line')  # fmt: skip
+        raise InputError.of(
+            "prompts-jsonl", where, 'no JSON object with a string under "prompt"', 'write one {"prompt": "..."} a line'
+        )
     return prompt

@@ -31,27 +31,17 @@ LONGEST = 30 * 24 * 3600.0
 
 BudgetOption = Annotated[
     str,
-    typer.Option(
-        metavar="TIME",
-        help="Time for all trials together, of all sessions in this folder: 90s, 5m, 1h30m.",
-    ),
+    typer.Option(metavar="TIME", help="Time for all trials together, of all sessions in this folder: 90s, 5m, 1h30m."),
 ]
 TrialsOption = Annotated[
     int | None,
-    typer.Option(
-        help="Trials at most, of all sessions; by default as many as the budget allows.",
-        show_default=False,
-    ),
+    typer.Option(help="Trials at most, of all sessions; by default as many as the budget allows.", show_default=False),
 ]
 OutOption = Annotated[
-    Path | None,
-    typer.Option(help="Folder of the tuning, which goes on there; by default runs/tune-NAME."),
+    Path | None, typer.Option(help="Folder of the tuning, which goes on there; by default runs/tune-NAME.")
 ]
 RanksOption = Annotated[
-    int | None,
-    typer.Option(
-        min=1, help="Ranks on this host: --nodes 1 --gpus-per-node N.", show_default=False
-    ),
+    int | None, typer.Option(min=1, help="Ranks on this host: --nodes 1 --gpus-per-node N.", show_default=False)
 ]
 DeviceOption = Annotated[
     Literal["auto", "cpu", "cuda"] | None,
@@ -79,8 +69,7 @@ SubmitOption = Annotated[
     bool,
     typer.Option(
         "--submit",
-        help="Hand the whole tuning to Slurm as one batch job, in whose allocation its trials run, "
-        "and return at once.",
+        help="Hand the whole tuning to Slurm as one batch job, in whose allocation its trials run, and return at once.",
     ),
 ]
 ShowOption = Annotated[
@@ -157,12 +146,17 @@ def tune(
                 _write(tuning, command_of)
 
         tuning = Tuning(
-            request, folder, _measure(request.job), asked.limits, command=typed_command(),
+            request,
+            folder,
+            _measure(request.job),
+            asked.limits,
+            command=typed_command(),
             watch=TuneWatch(on_change, view.event, view.progress, view.wait),
             check=lambda one: require_target(one, folder, this_machine()),
             prepare=lambda one: prepared_data(one, folder, this_machine(), _silent),
-            accepts=asked.accepts, launcher=emit,
-        )  # fmt: skip
+            accepts=asked.accepts,
+            launcher=emit,
+        )
         ended: BaseException | None = None
         waiting: list[Path] = []
         try:
@@ -194,9 +188,15 @@ class Asked(NamedTuple):
 
 
 def _asked(
-    job: JobSource, settings: Mapping[str, object], ranks: int | None, budget: str,
-    trials: int | None, fix: list[str], emit: str | None, out: Path | None,
-) -> Asked:  # fmt: skip
+    job: JobSource,
+    settings: Mapping[str, object],
+    ranks: int | None,
+    budget: str,
+    trials: int | None,
+    fix: list[str],
+    emit: str | None,
+    out: Path | None,
+) -> Asked:
     """The command line as read. Raises InputError with everything that is wrong with it."""
     from mpctl.cli.plan_modes import for_launcher
     from mpctl.core.errors import Issue, attempt
@@ -212,8 +212,9 @@ def _asked(
     issues: list[Issue] = []
     seconds = attempt(issues, partial(read_budget, budget))
     if trials is not None and trials < 1:
-        issues.append(Issue("bad-trials", "--trials", f"{trials} trials measure nothing",
-                            "give 1 or more, or leave it out"))  # fmt: skip
+        issues.append(
+            Issue("bad-trials", "--trials", f"{trials} trials measure nothing", "give 1 or more, or leave it out")
+        )
     if (read := attempt(issues, read_job)) is None:
         raise InputError(issues)
     placed, request = read
@@ -244,16 +245,18 @@ def _submit(asked: Asked, launcher: str | None, *, as_json: bool) -> None:
     name = chosen_name(request.job, os.environ)
     if launcher or name != "slurm":
         where = "trials of --emit are made elsewhere" if launcher else f"--on {name} has none"
-        raise InputError.of("nothing-to-submit", "--submit",
-                            f"an allocation for a whole tuning is Slurm's, and {where}",
-                            "use --on slurm, or leave out --submit")  # fmt: skip
+        raise InputError.of(
+            "nothing-to-submit",
+            "--submit",
+            f"an allocation for a whole tuning is Slurm's, and {where}",
+            "use --on slurm, or leave out --submit",
+        )
     words = [word for word in sys.argv[1:] if word != "--submit"]
     command = [sys.executable, "-P", "-m", "mpctl", *words]
     with RunDir(folder.path).locked("--out"):
         job_id = submit_tuning(request, folder, asked.limits.seconds, command)
     if as_json:
-        print_json({"schema": "mpctl.submission/1", "scheduler": name, "job_id": job_id,
-                    "run_dir": str(folder.path)})  # fmt: skip
+        print_json({"schema": "mpctl.submission/1", "scheduler": name, "job_id": job_id, "run_dir": str(folder.path)})
         return
     log = RunDir(folder.path).batch_log(job_id)
     say(f"submitted to {name} as job {job_id}; its folder is {folder.path}")
@@ -271,8 +274,7 @@ def _saved(path: Path, job: JobSource) -> TuneDocument:
     from mpctl.render.html.tune import tune_page
 
     if job.source or job.overrides:
-        raise InputError.of("usage", "--show", "the folder says which job was tuned",
-                            "leave out JOB and its settings")  # fmt: skip
+        raise InputError.of("usage", "--show", "the folder says which job was tuned", "leave out JOB and its settings")
     document = read_document(path / REPORT)
     document["folder"] = str(path)  # which may have moved
     with suppress(OSError):
@@ -313,8 +315,12 @@ def read_budget(text: str) -> float:
     parts = zip(match.groups("0"), (3600, 60, 1), strict=True) if match else ()
     seconds = sum(float(part) * unit for part, unit in parts)
     if not 0 < seconds <= LONGEST:
-        raise InputError.of("bad-budget", "--budget", f"{text[:30]!r} is no time to measure in",
-                            "give a time such as 5m, 90s or 1h30m, 30 days at most")  # fmt: skip
+        raise InputError.of(
+            "bad-budget",
+            "--budget",
+            f"{text[:30]!r} is no time to measure in",
+            "give a time such as 5m, 90s or 1h30m, 30 days at most",
+        )
     return seconds
 
 
@@ -324,8 +330,12 @@ def _placed(job: JobSource, ranks: int | None, settings: Mapping[str, object]) -
         for name in ("cluster.nodes", "cluster.gpus_per_node"):
             if name in job.overrides:
                 option = f"--{name.partition('.')[2].replace('_', '-')}"
-                raise InputError.of("usage", "--ranks", f"--ranks {ranks} and {option} both say "
-                                    "how many ranks there are", "use one of them")  # fmt: skip
+                raise InputError.of(
+                    "usage",
+                    "--ranks",
+                    f"--ranks {ranks} and {option} both say how many ranks there are",
+                    "use one of them",
+                )
         settings = {"cluster.nodes": 1, "cluster.gpus_per_node": ranks, **settings}
     return job.with_settings(settings)
 
@@ -386,9 +396,7 @@ def _write_best(tuning: Tuning, job: JobSource, document: TuneDocument) -> None:
         raise cannot_write(tuning.folder.path, error) from None
 
 
-def _best_job(
-    job: JobSource, request: SearchRequest, layout: LayoutSettings, document: TuneDocument
-) -> str:
+def _best_job(job: JobSource, request: SearchRequest, layout: LayoutSettings, document: TuneDocument) -> str:
     """The text of best.toml: the job that was tuned, with the layout."""
     from mpctl.measure.bench.report import flat
     from mpctl.render.job_file import JobFile, job_text

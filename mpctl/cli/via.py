@@ -30,10 +30,22 @@ ViaOption = Annotated[
 ]
 VIA = "MPCTL_VIA"
 """Environment variable of a command on a login host: the value of --via, for what it prints."""
-OF_THE_JOB = frozenset({
-    *(flag.name for flag in FLAGS), "job", "set_", "fetch", "device", "tensorboard", "csv",
-    "profile", "on", "hostfile", "include", "exclude",
-})  # fmt: skip
+OF_THE_JOB = frozenset(
+    {
+        *(flag.name for flag in FLAGS),
+        "job",
+        "set_",
+        "fetch",
+        "device",
+        "tensorboard",
+        "csv",
+        "profile",
+        "on",
+        "hostfile",
+        "include",
+        "exclude",
+    }
+)
 """Parameters of `mpctl launch` that make the job, which is sent with all of them in it."""
 
 
@@ -64,13 +76,7 @@ def run_there(
 
 
 def submit_there(
-    via: str,
-    context: typer.Context,
-    job: JobSource,
-    run_dir: Path | None,
-    *,
-    submit: bool,
-    resume: bool,
+    via: str, context: typer.Context, job: JobSource, run_dir: Path | None, *, submit: bool, resume: bool
 ) -> NoReturn:
     """Check a job as far as that is possible here, and let a login host submit it."""
     from mpctl.core.errors import InputError, Issue
@@ -157,9 +163,7 @@ def _of_this_terminal() -> dict[Passed, str]:
 
     from mpctl.run.clusters.ssh.login import Passed
 
-    found: dict[Passed, str] = {
-        name: os.environ[name] for name in get_args(Passed) if name in os.environ
-    }
+    found: dict[Passed, str] = {name: os.environ[name] for name in get_args(Passed) if name in os.environ}
     if sys.stdout.isatty():
         found.setdefault("COLUMNS", str(shutil.get_terminal_size().columns))
         if sys.stderr.isatty():

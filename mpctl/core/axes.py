@@ -34,15 +34,33 @@ class Axis(NamedTuple):
 
 
 AXES = (
-    Axis("tp", "tensor", "every large matrix", "activations, four times a block",
-         "tensor-parallel size", "tensor"),
-    Axis("cp", "context", "the sequence", "keys and values, every layer",
-         "context-parallel size: ranks that share each sequence", "context"),
-    Axis("dp", "data", "the batch", "gradients, once a step",
-         "data-parallel size; ranks / (tp x cp x pp) when absent", in_layer=False),
-    Axis("pp", "pipeline", "the layers", "activations, between neighbours",
-         "pipeline-parallel size: number of stages", "pipeline", in_layer=False),
-)  # fmt: skip
+    Axis("tp", "tensor", "every large matrix", "activations, four times a block", "tensor-parallel size", "tensor"),
+    Axis(
+        "cp",
+        "context",
+        "the sequence",
+        "keys and values, every layer",
+        "context-parallel size: ranks that share each sequence",
+        "context",
+    ),
+    Axis(
+        "dp",
+        "data",
+        "the batch",
+        "gradients, once a step",
+        "data-parallel size; ranks / (tp x cp x pp) when absent",
+        in_layer=False,
+    ),
+    Axis(
+        "pp",
+        "pipeline",
+        "the layers",
+        "activations, between neighbours",
+        "pipeline-parallel size: number of stages",
+        "pipeline",
+        in_layer=False,
+    ),
+)
 FILLING = "dp"
 """The axis whose size fills the rest of the world where a job does not state it."""
 # Axes into which tp is split in tensor_mode 2d (col, row), 2.5d (and depth) and 3d.
@@ -51,19 +69,15 @@ GRID_AXES = (
     Axis("row", "rows of tp", "samples, and the rows of matrices", "blocks of matrices"),
     Axis("depth", "layers of tp", "samples", "gradients of matrices, once a step"),
     Axis("weight", "weights of tp", "samples, and each rank's matrices", "parts of matrices"),
-    Axis("input", "inputs of tp", "heads and MLP columns; samples between layers",
-         "parts of what a layer reads"),
-    Axis("output", "outputs of tp", "hidden states; samples inside of layers",
-         "parts of what a layer writes"),
-)  # fmt: skip
+    Axis("input", "inputs of tp", "heads and MLP columns; samples between layers", "parts of what a layer reads"),
+    Axis("output", "outputs of tp", "hidden states; samples inside of layers", "parts of what a layer writes"),
+)
 # The axes of the experts' view: the same ranks, numbered again with ep at cp's place.
 EXPERT_AXES = (
-    Axis("etp", "expert tensor", "every expert", "rows of tokens, twice a layer",
-         supported_by="expert_tensor"),
-    Axis("ep", "expert", "the experts of a layer", "rows of tokens, twice a layer",
-         supported_by="experts"),
+    Axis("etp", "expert tensor", "every expert", "rows of tokens, twice a layer", supported_by="expert_tensor"),
+    Axis("ep", "expert", "the experts of a layer", "rows of tokens, twice a layer", supported_by="experts"),
     Axis("edp", "expert data", "the tokens of a step", "experts' gradients, once a step"),
-)  # fmt: skip
+)
 AXIS_NAMES = tuple(axis.name for axis in AXES)
 CHOSEN_AXES = tuple(name for name in AXIS_NAMES if name != FILLING)
 DEFAULT_ORDER = "-".join(AXIS_NAMES)
@@ -95,9 +109,7 @@ def zero_groups(replicas: str) -> tuple[str, str]:
     return f"{prefix}zero", f"{prefix}zero_replicas"
 
 
-def group_kinds(
-    axes: Iterable[str], unions: Mapping[str, tuple[str, ...]] = UNIONS
-) -> dict[str, tuple[str, ...]]:
+def group_kinds(axes: Iterable[str], unions: Mapping[str, tuple[str, ...]] = UNIONS) -> dict[str, tuple[str, ...]]:
     """Every group kind over these axes: each axis by itself, then the unions of them."""
     return {axis: (axis,) for axis in axes} | dict(unions)
 
@@ -162,9 +174,7 @@ def find_order(order: str, orders: Iterable[str], sizes: Mapping[str, int]) -> s
     return next((other for other in orders if used_axes(other, sizes) == own), None)
 
 
-def parse_order(
-    order: str, sizes: Mapping[str, int], axes: Iterable[str] = AXIS_NAMES
-) -> tuple[str, ...]:
+def parse_order(order: str, sizes: Mapping[str, int], axes: Iterable[str] = AXIS_NAMES) -> tuple[str, ...]:
     """`"tp-cp-dp-pp"` -> its axes, fastest-varying first; axes of size 1 may be left out.
 
     axes: the known names. Raises ValueError naming the axes that are unknown, repeated or missing.

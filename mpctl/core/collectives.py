@@ -18,10 +18,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-Kind = Literal[
-    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send",
-    "sendrecv",
-]  # fmt: skip
+Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send", "sendrecv"]
 Pattern = Literal["ring", "peers", "chain", "pair"]
 
 

@@ -54,12 +54,7 @@ class Issue(NamedTuple):
 
     def as_dict(self) -> IssueEntry:
         """The issue as an entry of a JSON document."""
-        return {
-            "rule": self.rule,
-            "where": self.where,
-            "message": self.message,
-            "hint": self.hint,
-        }
+        return {"rule": self.rule, "where": self.where, "message": self.message, "hint": self.hint}
 
 
 class Offer(NamedTuple):

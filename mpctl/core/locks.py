@@ -75,9 +75,7 @@ class FolderLock:
 
 
 @contextmanager
-def hold_lock(
-    folder: Path, *, also: Holder | None = None, signs: Sequence[Path] = ()
-) -> Iterator[FolderLock]:
+def hold_lock(folder: Path, *, also: Holder | None = None, signs: Sequence[Path] = ()) -> Iterator[FolderLock]:
     """Lock a directory for the time of the block.
 
     also: who may be using the directory without holding this lock; signs: the files that such a
@@ -171,8 +169,7 @@ def _holder(handle: int) -> Holder | None:
         host, pid, since = str(record["host"]), int(record["pid"]), float(record["since"])
         datetime.fromtimestamp(since, UTC)
         return Holder(host, pid, since, str(record["kernel"]))
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, ArithmeticError,
-            RecursionError):  # fmt: skip
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError):
         return None
 
 

@@ -88,9 +88,8 @@ class View(NamedTuple):
         return zero_groups(self.replica_group)[1]
 
     def shard(
-        self, shape: tuple[int, ...], dims: tuple[str, ...], rank: int,
-        parts: Sequence[int] | None = None,
-    ) -> Shard:  # fmt: skip
+        self, shape: tuple[int, ...], dims: tuple[str, ...], rank: int, parts: Sequence[int] | None = None
+    ) -> Shard:
         """The part of a parameter that rank `rank` of the shard group holds. parts: sizes of the
         fused parts along the first dimension, each of which is cut by itself. Raises ValueError
         where an axis does not divide a dimension."""
@@ -101,8 +100,7 @@ class View(NamedTuple):
                 blocks = [self.grid.block(size, axes, coords) for size in sizes]
                 starts = accumulate(sizes[:-1], initial=0)
                 cuts[dim] = tuple(
-                    range(block.start + start, block.stop + start)
-                    for block, start in zip(blocks, starts, strict=True)
+                    range(block.start + start, block.stop + start) for block, start in zip(blocks, starts, strict=True)
                 )
         return Shard(shape, cuts)
 

@@ -76,15 +76,17 @@ _SQUARE = (_ROW, _COL)
 _CUTS = {
     "1d": _Cuts((), (), (), _TP, up=((), _TP), down=(_TP, ()), table=(_TP, ())),
     "2d": _Cuts(_ROW, _ROW, _COL, _COL, up=_SQUARE, down=_SQUARE, table=_SQUARE),
-    "2.5d": _Cuts(
-        ("depth", "row"), ("depth", "row"), _COL, _COL, up=_SQUARE, down=_SQUARE, table=_SQUARE
-    ),
+    "2.5d": _Cuts(("depth", "row"), ("depth", "row"), _COL, _COL, up=_SQUARE, down=_SQUARE, table=_SQUARE),
     "3d": _Cuts(
-        ("input", "weight"), ("output", "weight"), _OUTPUT, _INPUT,
-        up=(("output", "weight"), _INPUT), down=(("input", "weight"), _OUTPUT),
+        ("input", "weight"),
+        ("output", "weight"),
+        _OUTPUT,
+        _INPUT,
+        up=(("output", "weight"), _INPUT),
+        down=(("input", "weight"), _OUTPUT),
         table=(("input", "weight"), _OUTPUT),
     ),
-}  # fmt: skip
+}
 
 
 def grid_axes(mode: str, tp: int, depth: int | None = None) -> dict[str, int] | None:
@@ -208,9 +210,7 @@ class TensorGrid(RankGrid):
 
     @classmethod
     @lru_cache(maxsize=256)  # the layouts of a search share grids
-    def of(
-        cls, mode: str, tp: int, depth: int | None = None, *, sequence_parallel: bool = False
-    ) -> TensorGrid:
+    def of(cls, mode: str, tp: int, depth: int | None = None, *, sequence_parallel: bool = False) -> TensorGrid:
         """The grid of `tp` ranks. Raises ValueError where they form none of this mode."""
         axes = grid_axes(mode, tp, depth)
         if axes is None:

@@ -78,16 +78,15 @@ class Topology:
         stages = full.get("pp", 1)
         if split_stage is not None and not 0 <= split_stage < stages:
             raise InputError.of(
-                "no-such-stage", "split_stage",
-                f"{split_stage} is none of {plural(stages, 'stage')}", f"use 0 to {stages - 1}",
-            )  # fmt: skip
+                "no-such-stage",
+                "split_stage",
+                f"{split_stage} is none of {plural(stages, 'stage')}",
+                f"use 0 to {stages - 1}",
+            )
         return cls(full, parsed, gpus_per_node or prod(full.values()), split_stage)
 
     def factored(
-        self,
-        axis: str,
-        parts: Mapping[str, int],
-        unions: Mapping[str, tuple[str, ...]] | None = None,
+        self, axis: str, parts: Mapping[str, int], unions: Mapping[str, tuple[str, ...]] | None = None
     ) -> Topology:
         """The same ranks with one axis split into several, the fastest-varying first.
 
@@ -121,11 +120,7 @@ class Topology:
         return replace(self, sizes=sizes, order=tuple(order), unions=named, parts=became)
 
     def view(
-        self,
-        sizes: Mapping[str, int],
-        *,
-        order: str,
-        unions: Mapping[str, tuple[str, ...]] | None = None,
+        self, sizes: Mapping[str, int], *, order: str, unions: Mapping[str, tuple[str, ...]] | None = None
     ) -> Topology:
         """The same ranks along other axes, whose sizes multiply to the world size. unions: names
         for several of these axes together. Unions of axes that both have with the same groups, such
@@ -246,9 +241,8 @@ class Topology:
             if not 0 <= index < self.sizes[axis]:
                 size = self.sizes[axis]
                 raise InputError.of(
-                    "no-such-coordinate", axis, f"{index} is not below its size of {size}",
-                    f"use 0 to {size - 1}",
-                )  # fmt: skip
+                    "no-such-coordinate", axis, f"{index} is not below its size of {size}", f"use 0 to {size - 1}"
+                )
         return sum(self.strides[axis] * index for axis, index in coords.items())
 
     def node(self, rank: int) -> int:
@@ -337,10 +331,7 @@ class Topology:
             return {}
         split = () if self.split_stage is None else (self.split_stage,)
         last = self.group_size("pp") - 1
-        return {
-            "embedding": tuple(sorted({0, *split, last})),
-            "position_embedding": tuple(sorted({0, *split})),
-        }
+        return {"embedding": tuple(sorted({0, *split, last})), "position_embedding": tuple(sorted({0, *split}))}
 
     def _narrow(self, kind: str, group: Group) -> Group:
         stages = self._stages.get(kind)
@@ -370,9 +361,11 @@ class Topology:
         if not 0 <= rank < self.world_size:
             world = plural(self.world_size, "rank")
             raise InputError.of(
-                "no-such-rank", "rank", f"{rank} is not a rank of this world of {world}",
+                "no-such-rank",
+                "rank",
+                f"{rank} is not a rank of this world of {world}",
                 f"use 0 to {self.world_size - 1}",
-            )  # fmt: skip
+            )
 
     def _members(self, base: int, axes: Sequence[str]) -> Group:
         spacing = self._spacing(axes)
@@ -404,9 +397,7 @@ def _unknown(noun: str, name: str, known: Collection[str]) -> Issue:
 
     near = get_close_matches(name, known, n=1)
     guess = f"did you mean {near[0]}? " if near else ""
-    return Issue(
-        f"unknown-{noun}", name, f"no {noun} is called {name!r}", f"{guess}use {', '.join(known)}"
-    )
+    return Issue(f"unknown-{noun}", name, f"no {noun} is called {name!r}", f"{guess}use {', '.join(known)}")
 
 
 def _bad_sizes(sizes: Mapping[str, int]) -> Iterator[Issue]:
@@ -415,9 +406,7 @@ def _bad_sizes(sizes: Mapping[str, int]) -> Iterator[Issue]:
             yield Issue("bad-size", name, f"{size!r} is no number of ranks", "use 1 or more")
 
 
-def _read_order(
-    order: str, sizes: Mapping[str, int], issues: Iterable[Issue] = ()
-) -> tuple[str, ...]:  # fmt: skip
+def _read_order(order: str, sizes: Mapping[str, int], issues: Iterable[Issue] = ()) -> tuple[str, ...]:
     """The axes of an order. Raises InputError with these issues and those of the order."""
     found = list(issues)
     try:

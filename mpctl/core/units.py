@@ -17,8 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 
-DTYPE_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "mxfp8": 1,
-               "nvfp4": 1}  # fmt: skip
+DTYPE_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "mxfp8": 1, "nvfp4": 1}
 # Bytes of an operand's element in dtypes that only products of linear layers have, with its scale:
 # one byte for 32 elements of mxfp8, for 16 of nvfp4.
 PRODUCT_BYTES = {"fp8": 1.0, "mxfp8": 1 + 1 / 32, "nvfp4": 0.5 + 1 / 16}
@@ -158,23 +157,23 @@ TEXT = re.compile(rf"{TIMES}({NUMBER}) *(\D.*)?", re.ASCII)
 DECIMAL = {p: Decimal(1000) ** n for n, p in enumerate(("", "k", "M", "G", "T", "P", "E"))}
 BINARY = {p: Decimal(1024) ** n for n, p in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi"), start=1)}
 BYTES = {f"{prefix}B": size for prefix, size in (DECIMAL | BINARY).items()}
-BITS = {f"{prefix}{unit}": size / 8 for unit in ("b/s", "bit/s", "bps")
-        for prefix, size in DECIMAL.items()}  # fmt: skip
-SECONDS = {"s": "1", "ms": "1e-3", "us": "1e-6", "µs": "1e-6", "μs": "1e-6", "ns": "1e-9",
-           "min": "60", "h": "3600"}  # fmt: skip
+BITS = {f"{prefix}{unit}": size / 8 for unit in ("b/s", "bit/s", "bps") for prefix, size in DECIMAL.items()}
+SECONDS = {"s": "1", "ms": "1e-3", "us": "1e-6", "µs": "1e-6", "μs": "1e-6", "ns": "1e-9", "min": "60", "h": "3600"}
 
 MEMORY = Measure("memory", "bytes", "80 GiB", BYTES)
-BANDWIDTH = Measure(
-    "a bandwidth", "bytes/s", "448 GB/s", {f"{unit}/s": n for unit, n in BYTES.items()} | BITS
-)
+BANDWIDTH = Measure("a bandwidth", "bytes/s", "448 GB/s", {f"{unit}/s": n for unit, n in BYTES.items()} | BITS)
 COMPUTE = Measure(
-    "a rate of computing", "FLOP/s", "989 TFLOP/s",
+    "a rate of computing",
+    "FLOP/s",
+    "989 TFLOP/s",
     {f"{prefix}{unit}": n for unit in ("FLOP/s", "FLOPS") for prefix, n in DECIMAL.items()},
-)  # fmt: skip
+)
 TOKENS = Measure(
-    "a number of tokens", "tokens", "300B", {"": Decimal(1), "k": DECIMAL["k"], "M": DECIMAL["M"],
-                                             "B": DECIMAL["G"], "T": DECIMAL["T"]},
-)  # fmt: skip
+    "a number of tokens",
+    "tokens",
+    "300B",
+    {"": Decimal(1), "k": DECIMAL["k"], "M": DECIMAL["M"], "B": DECIMAL["G"], "T": DECIMAL["T"]},
+)
 TIME = Measure("a time", "seconds", "5 us", {unit: Decimal(n) for unit, n in SECONDS.items()})
 
 

@@ -21,12 +21,7 @@ from mpctl.plan.planning.plan import Plan
 from mpctl.spec.job import JobSpec
 
 LIMITS = LauncherLimits(
-    "accelerate",
-    pp=False,
-    sequence_parallel=False,
-    zero=(0, 2, 3),
-    recompute=("none", "full"),
-    zero_size="dp",
+    "accelerate", pp=False, sequence_parallel=False, zero=(0, 2, 3), recompute=("none", "full"), zero_size="dp"
 )
 MIXED_PRECISION = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 DISTRIBUTED_TYPES = {"cuda": "MULTI_GPU", "rocm": "MULTI_GPU", "tpu": "XLA"}
@@ -114,9 +109,11 @@ def _parallelism(job: JobSpec) -> Tree:
     """Sizes whose product is the world."""
     replicate, shard = dp_degrees(job) if _is_sharded(job) else (1, job.sizes["dp"])
     sizes = {
-        "dp_replicate_size": replicate, "dp_shard_size": shard, "cp_size": job.sizes["cp"],
+        "dp_replicate_size": replicate,
+        "dp_shard_size": shard,
+        "cp_size": job.sizes["cp"],
         "tp_size": job.sizes["tp"],
-    }  # fmt: skip
+    }
     tree: dict[str, int | str] = {f"parallelism_config_{key}": n for key, n in sizes.items()}
     if job.sizes["cp"] > 1:
         tree["parallelism_config_cp_comm_strategy"] = "alltoall"

@@ -23,14 +23,18 @@ from mpctl.spec.job import JobSpec
 from mpctl.spec.training import CORE
 
 PRECISION = {
-    "bf16": "bf16_mixed", "fp16": "fp16_mixed", "fp8": "bf16_with_fp8_delayed_scaling_mixed",
-    "mxfp8": "bf16_with_mxfp8_mixed", "nvfp4": "bf16_with_nvfp4_mixed",
-}  # fmt: skip
+    "bf16": "bf16_mixed",
+    "fp16": "fp16_mixed",
+    "fp8": "bf16_with_fp8_delayed_scaling_mixed",
+    "mxfp8": "bf16_with_mxfp8_mixed",
+    "nvfp4": "bf16_with_nvfp4_mixed",
+}
 ACTIVATIONS = {
-    "gelu": Source("torch.nn.functional.gelu"), "gelu_tanh": Source("torch.nn.functional.gelu"),
+    "gelu": Source("torch.nn.functional.gelu"),
+    "gelu_tanh": Source("torch.nn.functional.gelu"),
     "swiglu": Source("torch.nn.functional.silu"),
     "relu2": Source("megatron.core.activations.squared_relu"),
-}  # fmt: skip
+}
 Fields = Iterator[tuple[str, Value]]
 
 

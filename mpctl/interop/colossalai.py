@@ -25,14 +25,25 @@ from mpctl.spec.job import JobSpec
 
 INSIDE, OUTSIDE = "tp-cp-dp-pp", "tp-cp-pp-dp"
 LIMITS = LauncherLimits(
-    "Colossal-AI", orders=(INSIDE, OUTSIDE), zero=(0, 1, 2), zero_in_pipeline=(0, 1),
-    recompute=("none", "full"), tensor_modes=("1d", "2d", "2.5d", "3d"), ep=True,
-)  # fmt: skip
+    "Colossal-AI",
+    orders=(INSIDE, OUTSIDE),
+    zero=(0, 1, 2),
+    zero_in_pipeline=(0, 1),
+    recompute=("none", "full"),
+    tensor_modes=("1d", "2d", "2.5d", "3d"),
+    ep=True,
+)
 MOE = replace(LIMITS, orders=(INSIDE,), cp=False, zero=(0, 1))
 LEGACY = replace(
-    LIMITS, launcher="Colossal-AI's legacy API", orders=(OUTSIDE,), cp=False, zero=(0,),
-    zero_in_pipeline=(0,), recompute=("none",), dtypes=("fp32", "fp16"),
-)  # fmt: skip
+    LIMITS,
+    launcher="Colossal-AI's legacy API",
+    orders=(OUTSIDE,),
+    cp=False,
+    zero=(0,),
+    zero_in_pipeline=(0,),
+    recompute=("none",),
+    dtypes=("fp32", "fp16"),
+)
 
 
 def _is_grid(plan: Plan) -> bool:

@@ -14,9 +14,7 @@ from dataclasses import dataclass
 from mpctl.core.errors import InputError
 
 Flags = dict[str, tuple[str, ...]]
-EXPAND = (
-    "in a copy of the script write echo before torchrun, run it with bash, and give what it prints"
-)
+EXPAND = "in a copy of the script write echo before torchrun, run it with bash, and give what it prints"
 """The way out where a command line contains variables and arrays of a shell."""
 
 

@@ -33,8 +33,9 @@ def flat_values(tree: Mapping[str, Any]) -> Flags:
             elif value is not None:
                 values[f"{prefix}{key}"] = (_word(value),)
         if max(len(values), len(tables)) > MOST:
-            raise InputError.of("bad-syntax", "--from", f"a config of more than {MOST:,} values",
-                                "leave out what is not of the layout")  # fmt: skip
+            raise InputError.of(
+                "bad-syntax", "--from", f"a config of more than {MOST:,} values", "leave out what is not of the layout"
+            )
     return values
 
 
@@ -50,11 +51,13 @@ def read_yaml(text: str) -> Flags:
         tree = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         said = " ".join(str(error).split())[:200]
-        raise InputError.of("bad-syntax", "--from", f"no YAML or JSON: {said}",
-                            "give the launcher's config file as @FILE") from None  # fmt: skip
+        raise InputError.of(
+            "bad-syntax", "--from", f"no YAML or JSON: {said}", "give the launcher's config file as @FILE"
+        ) from None
     if not isinstance(tree, dict):
-        raise InputError.of("bad-syntax", "--from", "the config is no table of settings",
-                            "give the launcher's config file as @FILE")  # fmt: skip
+        raise InputError.of(
+            "bad-syntax", "--from", "the config is no table of settings", "give the launcher's config file as @FILE"
+        )
     return flat_values(tree)
 
 
@@ -64,8 +67,9 @@ def python_calls(text: str) -> tuple[dict[str, object], dict[str, object]]:
     try:
         nodes = list(ast.walk(ast.parse(text)))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise InputError.of("bad-syntax", "--from", f"no Python: {error}"[:200],
-                            "give the launcher's config file as @FILE") from None  # fmt: skip
+        raise InputError.of(
+            "bad-syntax", "--from", f"no Python: {error}"[:200], "give the launcher's config file as @FILE"
+        ) from None
     calls: dict[str, object] = {}
     assigned: dict[str, object] = {}
     for node in nodes:

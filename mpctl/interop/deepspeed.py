@@ -24,9 +24,16 @@ from mpctl.plan.planning.plan import Plan
 from mpctl.spec.job import JobSpec
 
 LIMITS = LauncherLimits(
-    "DeepSpeed", chunks=False, sequence_parallel=False, zero_in_pipeline=(0, 1),
-    recompute=("none", "full"), offload=True, partition=True, ep=True, zero_size="any",
-)  # fmt: skip
+    "DeepSpeed",
+    chunks=False,
+    sequence_parallel=False,
+    zero_in_pipeline=(0, 1),
+    recompute=("none", "full"),
+    offload=True,
+    partition=True,
+    ep=True,
+    zero_size="any",
+)
 Config = dict[str, object]
 
 
@@ -97,17 +104,19 @@ def _body(plan: Plan) -> str:
         interval = int(plan.job.training.recompute == "full")
         lines = [
             "from deepspeed.pipe import PipelineModule",
-            "from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology", "",
-            *lines, "",
-            f"topology = PipeModelDataParallelTopology(num_pp={p.pp}, num_mp={p.tp}, "
-            f"num_dp={sizes['dp']})", "", "",
+            "from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology",
+            "",
+            *lines,
+            "",
+            f"topology = PipeModelDataParallelTopology(num_pp={p.pp}, num_mp={p.tp}, num_dp={sizes['dp']})",
+            "",
+            "",
             "def pipeline(layers, loss_fn):",
             "    return PipelineModule(",
-            "        layers, topology=topology, loss_fn=loss_fn, "
-            'partition_method="type:transformer",',
+            '        layers, topology=topology, loss_fn=loss_fn, partition_method="type:transformer",',
             f"        activation_checkpoint_interval={interval},",
             "    )",
-        ]  # fmt: skip
+        ]
     return "\n".join(lines)
 
 
@@ -131,19 +140,22 @@ def _config(job: JobSpec) -> Config:
         "gradient_clipping": t.clip_norm,
         "zero_optimization": _zero(job),
         **_precision(job),
-        "optimizer": {"type": "AdamW", "params": {
-            "lr": t.learning_rate, "betas": [t.beta1, t.beta2], "eps": t.epsilon,
-            "weight_decay": t.weight_decay,
-        }},
-    }  # fmt: skip
+        "optimizer": {
+            "type": "AdamW",
+            "params": {
+                "lr": t.learning_rate,
+                "betas": [t.beta1, t.beta2],
+                "eps": t.epsilon,
+                "weight_decay": t.weight_decay,
+            },
+        },
+    }
     if p.pp == 1 and p.tp > 1:
         config["tensor_parallel"] = {"autotp_size": p.tp}
     if p.cp > 1:
         config["sequence_parallel_size"] = p.cp
     if p.ep > 1:
-        config["expert_parallel"] = {
-            "enabled": True, "autoep_size": p.ep, "expert_tensor_parallel_size": p.etp,
-        }  # fmt: skip
+        config["expert_parallel"] = {"enabled": True, "autoep_size": p.ep, "expert_tensor_parallel_size": p.etp}
     if t.recompute == "full":
         config["activation_checkpointing"] = {
             "partition_activations": t.partition_activations,
@@ -165,17 +177,16 @@ def _zero(job: JobSpec) -> Config:
 
 def _precision(job: JobSpec) -> Config:
     t = job.training
-    types: Config = {
-        "communication_data_type": t.reduced_dtype,
-        "data_types": {"grad_accum_dtype": t.reduced_dtype},
-    }
+    types: Config = {"communication_data_type": t.reduced_dtype, "data_types": {"grad_accum_dtype": t.reduced_dtype}}
     if t.dtype == "bf16":
         return {"bf16": {"enabled": True}, **types}
     if t.dtype == "fp16":
         scale = {
-            "enabled": True, "initial_scale_power": int(log2(t.loss_scale)),
-            "loss_scale_window": t.loss_scale_window, "min_loss_scale": t.min_loss_scale,
-        }  # fmt: skip
+            "enabled": True,
+            "initial_scale_power": int(log2(t.loss_scale)),
+            "loss_scale_window": t.loss_scale_window,
+            "min_loss_scale": t.min_loss_scale,
+        }
         return {"fp16": scale, **types}
     return {}
 

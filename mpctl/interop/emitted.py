@@ -76,9 +76,8 @@ def _comment(note: str) -> str:
     """A note may hold names from a job file: what could end the comment becomes a space."""
     plain = " ".join("".join(c if c.isprintable() else " " for c in note).split())
     return textwrap.fill(
-        plain, WIDTH, initial_indent="# ", subsequent_indent="#   ",
-        break_long_words=False, break_on_hyphens=False,
-    )  # fmt: skip
+        plain, WIDTH, initial_indent="# ", subsequent_indent="#   ", break_long_words=False, break_on_hyphens=False
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,8 +44,7 @@ KEYS = (
 )
 DTYPES = {"fp32": "fp32", "bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16"}
 HOST = ("offload_optimizer.device", "offload_param.device")
-READ = ("stage", "overlap_comm", "reduce_bucket_size", "allgather_bucket_size", "mics_shard_size",
-        *HOST)  # fmt: skip
+READ = ("stage", "overlap_comm", "reduce_bucket_size", "allgather_bucket_size", "mics_shard_size", *HOST)
 
 
 def read_deepspeed(text: str) -> ReadJob:
@@ -54,8 +53,7 @@ def read_deepspeed(text: str) -> ReadJob:
     reader = FlagReader(values, software="deepspeed")
     if not any(name.startswith(("train_", Z, "bf16", "fp16")) for name in values):
         message = "a configuration of DeepSpeed has train_batch_size or zero_optimization, and this"
-        raise InputError.of("bad-syntax", "--from", f"{message} text neither",
-                            "give its JSON as @FILE")  # fmt: skip
+        raise InputError.of("bad-syntax", "--from", f"{message} text neither", "give its JSON as @FILE")
     reader.read_plain(KEYS)
     s = reader.settings
     if "parallel.overlap_gradients" in s:
@@ -77,8 +75,7 @@ def read_deepspeed(text: str) -> ReadJob:
     _read_batch(reader)
     if reader.issues:
         raise InputError(reader.issues)
-    return ReadJob({**s, "training.runtime": "megatron-deepspeed"},
-                   (*_warnings(reader), *reader.warnings))  # fmt: skip
+    return ReadJob({**s, "training.runtime": "megatron-deepspeed"}, (*_warnings(reader), *reader.warnings))
 
 
 def _values(text: str) -> Flags:
@@ -113,9 +110,10 @@ def _read_batch(reader: FlagReader) -> None:
 
 def _warnings(reader: FlagReader) -> Iterator[Check]:
     rest = [
-        " ".join((name, *words))[:80] for name, words in reader.flags.items()
+        " ".join((name, *words))[:80]
+        for name, words in reader.flags.items()
         if name.startswith(Z) and name.removeprefix(Z) not in READ
-    ]  # fmt: skip
+    ]
     if rest:
         message = f"{', '.join(rest[:8])}: not read, and may change memory or speed"
         yield Check("deepspeed-changes", "warning", "--from", message)

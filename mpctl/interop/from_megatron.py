@@ -56,34 +56,72 @@ from mpctl.spec.load import job_from_raw
 from mpctl.spec.training import CORE, RecomputeModule
 
 SAMPLES = {
-    "--train-samples": "training.steps", "--lr-decay-samples": "training.lr_decay_steps",
+    "--train-samples": "training.steps",
+    "--lr-decay-samples": "training.lr_decay_steps",
     "--lr-warmup-samples": "training.warmup_steps",
     "--lr-wsd-decay-samples": "training.lr_wsd_decay_steps",
-}  # fmt: skip
+}
 """Flags that count samples where a job counts steps."""
 OLDER = {"--no-async-tensor-model-parallel-allreduce": 0}
 """Flags of older versions that do not affect a plan, with the number of their values."""
 INSTANCES = "--num-distributed-optimizer-instances"
-READ = frozenset((
-    *megatron_experts.READ,
-    *(row.flag for row in (*PLAIN_FLAGS, *VARIANT_FLAGS)), *SWITCHES, *SAMPLES, *OLDER,
-    "--sequence-parallel", "--use-tp-pp-dp-mapping", "--use-distributed-optimizer",
-    "--use-megatron-fsdp", "--data-parallel-sharding-strategy", "--ckpt-format",
-    "--overlap-param-gather", "--no-gradient-accumulation-fusion", INSTANCES,
-    "--num-virtual-stages-per-pipeline-rank", "--num-layers-per-virtual-pipeline-stage",
-    "--pipeline-model-parallel-layout", "--step-batch-size-schedule", "--lr-warmup-fraction",
-    "--bf16", "--fp16", "--accumulate-allreduce-grads-in-fp32", "--grad-reduce-in-bf16",
-    "--fp8-format", "--fp8-recipe", "--fp8-amax-history-len", "--fp8-amax-compute-algo",
-    "--fp4-format", "--fp4-recipe",
-    "--recompute-activations", "--recompute-granularity", "--recompute-modules",
-    "--recompute-method", "--recompute-num-layers",
-    "--group-query-attention", "--num-query-groups", "--swiglu", "--squared-relu",
-    "--qk-layernorm", "--add-qkv-bias", "--window-size", "--disable-bias-linear",
-    "--no-bias-gelu-fusion", "--untie-embeddings-and-output-weights", "--padded-vocab-size",
-    "--use-rotary-position-embeddings", "--no-position-embedding", "--rotary-base",
-    "--use-rope-scaling", "--rope-scaling-factor",
-    "--transformer-impl", "--use-mcore-models", "--use-flash-attn",
-))  # fmt: skip
+READ = frozenset(
+    (
+        *megatron_experts.READ,
+        *(row.flag for row in (*PLAIN_FLAGS, *VARIANT_FLAGS)),
+        *SWITCHES,
+        *SAMPLES,
+        *OLDER,
+        "--sequence-parallel",
+        "--use-tp-pp-dp-mapping",
+        "--use-distributed-optimizer",
+        "--use-megatron-fsdp",
+        "--data-parallel-sharding-strategy",
+        "--ckpt-format",
+        "--overlap-param-gather",
+        "--no-gradient-accumulation-fusion",
+        INSTANCES,
+        "--num-virtual-stages-per-pipeline-rank",
+        "--num-layers-per-virtual-pipeline-stage",
+        "--pipeline-model-parallel-layout",
+        "--step-batch-size-schedule",
+        "--lr-warmup-fraction",
+        "--bf16",
+        "--fp16",
+        "--accumulate-allreduce-grads-in-fp32",
+        "--grad-reduce-in-bf16",
+        "--fp8-format",
+        "--fp8-recipe",
+        "--fp8-amax-history-len",
+        "--fp8-amax-compute-algo",
+        "--fp4-format",
+        "--fp4-recipe",
+        "--recompute-activations",
+        "--recompute-granularity",
+        "--recompute-modules",
+        "--recompute-method",
+        "--recompute-num-layers",
+        "--group-query-attention",
+        "--num-query-groups",
+        "--swiglu",
+        "--squared-relu",
+        "--qk-layernorm",
+        "--add-qkv-bias",
+        "--window-size",
+        "--disable-bias-linear",
+        "--no-bias-gelu-fusion",
+        "--untie-embeddings-and-output-weights",
+        "--padded-vocab-size",
+        "--use-rotary-position-embeddings",
+        "--no-position-embedding",
+        "--rotary-base",
+        "--use-rope-scaling",
+        "--rope-scaling-factor",
+        "--transformer-impl",
+        "--use-mcore-models",
+        "--use-flash-attn",
+    )
+)
 """Every flag that is read, by itself or with others."""
 
 
@@ -166,9 +204,7 @@ def _read_layout(reader: FlagReader) -> None:
     reader.read_plain(LAYOUT_FLAGS)
     reader.read_plain(BATCH_FLAGS)
     s = reader.settings
-    s["parallel.sequence_parallel"] = (
-        reader.has("--sequence-parallel") and s.get("parallel.tp") != 1
-    )
+    s["parallel.sequence_parallel"] = reader.has("--sequence-parallel") and s.get("parallel.tp") != 1
     s |= {setting: reader.has(flag) for flag, setting in SWITCHES.items()}
     overlaps = reader.has("--tp-comm-overlap") and s["parallel.sequence_parallel"]
     s["parallel.tp_comm_overlap"] = overlaps
@@ -219,8 +255,9 @@ def _replicas(reader: FlagReader, launcher: Flags, typed: Overrides) -> int | No
     """dp x cp; None where neither torchrun's words, nor a log (`--world-size`), nor the settings
     that override the flags say how many ranks there are."""
     axes = {f"parallel.{axis}" for axis in AXIS_NAMES}
-    settings = {key: value for key, value in {**reader.settings, **typed}.items()
-                if key.startswith("cluster") or key in axes}  # fmt: skip
+    settings = {
+        key: value for key, value in {**reader.settings, **typed}.items() if key.startswith("cluster") or key in axes
+    }
     if (ranks := launcher.get("--world-size", ("",))[0]).isdecimal():
         settings |= {"cluster.nodes": 1, "cluster.gpus_per_node": int(ranks)}
     if not any(says_ranks(key) for key in settings):
@@ -404,9 +441,7 @@ def _read_warmup(reader: FlagReader) -> None:
     if isinstance(steps, int):
         s["training.warmup_steps"] = round(fraction * steps)
     else:
-        message = (
-            "planned without a warm-up, as neither --train-iters nor --lr-decay-iters is there"
-        )
+        message = "planned without a warm-up, as neither --train-iters nor --lr-decay-iters is there"
         reader.nearest(flag, message)
 
 

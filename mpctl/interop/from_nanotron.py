@@ -48,13 +48,17 @@ OF_MODEL = "model.model_config."
 MODEL_KEYS = tuple(
     Key(f"{OF_MODEL}{name}", f"model.{setting}", kind)
     for name, setting, kind in (
-        ("num_hidden_layers", "layers", int), ("hidden_size", "hidden", int),
-        ("intermediate_size", "ffn", int), ("num_attention_heads", "heads", int),
-        ("num_key_value_heads", "kv_heads", int), ("vocab_size", "vocab", int),
-        ("max_position_embeddings", "max_positions", int), ("rms_norm_eps", "norm_epsilon", float),
+        ("num_hidden_layers", "layers", int),
+        ("hidden_size", "hidden", int),
+        ("intermediate_size", "ffn", int),
+        ("num_attention_heads", "heads", int),
+        ("num_key_value_heads", "kv_heads", int),
+        ("vocab_size", "vocab", int),
+        ("max_position_embeddings", "max_positions", int),
+        ("rms_norm_eps", "norm_epsilon", float),
         ("rope_theta", "rotary_base", float),
     )
-)  # fmt: skip
+)
 LLAMA = {"model.position": "rotary", "model.norm": "rmsnorm", "model.activation": "swiglu"}
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 ENGINES = {"1f1b": "1f1b", "afab": "gpipe", "OneForward": "1f1b", "AllForward": "gpipe"}
@@ -68,8 +72,7 @@ def read_nanotron(text: str) -> ReadJob:
 
 def read_values(values: Flags) -> ReadJob:
     """The job of the values of a config, by dotted name, also as its log prints them."""
-    reader = FlagReader({name: words for name, words in values.items() if words != ("None",)},
-                        software="nanotron")  # fmt: skip
+    reader = FlagReader({name: words for name, words in values.items() if words != ("None",)}, software="nanotron")
     if not any(name.startswith(("parallelism.", "tokens.")) for name in values):
         message = "a config of nanotron has `parallelism` and `tokens`, and this text neither"
         raise InputError.of("bad-syntax", "--from", message, "give its file as @FILE")
@@ -127,8 +130,11 @@ def _read_model(reader: FlagReader) -> None:
     if is_true(reader.value(f"{OF_MODEL}is_qwen2_config", "false")):
         s["model.bias"] = "qkv"
     elif not is_true(reader.value(f"{OF_MODEL}is_llama_config", "true")):
-        reader.wrong(f"{OF_MODEL}is_llama_config", "false: only Llama's and Qwen2's form is read",
-                     "name the model: --model NAME, and leave model_config out")  # fmt: skip
+        reader.wrong(
+            f"{OF_MODEL}is_llama_config",
+            "false: only Llama's and Qwen2's form is read",
+            "name the model: --model NAME, and leave model_config out",
+        )
     if (act := reader.value(f"{OF_MODEL}hidden_act", "silu")) != "silu":
         reader.wrong(f"{OF_MODEL}hidden_act", f"{act!r} is not read", "use silu, SwiGLU's")
     for name in EXPERTS:
@@ -142,12 +148,18 @@ def _read_model(reader: FlagReader) -> None:
 
 
 READ = (
-    *(key.flag for key in (*LAYOUT_KEYS, *TRAINING_KEYS, *MODEL_KEYS)), "model.dtype",
-    "model.make_vocab_size_divisible_by", "tokens.batch_accumulation_per_replica",
-    "optimizer.accumulate_grad_in_fp32", "parallelism.tp_mode", "parallelism.pp_engine",
-    "parallelism.recompute_layer", "parallelism.expert_parallel_size",
-    "parallelism.tp_linear_async_communication", "parallelism.tp_recompute_allgather",
-)  # fmt: skip
+    *(key.flag for key in (*LAYOUT_KEYS, *TRAINING_KEYS, *MODEL_KEYS)),
+    "model.dtype",
+    "model.make_vocab_size_divisible_by",
+    "tokens.batch_accumulation_per_replica",
+    "optimizer.accumulate_grad_in_fp32",
+    "parallelism.tp_mode",
+    "parallelism.pp_engine",
+    "parallelism.recompute_layer",
+    "parallelism.expert_parallel_size",
+    "parallelism.tp_linear_async_communication",
+    "parallelism.tp_recompute_allgather",
+)
 
 
 def _warnings(reader: FlagReader) -> Iterator[Check]:

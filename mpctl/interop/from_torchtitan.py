@@ -31,13 +31,21 @@ from mpctl.plan.rules.check import Check
 from mpctl.spec.presets import find_preset
 
 MODELS = {
-    "llama3 8b": "llama-3-8b", "llama3 70b": "llama-3-70b", "llama3 405b": "llama-3-405b",
-    "deepseek_v3 16b": "deepseek-v2-lite", "deepseek_v3 671b": "deepseek-v3",
-    "qwen3 30b_a3b": "qwen3-30b-a3b", "qwen3 30b-a3b": "qwen3-30b-a3b",
-    "qwen3 235b-a22b": "qwen3-235b-a22b", "qwen3 0.6b": "qwen3-0.6b", "qwen3 1.7b": "qwen3-1.7b",
-    "qwen3 4b": "qwen3-4b", "qwen3 8b": "qwen3-8b", "qwen3 14b": "qwen3-14b",
+    "llama3 8b": "llama-3-8b",
+    "llama3 70b": "llama-3-70b",
+    "llama3 405b": "llama-3-405b",
+    "deepseek_v3 16b": "deepseek-v2-lite",
+    "deepseek_v3 671b": "deepseek-v3",
+    "qwen3 30b_a3b": "qwen3-30b-a3b",
+    "qwen3 30b-a3b": "qwen3-30b-a3b",
+    "qwen3 235b-a22b": "qwen3-235b-a22b",
+    "qwen3 0.6b": "qwen3-0.6b",
+    "qwen3 1.7b": "qwen3-1.7b",
+    "qwen3 4b": "qwen3-4b",
+    "qwen3 8b": "qwen3-8b",
+    "qwen3 14b": "qwen3-14b",
     "qwen3 32b": "qwen3-32b",
-}  # fmt: skip
+}
 """Presets of models by torchtitan's name and flavour."""
 P, T, CALL = "parallelism.", "training.", "ParallelismConfig."
 KEYS = (
@@ -53,17 +61,24 @@ KEYS = (
     Key("debug.seed", "training.seed", int),
 )
 FORMER = {
-    f"{T}batch_size": f"{T}local_batch_size", f"{T}seed": "debug.seed",
-    **{f"{T}{name}": f"{P}{name}" for name in (
-        "tensor_parallel_degree", "data_parallel_shard_degree", "data_parallel_replicate_degree",
-    )},
-    **{f"experimental.{name}": f"{P}{name}" for name in (
-        "pipeline_parallel_degree", "context_parallel_degree", "pipeline_parallel_schedule",
-        "pipeline_parallel_microbatches",
-    )},
+    f"{T}batch_size": f"{T}local_batch_size",
+    f"{T}seed": "debug.seed",
+    **{
+        f"{T}{name}": f"{P}{name}"
+        for name in ("tensor_parallel_degree", "data_parallel_shard_degree", "data_parallel_replicate_degree")
+    },
+    **{
+        f"experimental.{name}": f"{P}{name}"
+        for name in (
+            "pipeline_parallel_degree",
+            "context_parallel_degree",
+            "pipeline_parallel_schedule",
+            "pipeline_parallel_microbatches",
+        )
+    },
     f"{P}pipeline_parallel_split_points": f"{P}module_fqns_per_model_part",
     f"{T}max_context_length": f"{T}seq_len",
-}  # fmt: skip
+}
 """Names of other versions."""
 SCHEDULES = {"1f1b": "1f1b", "interleaved1f1b": "1f1b", "gpipe": "gpipe"}
 LOOPED = ("interleaved", "loopedbfs", "zbv", "dualpipe")
@@ -72,8 +87,18 @@ DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
 _LAYER = re.compile(r"layers\.\d{1,6}\b")
 _FUNCTION = re.compile(r"\bmodels\.(\w{1,40})\.config_registry import \w*?\1_(\w{1,40})")
 _PYTHON = re.compile(r"^\s{0,8}(?:def|import|from) \w", re.MULTILINE)
-PREFIXES = (P, T, "activation_checkpoint", "model.", "optimizer.", "lr_scheduler.", "quantize.",
-            "debug.", "job.", "compile.")  # fmt: skip
+PREFIXES = (
+    P,
+    T,
+    "activation_checkpoint",
+    "model.",
+    "optimizer.",
+    "lr_scheduler.",
+    "quantize.",
+    "debug.",
+    "job.",
+    "compile.",
+)
 
 
 def read_torchtitan(text: str) -> ReadJob:
@@ -82,10 +107,13 @@ def read_torchtitan(text: str) -> ReadJob:
 
 
 MESH = {
-    "tp": "tensor_parallel", "pp": "pipeline_parallel", "cp": "context_parallel",
-    "ep": "expert_parallel", "dp_shard": "data_parallel_shard",
+    "tp": "tensor_parallel",
+    "pp": "pipeline_parallel",
+    "cp": "context_parallel",
+    "ep": "expert_parallel",
+    "dp_shard": "data_parallel_shard",
     "dp_replicate": "data_parallel_replicate",
-}  # fmt: skip
+}
 """Axes of a printed mesh, `mesh.tp`, as the degrees of `parallelism`."""
 
 
@@ -102,19 +130,20 @@ def read_printed_torchtitan(printed: Flags) -> ReadJob | None:
 
 
 def _read(values: Flags) -> ReadJob:
-    reader = FlagReader({FORMER.get(name, name): words for name, words in values.items()},
-                        software="torchtitan")  # fmt: skip
+    reader = FlagReader({FORMER.get(name, name): words for name, words in values.items()}, software="torchtitan")
     if not any(name.startswith((P, T)) for name in reader.flags):
         message = "a config of torchtitan has `parallelism` or `training`, and this text neither"
         hint = "give its file as @FILE, or flags such as --training.steps 10"
         raise InputError.of("bad-syntax", "--from", message, hint)
     for name, words in reader.flags.items():
         if name.startswith(PREFIXES) and any(map(is_unexpanded, words)):
-            reader.wrong(name, f"{' '.join(words)!r} is for a shell to expand, and none runs here",
-                         EXPAND)  # fmt: skip
+            reader.wrong(name, f"{' '.join(words)!r} is for a shell to expand, and none runs here", EXPAND)
     reader.read_plain(KEYS)
-    for name, setting in (("nnodes", "nodes"), ("nproc_per_node", "gpus_per_node"),
-                          ("nproc-per-node", "gpus_per_node")):  # fmt: skip
+    for name, setting in (
+        ("nnodes", "nodes"),
+        ("nproc_per_node", "gpus_per_node"),
+        ("nproc-per-node", "gpus_per_node"),
+    ):
         if reader.value(name).isdecimal():
             reader.settings[f"cluster.{setting}"] = int(reader.value(name))
     _read_replicas(reader)
@@ -167,8 +196,9 @@ def _flag_values(text: str) -> Flags:
     try:
         content = Path(file).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError.of("no-such-file", "--job.config_file", f"{file}: {error}"[:200],
-                            "start mpctl where its path is right") from None  # fmt: skip
+        raise InputError.of(
+            "no-such-file", "--job.config_file", f"{file}: {error}"[:200], "start mpctl where its path is right"
+        ) from None
     return {**_values(content), **flags}
 
 
@@ -176,9 +206,8 @@ def _python_values(text: str) -> dict[str, object]:
     """The literals assigned to `config.NAME`, and those of the call that makes its parallelism."""
     calls, assigned = python_calls(text)
     found: dict[str, object] = {
-        f"{P}{name.removeprefix(CALL)}": value
-        for name, value in calls.items() if name.startswith(CALL)
-    }  # fmt: skip
+        f"{P}{name.removeprefix(CALL)}": value for name, value in calls.items() if name.startswith(CALL)
+    }
     for name, value in assigned.items():
         first, _, key = name.partition(".")
         if first not in ("config", "cfg") or key == "parallelism":
@@ -207,12 +236,10 @@ def _read_replicas(reader: FlagReader) -> None:
         s["parallel.zero_size"] = shard * (cp if isinstance(cp, int) else 1)
     elif shard < 1 and replicate > 1:
         message = f"{replicate} beside a shard degree of what is left of the ranks"
-        reader.wrong(f"{P}data_parallel_replicate_degree", message,
-                     f"state {P}data_parallel_shard_degree")  # fmt: skip
+        reader.wrong(f"{P}data_parallel_replicate_degree", message, f"state {P}data_parallel_shard_degree")
     policy = reader.value(f"{P}fsdp_reshard_after_forward", "default")
     if policy not in STAGES:
-        reader.wrong(f"{P}fsdp_reshard_after_forward", f"{policy!r} is not known",
-                     f"use {', '.join(STAGES)}")  # fmt: skip
+        reader.wrong(f"{P}fsdp_reshard_after_forward", f"{policy!r} is not known", f"use {', '.join(STAGES)}")
     is_split = s.get("parallel.cp") != 1 or shard != 1
     is_pipeline = s.get("parallel.pp") != 1 and policy == "default"
     s["parallel.zero"] = 0 if not is_split else 1 if is_pipeline else STAGES.get(policy, 3)
@@ -246,16 +273,13 @@ def _read_batch(reader: FlagReader) -> None:
     whole = int(reader.number(f"{T}global_batch_size", int, -1))
     s["training.micro_batch_size"] = local
     if s.get("parallel.pp") != 1:
-        s["training.micro_batch_size"] = reader.number(
-            f"{P}pipeline_parallel_microbatch_size", int, 1
-        )
+        s["training.micro_batch_size"] = reader.number(f"{P}pipeline_parallel_microbatch_size", int, 1)
     if whole > 0:
         s["training.global_batch_size"] = whole
     elif isinstance(dp, int):
         s["training.global_batch_size"] = local * dp
     elif s.get("parallel.pp") != 1:
-        reader.wrong(f"{T}global_batch_size", "is not there, nor the shard degree to derive it",
-                     "add either")  # fmt: skip
+        reader.wrong(f"{T}global_batch_size", "is not there, nor the shard degree to derive it", "add either")
 
 
 def _read_precision(reader: FlagReader) -> None:
@@ -304,8 +328,7 @@ def _read_stages(reader: FlagReader) -> None:
         else:
             s |= cut
         return
-    ends = [int(reader.number(f"{P}pipeline_parallel_{end}_stage_less_layers", int, 1))
-            for end in ("first", "last")]  # fmt: skip
+    ends = [int(reader.number(f"{P}pipeline_parallel_{end}_stage_less_layers", int, 1)) for end in ("first", "last")]
     is_looped = schedule.lower().startswith(LOOPED)
     per_stage = int(reader.number(f"{P}pipeline_parallel_layers_per_stage", int, 0))
     if layers is None:
@@ -315,9 +338,11 @@ def _read_stages(reader: FlagReader) -> None:
     if per_stage > 0:
         stages = -(-(layers + sum(ends)) // per_stage)
     if stages % pp:
-        reader.wrong(f"{P}pipeline_parallel_layers_per_stage",
-                     f"{per_stage} make {stages} stages, which {pp} ranks cannot share",
-                     "use another number, or leave it out")  # fmt: skip
+        reader.wrong(
+            f"{P}pipeline_parallel_layers_per_stage",
+            f"{per_stage} make {stages} stages, which {pp} ranks cannot share",
+            "use another number, or leave it out",
+        )
         return
     if stages != pp:
         s["parallel.vpp"] = stages // pp
@@ -326,13 +351,11 @@ def _read_stages(reader: FlagReader) -> None:
     elif layers % stages:
         s["parallel.stage_balance"] = "cost"
         reader.nearest(
-            f"{P}pipeline_parallel_degree",
-            f"{layers} layers over {stages} stages are cut by cost as the plan counts",
+            f"{P}pipeline_parallel_degree", f"{layers} layers over {stages} stages are cut by cost as the plan counts"
         )
     else:
         reader.nearest(
-            f"{P}pipeline_parallel_degree",
-            "stages of equal layers are planned; torchtitan gives the ends fewer",
+            f"{P}pipeline_parallel_degree", "stages of equal layers are planned; torchtitan gives the ends fewer"
         )
 
 
@@ -343,13 +366,23 @@ def _layers(settings: Mapping[str, object]) -> int | None:
 
 
 READ_TOO = (
-    "data_parallel_shard_degree", "data_parallel_replicate_degree", "fsdp_reshard_after_forward",
-    "enable_sequence_parallel", "expert_parallel_degree", "expert_tensor_parallel_degree",
-    "pipeline_parallel_schedule", "pipeline_parallel_microbatch_size", "module_fqns_per_model_part",
-    "pipeline_parallel_first_stage_less_layers", "pipeline_parallel_last_stage_less_layers",
-    "pipeline_parallel_layers_per_stage", "num_pp_microbatches", "disable_loss_parallel",
-    "context_parallel_load_balancer", "context_parallel_rotate_method",
-)  # fmt: skip
+    "data_parallel_shard_degree",
+    "data_parallel_replicate_degree",
+    "fsdp_reshard_after_forward",
+    "enable_sequence_parallel",
+    "expert_parallel_degree",
+    "expert_tensor_parallel_degree",
+    "pipeline_parallel_schedule",
+    "pipeline_parallel_microbatch_size",
+    "module_fqns_per_model_part",
+    "pipeline_parallel_first_stage_less_layers",
+    "pipeline_parallel_last_stage_less_layers",
+    "pipeline_parallel_layers_per_stage",
+    "num_pp_microbatches",
+    "disable_loss_parallel",
+    "context_parallel_load_balancer",
+    "context_parallel_rotate_method",
+)
 """Keys of `parallelism` that are read with others or have no effect here."""
 
 

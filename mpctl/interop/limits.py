@@ -58,9 +58,7 @@ class LauncherLimits:
         if p.cp > 1 and not self.cp:
             message = f"{who} has no context parallelism here"
             yield refused("parallel.cp", p.cp, message, "use cp 1")
-        for axis, is_there, what in (
-            ("ep", self.ep, "deals no experts to ranks"), ("etp", self.etp, "cuts no expert"),
-        ):  # fmt: skip
+        for axis, is_there, what in (("ep", self.ep, "deals no experts to ranks"), ("etp", self.etp, "cuts no expert")):
             if (size := getattr(p, axis)) > 1 and not is_there:
                 hint = f"use {axis} 1, or --emit megatron"
                 yield refused(f"parallel.{axis}", size, f"{who} {what} here", hint)
@@ -99,9 +97,7 @@ class LauncherLimits:
             message = f"{who} recomputes {listed(self.recompute)}"
             hint = f"use {listed(self.recompute)}"
             yield refused("training.recompute", t.recompute, message, hint)
-        for key, is_said in (
-            ("partition_activations", self.partition), ("offload_activations", self.offload),
-        ):  # fmt: skip
+        for key, is_said in (("partition_activations", self.partition), ("offload_activations", self.offload)):
             if getattr(t, key) and not is_said:
                 message = f"{who} has no setting that does the same"
                 yield refused(f"training.{key}", "true", message, f"use {key} false")

@@ -105,75 +105,113 @@ class LauncherLog(NamedTuple):
 
 _ROWS = (
     LauncherLog(
-        "megatron", "Megatron-LM", (StepFormat("elapsed time per iteration (", {
-            "number": ("iteration",), "milliseconds": ("elapsed time per iteration (ms)",),
-            "seconds": ("elapsed time per iteration (s)",),
-            "tokens_per_rank": ("tokens per GPU (tokens/s/GPU)", "tokens per gpu per second (tgs)"),
-            "samples_per_second": ("samples per second",), "batch": ("global batch size",),
-            "tflops": ("throughput per GPU (TFLOP/s/GPU)", "TFLOPs"),
-        }),),
-        heads=(" arguments --",), read=printed.read_megatron, ranks=("world_size",),
+        "megatron",
+        "Megatron-LM",
+        (
+            StepFormat(
+                "elapsed time per iteration (",
+                {
+                    "number": ("iteration",),
+                    "milliseconds": ("elapsed time per iteration (ms)",),
+                    "seconds": ("elapsed time per iteration (s)",),
+                    "tokens_per_rank": ("tokens per GPU (tokens/s/GPU)", "tokens per gpu per second (tgs)"),
+                    "samples_per_second": ("samples per second",),
+                    "batch": ("global batch size",),
+                    "tflops": ("throughput per GPU (TFLOP/s/GPU)", "TFLOPs"),
+                },
+            ),
+        ),
+        heads=(" arguments --",),
+        read=printed.read_megatron,
+        ranks=("world_size",),
         job=printed.megatron_job,
     ),
     LauncherLog(
-        "megatron-bridge", "Megatron-Bridge", (StepFormat("Step Time :", {
-            "seconds": ("Step Time",), "tflops": ("GPU utilization",),
-        }),),
-        beside=("megatron",), heads=("- Task Configuration -",), read=printed.read_bridge,
+        "megatron-bridge",
+        "Megatron-Bridge",
+        (StepFormat("Step Time :", {"seconds": ("Step Time",), "tflops": ("GPU utilization",)}),),
+        beside=("megatron",),
+        heads=("- Task Configuration -",),
+        read=printed.read_bridge,
         job=printed.bridge_job,
     ),
     LauncherLog(
-        "nemo", "NeMo", (StepFormat("train_step_timing in s", {
-            "number": ("global_step", "iteration"), "seconds": ("train_step_timing in s",),
-            "tokens_per_rank": ("tokens_per_sec_per_gpu",), "tflops": ("TFLOPS_per_GPU",),
-            "batch": ("global_batch_size",),
-        }),),
+        "nemo",
+        "NeMo",
+        (
+            StepFormat(
+                "train_step_timing in s",
+                {
+                    "number": ("global_step", "iteration"),
+                    "seconds": ("train_step_timing in s",),
+                    "tokens_per_rank": ("tokens_per_sec_per_gpu",),
+                    "tflops": ("TFLOPS_per_GPU",),
+                    "batch": ("global_batch_size",),
+                },
+            ),
+        ),
         emitted="megatron-bridge",
     ),
     LauncherLog(
-        "torchtitan", "torchtitan", (StepFormat("tps:", {
-            "number": ("step",), "seconds": ("step_time",), "tokens_per_rank": (" tps",),
-            "tflops": ("tflops",),
-        }, "validate step"), StepFormat("wps:", {
-            "number": ("step",), "tokens_per_rank": (" wps",),
-        }, "validate step", " before 2025")),
+        "torchtitan",
+        "torchtitan",
+        (
+            StepFormat(
+                "tps:",
+                {"number": ("step",), "seconds": ("step_time",), "tokens_per_rank": (" tps",), "tflops": ("tflops",)},
+                "validate step",
+            ),
+            StepFormat("wps:", {"number": ("step",), "tokens_per_rank": (" wps",)}, "validate step", " before 2025"),
+        ),
         heads=("Running with configs: {", "Building device mesh with", "-D device mesh with"),
         read=printed.read_torchtitan,
         ranks=tuple(f"mesh.{axis}" for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp")),
         job=printed.torchtitan_job,
     ),
     LauncherLog(
-        "nanotron", "nanotron", (StepFormat("elapsed_time_per_iteration_ms", {
-            "number": ("iteration",), "milliseconds": ("elapsed_time_per_iteration_ms",),
-            "tokens_per_second": ("tokens_per_sec:",), "batch": ("global_batch_size",),
-            "tokens_per_rank": ("tokens_per_sec_per_gpu",), "tflops": ("model_tflops_per_gpu",),
-        }),),
-        heads=("Config(general=",), read=printed.read_nanotron,
+        "nanotron",
+        "nanotron",
+        (
+            StepFormat(
+                "elapsed_time_per_iteration_ms",
+                {
+                    "number": ("iteration",),
+                    "milliseconds": ("elapsed_time_per_iteration_ms",),
+                    "tokens_per_second": ("tokens_per_sec:",),
+                    "batch": ("global_batch_size",),
+                    "tokens_per_rank": ("tokens_per_sec_per_gpu",),
+                    "tflops": ("model_tflops_per_gpu",),
+                },
+            ),
+        ),
+        heads=("Config(general=",),
+        read=printed.read_nanotron,
         ranks=tuple(f"parallelism.{axis}" for axis in ("dp", "tp", "pp", "context_parallel_size")),
         job=printed.nanotron_job,
     ),
     LauncherLog(
-        "deepspeed", "DeepSpeed", (StepFormat("iter time (s)", {
-            "number": ("steps", "step"), "seconds": ("iter time (s)",),
-            "samples_per_second": ("samples/sec",),
-        }), StepFormat("CurrSamplesPerSec", {
-            "number": ("global_step",), "samples_per_second": ("CurrSamplesPerSec",),
-        })),
+        "deepspeed",
+        "DeepSpeed",
+        (
+            StepFormat(
+                "iter time (s)",
+                {"number": ("steps", "step"), "seconds": ("iter time (s)",), "samples_per_second": ("samples/sec",)},
+            ),
+            StepFormat("CurrSamplesPerSec", {"number": ("global_step",), "samples_per_second": ("CurrSamplesPerSec",)}),
+        ),
         beside=("megatron", BAR),
     ),
     LauncherLog(BAR, "accelerate, transformers, Lightning", emitted="accelerate"),
-)  # fmt: skip
+)
 LAUNCHERS: Mapping[str, LauncherLog] = {row.name: row for row in _ROWS}
-STEP_LINES = [(row.name, number, line)
-              for row in _ROWS for number, line in enumerate(row.lines)]  # fmt: skip
+STEP_LINES = [(row.name, number, line) for row in _ROWS for number, line in enumerate(row.lines)]
 _HEADS = {head: row.name for row in _ROWS for head in row.heads}
 _HEAD = re.compile("|".join(map(re.escape, _HEADS)))
 
 
 def looked_for() -> list[str]:
     """`'elapsed time per iteration' (Megatron-LM)`, for each kind of line."""
-    return [f"{line.mark.strip(' :=(')!r} ({LAUNCHERS[name].software}{line.version})"
-            for name, _, line in STEP_LINES]  # fmt: skip
+    return [f"{line.mark.strip(' :=(')!r} ({LAUNCHERS[name].software}{line.version})" for name, _, line in STEP_LINES]
 
 
 def is_beside(one: str, other: str) -> bool:
@@ -186,8 +224,9 @@ def read_step(form: StepFormat, text: str, line: int = 0, before: int = 0) -> Lo
     lines without a number."""
     if form.mark not in text or form.without in text:
         return None
-    found = {figure: value for figure, candidates in form.figures.items()
-             if (value := _number(text, candidates)) is not None}  # fmt: skip
+    found = {
+        figure: value for figure, candidates in form.figures.items() if (value := _number(text, candidates)) is not None
+    }
     if "milliseconds" in found:
         found["seconds"] = found.pop("milliseconds") / 1000
     number = found.pop("number", nan) if "number" in form.figures else before + 1

@@ -33,10 +33,24 @@ from mpctl.spec.presets import find_preset, lasting_name
 
 TOLERANCE = 0.05
 """Largest relative difference between the rate and the seconds that a log prints."""
-NO_TIME = tuple(f"training.{key}" for key in (
-    "steps", "seed", "lr_", "learning_rate", "min_learning_rate", "warmup_steps", "weight_decay",
-    "beta1", "beta2", "epsilon", "init_std", "loss_scale", "min_loss_scale",
-))  # fmt: skip
+NO_TIME = tuple(
+    f"training.{key}"
+    for key in (
+        "steps",
+        "seed",
+        "lr_",
+        "learning_rate",
+        "min_learning_rate",
+        "warmup_steps",
+        "weight_decay",
+        "beta1",
+        "beta2",
+        "epsilon",
+        "init_std",
+        "loss_scale",
+        "min_loss_scale",
+    )
+)
 """Settings of flags and logs that no step's time depends on: not read, so that a benchmark with a
 rate of 0 is a run too."""
 LOG_ENDINGS, JOB_ENDINGS = (".log", ".out", ".txt"), (".toml", ".json")
@@ -84,8 +98,7 @@ def log_rows(sources: Iterable[tuple[Path, LogLayout]]) -> LogRows:
             for note in others:
                 said.setdefault(note, []).append(name)
         found.issues.extend(
-            issue if issue.where == name else issue._replace(where=f"{name}: {issue.where}")
-            for issue in issues
+            issue if issue.where == name else issue._replace(where=f"{name}: {issue.where}") for issue in issues
         )
     for note, names in said.items():
         more = f" (and {plural(len(names) - 1, 'log')} more)" if len(names) > 1 else ""
@@ -160,8 +173,9 @@ def _placed(where: str, raw: Raw, run: LogRun, layout: LogLayout) -> Raw:
     own = {"preset": own} if isinstance(own, str) else own if isinstance(own, dict) else {}
     preset = layout.cluster or own.get("preset")
     if not isinstance(preset, str):
-        raise InputError.of("unknown-cluster", where, "no cluster is named that it ran on",
-                            "name its preset: --cluster NAME or FILE")  # fmt: skip
+        raise InputError.of(
+            "unknown-cluster", where, "no cluster is named that it ran on", "name its preset: --cluster NAME or FILE"
+        )
     kept = {key: own[key] for key in ("nodes", "gpus_per_node", "headroom") if key in own}
     if "nodes" not in kept and (ranks := run.world_size):
         of_preset = (find_preset("clusters", preset) or {}).get("gpus_per_node", 8)
@@ -179,8 +193,7 @@ def _compared(where: str, job: JobSpec, run: LogRun) -> tuple[float | None, list
     issues = []
     if run.world_size and run.world_size != job.world_size:
         message = f"the log is of {plural(run.world_size, 'rank')}, the layout of {job.world_size}"
-        issues.append(Issue("log-ranks", where, message,
-                            "give the layout of this log, or its --set nodes=N"))  # fmt: skip
+        issues.append(Issue("log-ranks", where, message, "give the layout of this log, or its --set nodes=N"))
     run = replace(run, world_size=run.world_size or job.world_size)
     batch, printed = job.training.global_batch_size or 0, int(run.figure("batch") or 0)
     if printed and batch and printed != batch:
@@ -189,8 +202,10 @@ def _compared(where: str, job: JobSpec, run: LogRun) -> tuple[float | None, list
         issues.append(Issue("log-batch", where, message, hint))
     seconds = run.step_seconds
     tokens = batch * job.model.seq_length if job.model else 0
-    for unit, rate, of_step in (("samples", run.figure("samples_per_second"), batch),
-                                ("tokens", run.tokens_per_second, tokens)):  # fmt: skip
+    for unit, rate, of_step in (
+        ("samples", run.figure("samples_per_second"), batch),
+        ("tokens", run.tokens_per_second, tokens),
+    ):
         if not rate or not of_step or (unit == "samples" and printed and seconds):
             continue
         seconds = seconds or of_step / rate
@@ -199,8 +214,7 @@ def _compared(where: str, job: JobSpec, run: LogRun) -> tuple[float | None, list
                 f"{rate:,.0f} {unit}/s in {seconds_text(seconds)} are {rate * seconds:,.0f} "
                 f"{unit}, and a step of the layout has {of_step:,}"
             )
-            issues.append(Issue("log-tokens", where, message,
-                                "check batch, length and ranks of the layout"))  # fmt: skip
+            issues.append(Issue("log-tokens", where, message, "check batch, length and ranks of the layout"))
     return seconds, issues
 
 
@@ -237,9 +251,7 @@ def logs_of_rows(
     return [log for log in found if log is not None]
 
 
-def layout_of_row(
-    row: Mapping[str, Any], folder: Path, common: LogLayout
-) -> tuple[Path, LogLayout]:
+def layout_of_row(row: Mapping[str, Any], folder: Path, common: LogLayout) -> tuple[Path, LogLayout]:
     """The log of a row of a list, and its layout. Paths are relative to the list's folder.
 
     `log`: the path; `job`: tables of a job, or its file; or `from`: {launcher: flags}, or `flags`
@@ -252,17 +264,22 @@ def layout_of_row(
     is_flags = isinstance(flags, dict) and [*map(type, flags.values())] == [str]
     settings, launcher = row.get("set", {}), row.get("launcher", common.launcher)
     if (
-        not isinstance(path, str) or not isinstance(job, dict | str | None)
-        or not (flags is None or is_flags) or not isinstance(settings, dict)
-        or not isinstance(launcher, str | None) or (job and flags)
-    ):  # fmt: skip
+        not isinstance(path, str)
+        or not isinstance(job, dict | str | None)
+        or not (flags is None or is_flags)
+        or not isinstance(settings, dict)
+        or not isinstance(launcher, str | None)
+        or (job and flags)
+    ):
         message = "a row with a log has `log`, a path, and `job`, tables or a file, or `from`, "
         message += f"a launcher and its flags; launchers are {', '.join(LAUNCHERS)}"
         raise InputError.of("not-a-run", plain(str(row.get("id") or path)), message)
     layout = common._replace(
-        settings={**common.settings, **settings}, launcher=launcher,
-        cluster=row.get("cluster", common.cluster), group=str(row.get("group", common.group or "")),
-    )  # fmt: skip
+        settings={**common.settings, **settings},
+        launcher=launcher,
+        cluster=row.get("cluster", common.cluster),
+        group=str(row.get("group", common.group or "")),
+    )
     if job:
         layout = layout._replace(job=str(folder / job) if isinstance(job, str) else job, flags=None)
     elif isinstance(flags, dict):

@@ -149,9 +149,7 @@ def read_torchtitan(text: str, head: str, state: list[str], config: PrintedConfi
         for name, size in _MESH.findall(text):
             config.add(f"mesh.{name}", size)
     elif found := _TRAINER.search(text):
-        for name, size in zip(
-            ("local_batch_size", "global_batch_size", "seq_len"), found.groups(), strict=True
-        ):
+        for name, size in zip(("local_batch_size", "global_batch_size", "seq_len"), found.groups(), strict=True):
             config.add(f"training.{name}", size)
     elif found := _RECOMPUTED.search(text):
         config.add("activation_checkpoint.mode", found[1].lower())
@@ -179,9 +177,9 @@ def nanotron_job(values: Mapping[str, str]) -> ReadJob | None:
 
 
 def torchtitan_job(values: Mapping[str, str]) -> ReadJob | None:
-    return read_printed_torchtitan({
-        name: _json_words(text) for name, text in values.items() if text not in ("None", "null")
-    })  # fmt: skip
+    return read_printed_torchtitan(
+        {name: _json_words(text) for name, text in values.items() if text not in ("None", "null")}
+    )
 
 
 def _json_words(text: str) -> tuple[str, ...]:
@@ -194,9 +192,7 @@ def _json_words(text: str) -> tuple[str, ...]:
     return tuple(map(str, listed)) if isinstance(listed, list) else (text,)
 
 
-NAMES = {
-    "--fp8-format": "fp8", "--fp4-format": "fp4", CHUNKS: "virtual_pipeline_model_parallel_size",
-}  # fmt: skip
+NAMES = {"--fp8-format": "fp8", "--fp4-format": "fp4", CHUNKS: "virtual_pipeline_model_parallel_size"}
 SWITCHED_OFF = {
     "--disable-bias-linear": "add_bias_linear",
     "--no-bias-gelu-fusion": "bias_gelu_fusion",
@@ -204,17 +200,27 @@ SWITCHED_OFF = {
 }
 """Flags without a value, and what is printed as False where they are given."""
 _DERIVED = {
-    LAYERS_A_CHUNK, "--recompute-activations", "--no-position-embedding", "--use-flash-attn",
-    "--use-rotary-position-embeddings", "--lr-warmup-fraction", "--train-samples", "--ckpt-format",
-    "--encoder-num-layers", "--encoder-seq-length", "--decoder-num-layers", "--decoder-seq-length",
+    LAYERS_A_CHUNK,
+    "--recompute-activations",
+    "--no-position-embedding",
+    "--use-flash-attn",
+    "--use-rotary-position-embeddings",
+    "--lr-warmup-fraction",
+    "--train-samples",
+    "--ckpt-format",
+    "--encoder-num-layers",
+    "--encoder-seq-length",
+    "--decoder-num-layers",
+    "--decoder-seq-length",
     *OLDER,
-}  # fmt: skip
+}
 """Not read, as validation put what they say into others."""
 _LATENT = {*(flag.flag for flag in LATENT_FLAGS), *POSITIONS}
-_OF_EXPERTS = {*EXPERTS} - _LATENT - {
-    "--multi-latent-attention", "--expert-model-parallel-size", "--expert-tensor-parallel-size",
-    "--num-experts",
-}  # fmt: skip
+_OF_EXPERTS = (
+    {*EXPERTS}
+    - _LATENT
+    - {"--multi-latent-attention", "--expert-model-parallel-size", "--expert-tensor-parallel-size", "--num-experts"}
+)
 
 
 def megatron_job(values: Mapping[str, str]) -> ReadJob | None:
@@ -224,20 +230,23 @@ def megatron_job(values: Mapping[str, str]) -> ReadJob | None:
     read = read_command(CommandLine(printed_flags(values), ranks))
     stage = values.get("zero_stage", "")  # Megatron-DeepSpeed's
     if stage in ("0", "1", "2", "3") and values.get("deepspeed") == "True":
-        read = read._replace(settings={**read.settings, "parallel.zero": int(stage),
-                                       "training.runtime": "megatron-deepspeed"})  # fmt: skip
+        read = read._replace(
+            settings={**read.settings, "parallel.zero": int(stage), "training.runtime": "megatron-deepspeed"}
+        )
     return read
 
 
 TABLES = ("optimizer", "scheduler", "rng", "mixed_precision", "model", "train", "dist", "ddp")
 """Tables of Megatron-Bridge's config; where several have a key, the last one counts."""
 BRIDGE = {
-    "gated_linear_unit": "swiglu", "num_moe_experts": "num_experts",
-    "layernorm_epsilon": "norm_epsilon", "seq_length": "max_position_embeddings",
+    "gated_linear_unit": "swiglu",
+    "num_moe_experts": "num_experts",
+    "layernorm_epsilon": "norm_epsilon",
+    "seq_length": "max_position_embeddings",
     "num_layers_in_first_pipeline_stage": "decoder_first_pipeline_num_layers",
     "num_layers_in_last_pipeline_stage": "decoder_last_pipeline_num_layers",
     "bias_activation_fusion": "bias_gelu_fusion",
-}  # fmt: skip
+}
 """Names of Megatron-LM's arguments, where Megatron-Bridge has another."""
 _WORDS = {"true": "True", "false": "False", "null": "None"}
 
@@ -250,12 +259,12 @@ def bridge_arguments(values: Mapping[str, str]) -> dict[str, str]:
     """The arguments of Megatron-LM that the tables of Megatron-Bridge's config are."""
     found = {
         BRIDGE.get(key, key): _WORDS.get(value, value)
-        for table in TABLES for name, value in values.items()
-        for first, _, key in [name.partition(".")] if first == table
-    }  # fmt: skip
-    found["seq_length"] = values.get(
-        "dataset.sequence_length", found.get("max_position_embeddings", "None")
-    )
+        for table in TABLES
+        for name, value in values.items()
+        for first, _, key in [name.partition(".")]
+        if first == table
+    }
+    found["seq_length"] = values.get("dataset.sequence_length", found.get("max_position_embeddings", "None"))
     shared = found.get("share_embeddings_and_output_weights")
     found["untie_embeddings_and_output_weights"] = str(shared == "False")
     groups = found.get("num_query_groups", "None")
@@ -282,9 +291,7 @@ def printed_flags(values: Mapping[str, str]) -> Flags:
         if value in ("None", "False", "") or (flag == CHUNKS and value == "1"):
             continue
         words = () if value == "True" else _words(value)
-        if flag in _LATENT or (
-            not is_neutral(flag, words) and (flag in READ or refusal_of(flag, words) is not None)
-        ):
+        if flag in _LATENT or (not is_neutral(flag, words) and (flag in READ or refusal_of(flag, words) is not None)):
             flags[flag] = words
     left_out = set() if "--num-experts" in flags else _OF_EXPERTS
     if "--multi-latent-attention" not in flags:

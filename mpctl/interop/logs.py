@@ -163,8 +163,7 @@ class _Start:
 
     def of(self, launcher: str) -> Rows:
         """Its steps in the lines of a launcher, of the kind and rank that has most."""
-        return max((rows for key, rows in self.steps.items() if key[0] == launcher), key=len,
-                   default=[])  # fmt: skip
+        return max((rows for key, rows in self.steps.items() if key[0] == launcher), key=len, default=[])
 
     @property
     def ranks(self) -> int | None:
@@ -174,15 +173,23 @@ class _Start:
 def _read(lines: Iterator[LogLine], launcher: str | None, where: str) -> LogRun:
     name = ALIASES.get(launcher or "", launcher)
     if name is not None and name not in LAUNCHERS:
-        raise InputError.of("log-launcher", where, f"{plain(name, 40)!r} is no launcher whose logs "
-                            "are read", f"use {', '.join(LAUNCHERS)}")  # fmt: skip
+        raise InputError.of(
+            "log-launcher",
+            where,
+            f"{plain(name, 40)!r} is no launcher whose logs are read",
+            f"use {', '.join(LAUNCHERS)}",
+        )
     starts = _scan(lines)
     averages = [start.average for start in starts if start.average]
     name = name or _launcher(starts) or (BAR if averages else None)
     if name is None:
         hint = f"lines looked for: {', '.join(looked_for())}, and progress bars"
-        raise InputError.of("log-no-figures", where, "no line has the time or the rate of a step",
-                            f"{hint} '12/100 [00:20<02:20, 1.60s/it]'")  # fmt: skip
+        raise InputError.of(
+            "log-no-figures",
+            where,
+            "no line has the time or the rate of a step",
+            f"{hint} '12/100 [00:20<02:20, 1.60s/it]'",
+        )
     for start in starts:
         if start.config.kind and not is_beside(start.config.kind, name):
             start.config = PrintedConfig()  # of another launcher, which made no steps
@@ -365,10 +372,14 @@ def _several_runs(starts: Sequence[_Start], name: str, where: str) -> Iterator[I
     first = starts[0] if starts else _Start(1)
     batches = {step.number: step for step, _ in first.of(name) if step.batch}
     for start in starts[1:]:
-        other = next((
-            (batches[step.number], step) for step, _ in start.of(name)
-            if step.number in batches and step.batch not in (None, batches[step.number].batch)
-        ), None)  # fmt: skip
+        other = next(
+            (
+                (batches[step.number], step)
+                for step, _ in start.of(name)
+                if step.number in batches and step.batch not in (None, batches[step.number].batch)
+            ),
+            None,
+        )
         message = ""
         if first.ranks and start.ranks and first.ranks != start.ranks:
             message = f"{first.ranks} ranks at line {first.line} and {start.ranks} at line "
@@ -376,8 +387,7 @@ def _several_runs(starts: Sequence[_Start], name: str, where: str) -> Iterator[I
         elif changed := first.config.changes(start.config):
             message = f"{changed} from line {start.line} on"
         elif other is not None:
-            message = " and ".join(f"{step.batch:.0f} samples at line {step.line}"
-                                   for step in other)  # fmt: skip
+            message = " and ".join(f"{step.batch:.0f} samples at line {step.line}" for step in other)
             message = f"step {other[0].number} has {message}"
         elif not (first.config.values and start.config.values):
             message = _unlike(first, start, name)
@@ -388,8 +398,7 @@ def _several_runs(starts: Sequence[_Start], name: str, where: str) -> Iterator[I
 def _unlike(first: _Start, start: _Start, name: str) -> str:
     """How far the steps of two starts are apart, where that is more than UNLIKE and their noise."""
     for figure in TIMES:
-        one, other = ([value for step, _ in s.of(name)[1:] if (value := getattr(step, figure))]
-                      for s in (first, start))  # fmt: skip
+        one, other = ([value for step, _ in s.of(name)[1:] if (value := getattr(step, figure))] for s in (first, start))
         if min(len(one), len(other)) < LEAST:
             continue
         a, b = median(one), median(other)
@@ -404,5 +413,4 @@ def _unlike(first: _Start, start: _Start, name: str) -> str:
     return ""
 
 
-RATES = {"tokens_per_second": "tokens/s", "tokens_per_rank": "tokens/s of a rank",
-         "samples_per_second": "samples/s"}  # fmt: skip
+RATES = {"tokens_per_second": "tokens/s", "tokens_per_rank": "tokens/s of a rank", "samples_per_second": "samples/s"}

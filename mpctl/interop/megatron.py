@@ -51,9 +51,14 @@ from mpctl.spec.training import CORE
 from mpctl.spec.yarn import find_yarn
 
 LIMITS = LauncherLimits(
-    "Megatron-LM", orders=tuple(ORDERS), dtypes=("fp32", "bf16", "fp16", *NARROW_FLAGS),
-    partition=True, ep=True, etp=True, zero_size="any",
-)  # fmt: skip
+    "Megatron-LM",
+    orders=tuple(ORDERS),
+    dtypes=("fp32", "bf16", "fp16", *NARROW_FLAGS),
+    partition=True,
+    ep=True,
+    etp=True,
+    zero_size="any",
+)
 SCHEDULES = ("1f1b", "interleaved")
 Flags = Iterator[str]
 
@@ -86,9 +91,7 @@ def _model_refusals(model: ModelSpec, who: str) -> Iterator[Issue]:
     messages."""
     if model.family != "gpt":
         message = f"only gpt models are written as {who}'s"
-        yield refused(
-            "model.family", model.family, message, "use --emit torch for its layout alone"
-        )
+        yield refused("model.family", model.family, message, "use --emit torch for its layout alone")
     if model.norm_order != "pre":
         yield refused("model.norm_order", model.norm_order, f"{who} has pre", "use norm_order pre")
     of_yarn = () if find_yarn(model) is None else ("yarn_scaling", "attention_scale")
@@ -138,8 +141,7 @@ def _notes(plan: Plan) -> Iterator[str]:
             "must not be 1"
         )
     if narrow := NARROW_FLAGS.get(job.training.dtype):
-        yield (f"approximated: {job.training.dtype} is {' '.join(narrow)} over bf16, with "
-               "Transformer Engine's recipe")  # fmt: skip
+        yield (f"approximated: {job.training.dtype} is {' '.join(narrow)} over bf16, with Transformer Engine's recipe")
     if job.model is None:
         yield "no model is named: add --num-layers and the other flags of its shape"
     elif job.parallel.schedule == "1f1b" and job.parallel.vpp > 1:
@@ -179,9 +181,19 @@ def _launch_words(job: JobSpec) -> list[str]:
     if nodes == 1:
         return [*words, "torchrun", "--standalone", "--nproc-per-node", str(gpus)]
     return [
-        *words, "torchrun", "--nnodes", str(nodes), "--nproc-per-node", str(gpus),
-        "--node-rank", '"$NODE_RANK"', "--master-addr", '"$MASTER_ADDR"', "--master-port", "29500",
-    ]  # fmt: skip
+        *words,
+        "torchrun",
+        "--nnodes",
+        str(nodes),
+        "--nproc-per-node",
+        str(gpus),
+        "--node-rank",
+        '"$NODE_RANK"',
+        "--master-addr",
+        '"$MASTER_ADDR"',
+        "--master-port",
+        "29500",
+    ]
 
 
 def plain_flags(job: JobSpec, flags: Iterable[MegatronFlag]) -> Flags:

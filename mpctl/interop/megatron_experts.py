@@ -39,16 +39,15 @@ from mpctl.spec.yarn import USUAL, YarnScales, find_yarn, is_usual
 
 RUNTIME = "megatron-core"
 SCORES = {"softmax": "softmax", "sigmoid": "sigmoid"}
-BALANCING = {
-    "sequence": "seq_aux_loss", "global": "global_aux_loss", "micro_batch": "aux_loss",
-    "none": "none",
-}  # fmt: skip
+BALANCING = {"sequence": "seq_aux_loss", "global": "global_aux_loss", "micro_batch": "aux_loss", "none": "none"}
 KIND, BACKEND = "--moe-token-dispatcher-type", "--moe-flex-dispatcher-backend"
 DISPATCHERS: dict[str, dict[str, str]] = {
-    "alltoall": {KIND: "alltoall"}, "allgather": {KIND: "allgather"},
-    "deepep": {KIND: "flex", BACKEND: "deepep"}, "hybridep": {KIND: "flex", BACKEND: "hybridep"},
+    "alltoall": {KIND: "alltoall"},
+    "allgather": {KIND: "allgather"},
+    "deepep": {KIND: "flex", BACKEND: "deepep"},
+    "hybridep": {KIND: "flex", BACKEND: "hybridep"},
     "rows": {KIND: "alltoall"},
-}  # fmt: skip
+}
 """By training.moe_dispatcher; `rows` is mpctl's own, an all-to-all of rows too."""
 BEST_OF_GROUP = {"softmax": 1, "sigmoid": 2}
 """Experts whose scores are a group's score, by model.router_score."""
@@ -62,16 +61,11 @@ EXPERT_FLAGS = (
     MegatronFlag("--moe-router-topk", "model.experts_per_token", int, 2),
     MegatronFlag("--moe-ffn-hidden-size", "model.expert_ffn", int),
     MegatronFlag("--moe-router-score-function", "model.router_score", str, "softmax", SCORES),
-    MegatronFlag(
-        "--moe-router-load-balancing-type", "training.moe_load_balancing", str, "aux_loss",
-        BALANCING,
-    ),
+    MegatronFlag("--moe-router-load-balancing-type", "training.moe_load_balancing", str, "aux_loss", BALANCING),
     MegatronFlag("--moe-aux-loss-coeff", "training.moe_aux_loss_coeff", float, 0.0),
-)  # fmt: skip
-SHARED = MegatronFlag("--moe-shared-expert-intermediate-size", "model.shared_expert_ffn", int)
-BIAS_RATE = MegatronFlag(
-    "--moe-router-bias-update-rate", "training.moe_bias_update_rate", float, 1e-3
 )
+SHARED = MegatronFlag("--moe-shared-expert-intermediate-size", "model.shared_expert_ffn", int)
+BIAS_RATE = MegatronFlag("--moe-router-bias-update-rate", "training.moe_bias_update_rate", float, 1e-3)
 Z_LOSS = MegatronFlag("--moe-z-loss-coeff", "training.moe_z_loss_coeff", float)
 SCALE = MegatronFlag("--moe-router-topk-scaling-factor", "model.router_scale", float)
 LATENT_FLAGS = (
@@ -85,18 +79,26 @@ OTHER_FLAGS = (SHARED, BIAS_RATE, Z_LOSS, SCALE)
 ALL_FLAGS = (*VIEW_FLAGS, *EXPERT_FLAGS, *OTHER_FLAGS, *LATENT_FLAGS)
 LAYER_FREQ = "--moe-layer-freq"
 COMBINED = (
-    LAYER_FREQ, "--moe-router-pre-softmax", "--moe-router-enable-expert-bias",
-    "--moe-router-num-groups", "--moe-router-group-topk", "--moe-shared-expert-gate",
-)  # fmt: skip
+    LAYER_FREQ,
+    "--moe-router-pre-softmax",
+    "--moe-router-enable-expert-bias",
+    "--moe-router-num-groups",
+    "--moe-router-group-topk",
+    "--moe-shared-expert-gate",
+)
 """Flags of experts that make a setting together with others."""
 KERNELS = (
-    "--moe-router-dtype", "--moe-grouped-gemm", "--moe-permute-fusion", KIND, BACKEND,
-    "--moe-enable-deepep", "--moe-expert-capacity-factor",
-)  # fmt: skip
+    "--moe-router-dtype",
+    "--moe-grouped-gemm",
+    "--moe-permute-fusion",
+    KIND,
+    BACKEND,
+    "--moe-enable-deepep",
+    "--moe-expert-capacity-factor",
+)
 """Flags of how experts are computed and reached, and of how many tokens they take."""
 POSITIONS = ("--rope-type", "--rotary-scaling-factor", "--mscale", "--mscale-all-dim")
-READ = (*(flag.flag for flag in ALL_FLAGS), *COMBINED, *KERNELS, *POSITIONS,
-        "--multi-latent-attention")  # fmt: skip
+READ = (*(flag.flag for flag in ALL_FLAGS), *COMBINED, *KERNELS, *POSITIONS, "--multi-latent-attention")
 
 
 def expert_flags(job: JobSpec) -> Iterator[tuple[str, Value]]:
@@ -409,8 +411,7 @@ def _read_yarn(reader: FlagReader) -> None:
         return
     s = reader.settings
     widths = (s.get("model.qk_nope_head_dim"), s.get("model.qk_rope_head_dim"))
-    s["model.yarn_scaling"] = {**USUAL, "factor": yarn.factor,
-                               "attention_factor": yarn.attention_factor}  # fmt: skip
+    s["model.yarn_scaling"] = {**USUAL, "factor": yarn.factor, "attention_factor": yarn.attention_factor}
     columns = sum(width for width in widths if isinstance(width, int))
     if columns > 0 and (scale := yarn.attention_scale(columns)) is not None:
         s["model.attention_scale"] = scale

@@ -124,10 +124,18 @@ def plain_values(job: JobSpec, flags: Iterable[MegatronFlag]) -> Iterator[tuple[
 
 
 WITHOUT_FLAG = (
-    "embedding_norm", "embedding_multiplier", "parallel_residual", "shared_norm",
-    "yarn_scaling", "rotary_scaling_type", "window_rotary_base", "attention_scale",
-    "attention_softcap", "logit_softcap", "head_bias",
-)  # fmt: skip
+    "embedding_norm",
+    "embedding_multiplier",
+    "parallel_residual",
+    "shared_norm",
+    "yarn_scaling",
+    "rotary_scaling_type",
+    "window_rotary_base",
+    "attention_scale",
+    "attention_softcap",
+    "logit_softcap",
+    "head_bias",
+)
 VARIANT_FLAGS = (
     MegatronFlag("--mtp-num-layers", "model.mtp_layers", int),
     MegatronFlag("--window-attn-skip-freq", "model.full_attention_every", int),

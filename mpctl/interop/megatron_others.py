@@ -24,8 +24,9 @@ from mpctl.core.errors import Issue
 SOFTWARE = "Megatron-LM (megatron-core 0.19.2)"
 NEUTRAL = {
     "--tensor-parallel-num-weight-shards": ("1",),
-    "--expert-tensor-parallel-num-weight-shards": ("1",), "--cp-comm-type": ("p2p",),
-}  # fmt: skip
+    "--expert-tensor-parallel-num-weight-shards": ("1",),
+    "--cp-comm-type": ("p2p",),
+}
 """Values that mean the same as leaving the flag out, where the parser's default is another or
 none."""
 GONE = {
@@ -37,39 +38,79 @@ GONE = {
 """Flags that the parser accepts and Megatron-LM then rejects, and their replacements."""
 _LAYOUT = re.compile(r"parallel|pipeline|virtual|fsdp|sharding|sharded|expert|moe|shard-")
 _NO_LAYOUT = {
-    "--no-overlap-p2p-communication", "--overlap-p2p-communication-warmup-flush",
-    "--pipeline-model-parallel-comm-backend", "--microbatch-group-size-per-virtual-pipeline-stage",
-    "--dist-ckpt-format", "--ckpt-fully-parallel-save", "--ckpt-fully-parallel-load",
-    "--no-ckpt-fully-parallel-save", "--ckpt-assume-constant-structure", "--fsdp-double-buffer",
-    "--fsdp-manual-registration", "--dist-ckpt-save-pre-mcore-014",
-    "--no-data-sharding", "--moe-shared-expert-overlap", "--overlap-moe-expert-parallel-comm",
-    "--overlap-dispatch-backward-with-experts-wgrad", "--use-grouped-gemm-for-shared-expert",
-    "--moe-router-fusion", "--moe-router-padding-for-fp8", "--moe-router-padding-for-quantization",
-    "--moe-router-force-load-balancing", "--moe-router-force-biased", "--moe-per-layer-logging",
-    "--moe-flex-dispatcher-num-sms", "--moe-deepep-num-sms",
-    "--moe-hybridep-num-sms", "--moe-hybridep-num-sms-preprocessing",
-    "--moe-hybridep-num-blocks-permute", "--moe-hybridep-num-blocks-unpermute",
-    "--moe-permute-fusion-into-hybridep", "--moe-hybridep-pad-uneven-dispatch-inputs",
-    "--moe-paged-stash", "--moe-paged-stash-page-size", "--moe-paged-stash-buffer-size-factor-cpu",
-    "--moe-paged-stash-buffer-size-factor-cuda", "--save-tokens-per-expert-interval",
-    "--moe-mlp-glu-interleave-size", "--moe-shared-expert-glu-interleave-size",
+    "--no-overlap-p2p-communication",
+    "--overlap-p2p-communication-warmup-flush",
+    "--pipeline-model-parallel-comm-backend",
+    "--microbatch-group-size-per-virtual-pipeline-stage",
+    "--dist-ckpt-format",
+    "--ckpt-fully-parallel-save",
+    "--ckpt-fully-parallel-load",
+    "--no-ckpt-fully-parallel-save",
+    "--ckpt-assume-constant-structure",
+    "--fsdp-double-buffer",
+    "--fsdp-manual-registration",
+    "--dist-ckpt-save-pre-mcore-014",
+    "--no-data-sharding",
+    "--moe-shared-expert-overlap",
+    "--overlap-moe-expert-parallel-comm",
+    "--overlap-dispatch-backward-with-experts-wgrad",
+    "--use-grouped-gemm-for-shared-expert",
+    "--moe-router-fusion",
+    "--moe-router-padding-for-fp8",
+    "--moe-router-padding-for-quantization",
+    "--moe-router-force-load-balancing",
+    "--moe-router-force-biased",
+    "--moe-per-layer-logging",
+    "--moe-flex-dispatcher-num-sms",
+    "--moe-deepep-num-sms",
+    "--moe-hybridep-num-sms",
+    "--moe-hybridep-num-sms-preprocessing",
+    "--moe-hybridep-num-blocks-permute",
+    "--moe-hybridep-num-blocks-unpermute",
+    "--moe-permute-fusion-into-hybridep",
+    "--moe-hybridep-pad-uneven-dispatch-inputs",
+    "--moe-paged-stash",
+    "--moe-paged-stash-page-size",
+    "--moe-paged-stash-buffer-size-factor-cpu",
+    "--moe-paged-stash-buffer-size-factor-cuda",
+    "--save-tokens-per-expert-interval",
+    "--moe-mlp-glu-interleave-size",
+    "--moe-shared-expert-glu-interleave-size",
     "--moe-token-drop-policy",
-}  # fmt: skip
+}
 """Flags with a word of the layout in their name that do not change it."""
 _SHAPE = {
-    "--quick-geglu", "--openai-gelu", "--qk-l2-norm",
-    "--apply-residual-connection-post-layernorm", "--hybrid-layer-pattern",
-    "--hybrid-override-pattern", "--is-hybrid-model", "--spec",
-    "--heterogeneous-layers-config-path", "--heterogeneous-layers-config-encoded-json",
-    "--experimental-attention-variant", "--linear-attention-freq", "--yaml-cfg",
-    "--encoder-num-layers", "--decoder-num-layers", "--encoder-seq-length", "--decoder-seq-length",
-    "--no-pad-vocab-size", "--attention-output-gate", "--use-mup",
-    "--optimizer", "--cpu-offloading-num-layers",
-    "--fine-grained-activation-offloading", "--freeze-all-layers",
-    "--fp32-residual-connection", "--cp-comm-type",
-    "--vocab-extra-ids", "--disable-pad-vocab-size", "--no-rope-freq",
+    "--quick-geglu",
+    "--openai-gelu",
+    "--qk-l2-norm",
+    "--apply-residual-connection-post-layernorm",
+    "--hybrid-layer-pattern",
+    "--hybrid-override-pattern",
+    "--is-hybrid-model",
+    "--spec",
+    "--heterogeneous-layers-config-path",
+    "--heterogeneous-layers-config-encoded-json",
+    "--experimental-attention-variant",
+    "--linear-attention-freq",
+    "--yaml-cfg",
+    "--encoder-num-layers",
+    "--decoder-num-layers",
+    "--encoder-seq-length",
+    "--decoder-seq-length",
+    "--no-pad-vocab-size",
+    "--attention-output-gate",
+    "--use-mup",
+    "--optimizer",
+    "--cpu-offloading-num-layers",
+    "--fine-grained-activation-offloading",
+    "--freeze-all-layers",
+    "--fp32-residual-connection",
+    "--cp-comm-type",
+    "--vocab-extra-ids",
+    "--disable-pad-vocab-size",
+    "--no-rope-freq",
     "--mrope-section",
-}  # fmt: skip
+}
 ALL_NAMED = frozenset(_SHAPE | _NO_LAYOUT | NEUTRAL.keys() | GONE.keys())
 _APART = re.compile(
     r"--(no-|disable-|enable-|use-|allow-)?("
@@ -108,10 +149,7 @@ def parser_flags() -> dict[str, ParserFlag]:
     """All flags of Megatron-LM's parser by name, in the order of their names."""
     text = files("mpctl.interop").joinpath("megatron_parser.txt").read_text("utf-8")
     rows = (line.split() for line in text.splitlines())
-    return {
-        name: ParserFlag(-1 if count == "+" else int(count), " ".join(default))
-        for name, count, *default in rows
-    }
+    return {name: ParserFlag(-1 if count == "+" else int(count), " ".join(default)) for name, count, *default in rows}
 
 
 def is_neutral(flag: str, values: tuple[str, ...]) -> bool:

@@ -23,9 +23,14 @@ from mpctl.spec.model import ModelSpec
 from mpctl.spec.training import TrainingSpec
 
 LIMITS = LauncherLimits(
-    "nanotron", chunks=False, zero=(0, 1), zero_in_pipeline=(0, 1), recompute=("none", "full"),
-    dtypes=("fp32", "bf16"), dropout=False,
-)  # fmt: skip
+    "nanotron",
+    chunks=False,
+    zero=(0, 1),
+    zero_in_pipeline=(0, 1),
+    recompute=("none", "full"),
+    dtypes=("fp32", "bf16"),
+    dropout=False,
+)
 ENGINES = {"1f1b": "1f1b", "gpipe": "afab"}
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 STYLES = {"linear": "linear", "cosine": "cosine"}
@@ -63,23 +68,25 @@ def _body(plan: Plan) -> str:
     job = plan.job
     seed, model = job.training.seed, job.model
     assert model is not None  # refused
-    return yaml_text({
-        "general": {"project": "mpctl", "run": "plan", "seed": seed},
-        "parallelism": _parallelism(job),
-        "tokens": {
-            "micro_batch_size": job.training.micro_batch_size,
-            "batch_accumulation_per_replica": job.num_microbatches,
-            "sequence_length": model.seq_length,
-            "train_steps": job.training.steps,
-        },
-        "model": {
-            "dtype": DTYPES[job.training.dtype],
-            "make_vocab_size_divisible_by": 1,
-            "init_method": {"std": job.training.init_std},
-            "model_config": _model(model),
-        },
-        "optimizer": _optimizer(job),
-    })  # fmt: skip
+    return yaml_text(
+        {
+            "general": {"project": "mpctl", "run": "plan", "seed": seed},
+            "parallelism": _parallelism(job),
+            "tokens": {
+                "micro_batch_size": job.training.micro_batch_size,
+                "batch_accumulation_per_replica": job.num_microbatches,
+                "sequence_length": model.seq_length,
+                "train_steps": job.training.steps,
+            },
+            "model": {
+                "dtype": DTYPES[job.training.dtype],
+                "make_vocab_size_divisible_by": 1,
+                "init_method": {"std": job.training.init_std},
+                "model_config": _model(model),
+            },
+            "optimizer": _optimizer(job),
+        }
+    )
 
 
 def _parallelism(job: JobSpec) -> Tree:
@@ -118,9 +125,12 @@ def _model(model: ModelSpec) -> Tree:
 def _optimizer(job: JobSpec) -> Tree:
     t = job.training
     factory: Tree = {
-        "name": "adamW", "adam_beta1": t.beta1, "adam_beta2": t.beta2, "adam_eps": t.epsilon,
+        "name": "adamW",
+        "adam_beta1": t.beta1,
+        "adam_beta2": t.beta2,
+        "adam_eps": t.epsilon,
         "torch_adam_is_fused": True,
-    }  # fmt: skip
+    }
     return {
         "optimizer_factory": factory,
         "zero_stage": zero_stage(job),

@@ -65,9 +65,11 @@ def _runtime_note(plan: Plan, target: str) -> Iterator[str]:
 
 
 READERS: dict[str, Callable[[str], ReadJob]] = {
-    "megatron": read_megatron, "torchtitan": read_torchtitan, "nanotron": read_nanotron,
+    "megatron": read_megatron,
+    "torchtitan": read_torchtitan,
+    "nanotron": read_nanotron,
     "deepspeed": read_deepspeed,
-}  # fmt: skip
+}
 EXAMPLE = 'such as "--num-layers 24 ...", or @FILE for a file of them'
 
 
@@ -90,15 +92,12 @@ def read_flags(launcher: str, text: str, typed: Overrides = MappingProxyType({})
     known = {*read.settings, *typed}
     if "model.layers" in read.settings and not known & {"model", "model.vocab"}:
         message = "is not there, and no tokenizer is asked for the vocabulary"
-        raise InputError.of("megatron-flag", "--vocab-size", message,
-                            "add it, or --set model.vocab=N")  # fmt: skip
+        raise InputError.of("megatron-flag", "--vocab-size", message, "add it, or --set model.vocab=N")
     if any(map(says_ranks, known)):
         return read
     message = "neither the flags nor the command line say how many ranks there are: dp 1 is planned"
     hint = "add --nodes and --gpus-per-node, or --cluster"
-    return read._replace(
-        warnings=(*read.warnings, Check("from-world", "warning", "--from", message, hint))
-    )
+    return read._replace(warnings=(*read.warnings, Check("from-world", "warning", "--from", message, hint)))
 
 
 def _content(text: str) -> str:

@@ -23,14 +23,17 @@ from mpctl.plan.planning.plan import Plan
 from mpctl.spec.job import JobSpec
 
 LIMITS = LauncherLimits(
-    "torch", orders=None, dtypes=("fp64", "fp32", "bf16", "fp16"), offload=True, partition=True,
-    ep=True, etp=True, zero_size="dp",
-)  # fmt: skip
+    "torch",
+    orders=None,
+    dtypes=("fp64", "fp32", "bf16", "fp16"),
+    offload=True,
+    partition=True,
+    ep=True,
+    etp=True,
+    zero_size="dp",
+)
 DTYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-SCHEDULES = {
-    "1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B",
-    "zero-bubble": "InterleavedZeroBubble",
-}  # fmt: skip
+SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B", "zero-bubble": "InterleavedZeroBubble"}
 TORCH_TYPES = {"rocm": "cuda", "tpu": "xla"}
 """torch's name of a kind of device, where it is another; its ROCm builds answer to cuda."""
 ZERO = {
@@ -107,9 +110,7 @@ def _expert_lines(job: JobSpec, kind: str) -> Iterator[str]:
     yield f'etp_ep = experts[{_quoted(cut)}]._flatten("etp_ep")  # rows of tokens'
 
 
-def _dims(
-    axes: Iterable[str], sizes: Mapping[str, int], replicas: str, copies: int
-) -> Iterator[tuple[str, int]]:
+def _dims(axes: Iterable[str], sizes: Mapping[str, int], replicas: str, copies: int) -> Iterator[tuple[str, int]]:
     """The axes with their sizes; that of the replicas cut where ZeRO's shares exist several
     times."""
     for axis in axes:

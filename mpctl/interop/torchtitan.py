@@ -34,19 +34,19 @@ from mpctl.spec.model import ModelSpec
 from mpctl.spec.training import TrainingSpec
 
 LIMITS = LauncherLimits(
-    "torchtitan", zero=(0, 2, 3), zero_in_pipeline=(0, 1, 2, 3), dtypes=("fp32", "bf16"),
-    dropout=False, ep=True, zero_size="dp",
-)  # fmt: skip
+    "torchtitan",
+    zero=(0, 2, 3),
+    zero_in_pipeline=(0, 1, 2, 3),
+    dtypes=("fp32", "bf16"),
+    dropout=False,
+    ep=True,
+    zero_size="dp",
+)
 SCHEDULES = {"1f1b": "1F1B", "interleaved": "Interleaved1F1B", "gpipe": "GPipe"}
 RESHARD = {1: "default", 2: "never", 3: "always"}
-RECOMPUTE = {
-    "none": "None", "selective": "SelectiveAC.Config()", "full": "FullAC.Config()",
-}  # fmt: skip
+RECOMPUTE = {"none": "None", "selective": "SelectiveAC.Config()", "full": "FullAC.Config()"}
 # Models of its llama3 with a config function: layers, hidden, ffn, heads, kv heads.
-FLAVORS = {
-    (32, 4096, 14336, 32, 8): "8B", (80, 8192, 28672, 64, 8): "70B",
-    (126, 16384, 53248, 128, 8): "405B",
-}  # fmt: skip
+FLAVORS = {(32, 4096, 14336, 32, 8): "8B", (80, 8192, 28672, 64, 8): "70B", (126, 16384, 53248, 128, 8): "405B"}
 FLAVOR_VOCAB, FLAVOR_EPSILON = 128256, 1e-5
 
 
@@ -124,23 +124,26 @@ def _flavor(model: ModelSpec | None) -> str | None:
 def _body(plan: Plan) -> str:
     job = plan.job
     imports, ready = _config_lines(job.model)
-    return "\n".join([
-        "from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer",
-        "from torchtitan.components.optimizer import ParamGroupConfig",
-        "from torchtitan.config import ParallelismConfig",
-        "from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC",
-        *imports,
-        "", "",
-        "def lay_out(config):",
-        f"    config.parallelism = {python_call('ParallelismConfig', _parallelism(plan), '    ')}",
-        f"    config.activation_checkpoint = {RECOMPUTE[job.training.recompute]}",
-        "    config.compile.enable_async_tensor_parallel = False",
-        *(f"    config.{key} = {value}" for key, value in _training(job)),
-        *_optimizer_lines(plan),
-        *(_layer_lines(job, job.model) if job.model else []),
-        "    return config",
-        *ready,
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            "from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer",
+            "from torchtitan.components.optimizer import ParamGroupConfig",
+            "from torchtitan.config import ParallelismConfig",
+            "from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC",
+            *imports,
+            "",
+            "",
+            "def lay_out(config):",
+            f"    config.parallelism = {python_call('ParallelismConfig', _parallelism(plan), '    ')}",
+            f"    config.activation_checkpoint = {RECOMPUTE[job.training.recompute]}",
+            "    config.compile.enable_async_tensor_parallel = False",
+            *(f"    config.{key} = {value}" for key, value in _training(job)),
+            *_optimizer_lines(plan),
+            *(_layer_lines(job, job.model) if job.model else []),
+            "    return config",
+            *ready,
+        ]
+    )
 
 
 def _config_lines(model: ModelSpec | None) -> tuple[list[str], list[str]]:
@@ -157,9 +160,15 @@ def _config_lines(model: ModelSpec | None) -> tuple[list[str], list[str]]:
     ]
     return (
         [*registry, f"from torchtitan.models.{module} import {function}"],
-        ["", "", "def mpctl_plan():", f"    config = {function}()", *(changes if is_405b else []),
-         "    return lay_out(config)"],
-    )  # fmt: skip
+        [
+            "",
+            "",
+            "def mpctl_plan():",
+            f"    config = {function}()",
+            *(changes if is_405b else []),
+            "    return lay_out(config)",
+        ],
+    )
 
 
 def _training(job: JobSpec) -> Iterator[tuple[str, str]]:

@@ -134,9 +134,7 @@ def print_collective_cases(cases: CollectiveCases) -> None:
         f"would time {plural(len(cases.cases), 'case')} in {plural(options.rounds, 'round')} of "
         f"{plural(options.iterations, 'call')}, after {options.warm_up} to warm up:"
     )
-    for (axis, kind, way), group in groupby(
-        cases.cases, lambda case: (case["axis"], case["kind"], case["transport"])
-    ):
+    for (axis, kind, way), group in groupby(cases.cases, lambda case: (case["axis"], case["kind"], case["transport"])):
         sizes = [case["bytes"] for case in group]
         span = f"{sizes[0]:,} to {sizes[-1]:,} bytes, {plural(len(sizes), 'size')}"
         console.print(f"  {kind:<14} {axis}{cases.sizes[axis]}  {WAYS[way]:<14} {span}")
@@ -162,12 +160,7 @@ def print_mode_cases(cases: ModeCases, *, rounds: int, steps: int) -> None:
 
 # ---------------------------------------------------------------- two reports
 
-VERDICTS = {
-    "slower": "✗ slower",
-    "faster": "✓ faster",
-    "noise": "noise: rounds overlap",
-    "same": "same",
-}
+VERDICTS = {"slower": "✗ slower", "faster": "✓ faster", "noise": "noise: rounds overlap", "same": "same"}
 FEW_ROWS, FEW_NAMES = 20, 10
 COMPARED = (
     Column("", "name", left=True),

@@ -236,10 +236,7 @@ def modes_parts(report: TensorModesReport) -> Iterator[Part]:
     found, rows = report["findings"], report["results"]
     layer = ", ".join(f"{name} {size}" for name, size in found["layer"].items())
     if rows:
-        figures = [
-            {"": figure.title, **{row["name"]: figure.text(row) for row in rows}}
-            for figure in TENSOR_MODES
-        ]
+        figures = [{"": figure.title, **{row["name"]: figure.text(row) for row in rows}} for figure in TENSOR_MODES]
         modes = [Column(row["name"], row["name"]) for row in rows]
         title = f"One layer ({layer}), {plural(found['micro_batch_size'], 'sample')}"
         yield BenchTable(title, (Column("", "", left=True), *modes), figures, keeps_first=True)

@@ -39,8 +39,7 @@ MODES = {
     "weak": "Weak scaling: the global batch grows with the ranks",
 }
 RATES_TITLE = (
-    "Model FLOP/s of a rank, processor time of rank 0, and what a rank waits in collectives; both "
-    "as shares of a step"
+    "Model FLOP/s of a rank, processor time of rank 0, and what a rank waits in collectives; both as shares of a step"
 )
 
 
@@ -113,15 +112,9 @@ CHECKS = (
     Column("ranks", "ranks"),
     Column("run", "seconds", seconds_text),
     Column("planned", "fitted_seconds", seconds_text),
-    *(
-        Column(f"error, {name}", _off(f"{key}_seconds"), signed_error)
-        for key, name in ERRORS.items()
-    ),
+    *(Column(f"error, {name}", _off(f"{key}_seconds"), signed_error) for key, name in ERRORS.items()),
 )
-FIGURES = (
-    Column("figure", lambda pair: pair[0], left=True),
-    Column("value", lambda pair: pair[1]),
-)
+FIGURES = (Column("figure", lambda pair: pair[0], left=True), Column("value", lambda pair: pair[1]))
 
 
 def machine_parts(report: MachineReport) -> Iterator[Part]:
@@ -144,9 +137,7 @@ def machine_parts(report: MachineReport) -> Iterator[Part]:
     for name in findings["wrong"]:
         yield BenchLine(f"{name}: the result is wrong", "warning")
     if findings["disturbed"]:
-        yield BenchLine(
-            _disturbed(findings["disturbed"], "moved figures are theirs too"), "warning"
-        )
+        yield BenchLine(_disturbed(findings["disturbed"], "moved figures are theirs too"), "warning")
 
 
 def _machine_verdict(findings: MachineFindings) -> str:
@@ -257,8 +248,9 @@ def verify_parts(report: VerifyReport) -> Iterator[Part]:
     yield _verdict(report)
     if rows:
         groups, judged = findings["groups"], findings["judged"]
-        compared = [(f"step time, {name}", groups[name]) for name in GROUPS
-                if name == judged or groups[name] != groups[judged]]  # fmt: skip
+        compared = [
+            (f"step time, {name}", groups[name]) for name in GROUPS if name == judged or groups[name] != groups[judged]
+        ]
         compared.append(("memory", findings["memory"]))
         yield BenchTable("", ACCURACY, [pair for pair in compared if pair[1]["layouts"]])
         yield BenchTable("", LAYOUTS, rows)
@@ -283,8 +275,7 @@ def _verdict(report: VerifyReport) -> BenchLine:
     group = "" if findings["judged"] == ALL else f" {findings['judged']}"
     wanted = f" (at most {findings['within']:.0%} wanted)" if findings["within"] is not None else ""
     parts = [
-        f"step time {judged['mape']:.1%} off on average over "
-        f"{plural(judged['layouts'], 'layout')}{group}{wanted}",
+        f"step time {judged['mape']:.1%} off on average over {plural(judged['layouts'], 'layout')}{group}{wanted}",
         f"worst {judged['worst_name']} {judged['worst']:+.1%}",
         f"rank correlation {_correlation(judged['spearman'])}",
         f"{judged['coverage'] or 0:.0%} inside the band",

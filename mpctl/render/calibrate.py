@@ -13,23 +13,15 @@ from mpctl.measure.calibrate.own_words import band_text
 from mpctl.measure.calibrate.runs import Run
 from mpctl.render.console import get_console, plain_table, say
 
-NOTE = (
-    "Mean absolute error of the step time, before the fit and after it; bias: the mean error after "
-    "it, with its sign"
-)
+NOTE = "Mean absolute error of the step time, before the fit and after it; bias: the mean error after it, with its sign"
 
 
-def print_fit(
-    runs: Sequence[Run], columns: Mapping[str, Mapping[str, list[float]]], paths: Sequence[Path]
-) -> None:
+def print_fit(runs: Sequence[Run], columns: Mapping[str, Mapping[str, list[float]]], paths: Sequence[Path]) -> None:
     """Print a row for each group of runs. columns: errors by name, including `fitted`."""
     console, rows = get_console(), []
     for group in dict.fromkeys(run.group for run in runs):
         run_ids = [run.id for run in runs if run.group == group]
-        residuals = {
-            name: [error for run in run_ids for error in column[run]]
-            for name, column in columns.items()
-        }
+        residuals = {name: [error for run in run_ids for error in column[run]] for name, column in columns.items()}
         bias = expm1(sum(residuals["fitted"]) / len(residuals["fitted"]))
         errors = map(_error, residuals.values())
         rows.append((group or "all", str(len(run_ids)), *errors, f"{100 * bias:+.1f} %"))

@@ -48,12 +48,19 @@ def print_inspection(document: InspectDocument, *, parameters: bool) -> None:
         ("written", _written(entry)),
         ("layout", f"{_layout(entry)}: {plural(len(shards), 'shard')}"),
         ("size", bytes_text(entry["bytes"])),
-        ("parameters", f"{count_text(document['elements'])} in {plural(len(rows), 'tensor')}"
-                       + (f", {frozen} of them frozen" if frozen else "")),
+        (
+            "parameters",
+            f"{count_text(document['elements'])} in {plural(len(rows), 'tensor')}"
+            + (f", {frozen} of them frozen" if frozen else ""),
+        ),
         ("updates", ", ".join(map(str, updates)) or "not recorded by parameter"),
-        ("checks", "CRC-32 of each block, sha256 of each file"
-         if all(shard["block_checksums"] for shard in shards) else "sha256 of each file"),
-    ]  # fmt: skip
+        (
+            "checks",
+            "CRC-32 of each block, sha256 of each file"
+            if all(shard["block_checksums"] for shard in shards)
+            else "sha256 of each file",
+        ),
+    ]
     if document["loss_scale"]:
         named.append(("loss scale", f"{document['loss_scale'].get('scale', 0):g}"))
     console.print(NamedRows(named))

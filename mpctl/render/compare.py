@@ -134,10 +134,12 @@ def runtimes_table(runtimes: Sequence[UnderRuntime]) -> Table:
     that writes the plan for it; or why it does not run the layout."""
     columns = ("runtime", *FIGURES, "how to run it")
     return plain_table(
-        "\nThis layout under other software", columns,
+        "\nThis layout under other software",
+        columns,
         ((under.runtime, *_runtime_cells(under), _how(under)) for under in runtimes),
-        left=("runtime", "fits", "how to run it"), whole=len(columns) - 1,
-    )  # fmt: skip
+        left=("runtime", "fits", "how to run it"),
+        whole=len(columns) - 1,
+    )
 
 
 def _runtime_cells(under: UnderRuntime) -> Iterator[str]:
@@ -184,10 +186,7 @@ def print_tensor_modes(document: TensorModesDocument) -> None:
     console = get_console()
     title = f"{document['job'] or 'this job'} in modes of tensor parallelism"
     console.print(Text(title, "bold"), training_line(document["training"]), "", sep="\n")
-    symbols = (
-        (mode, *(costs[name].symbol for name in document["columns"]))
-        for mode, costs in COSTS.items()
-    )
+    symbols = ((mode, *(costs[name].symbol for name in document["columns"])) for mode, costs in COSTS.items())
     title = "A linear layer, forward and backward, on P ranks"
     console.print(plain_table(title, ("mode", *document["columns"]), symbols, left=("mode",)))
     meanings = "; ".join(f"{name}: {words}" for name, words in document["columns"].items())
@@ -226,9 +225,7 @@ def _numbers(document: TensorModesDocument, tp: int, modes: Sequence[TensorModeE
     return plain_table(title, ("", *map(_name, modes)), rows, left=("",), whole=1)
 
 
-def _mode_rows(
-    figures: Sequence[tuple[str, str, Formatter]], entries: Sequence[object]
-) -> Iterator[list[str | Text]]:
+def _mode_rows(figures: Sequence[tuple[str, str, Formatter]], entries: Sequence[object]) -> Iterator[list[str | Text]]:
     for title, key, text in figures:
         values = [entry[key] if isinstance(entry, dict) else None for entry in entries]
         yield [title, *("-" if value is None else text(value) for value in values)]

@@ -28,9 +28,7 @@ CONTROLS = dict.fromkeys({*range(0x20), *range(0x7F, 0xA0)} - {9, 10})
 
 # A number and its unit stay on one line: while lines are broken, this stands for the space.
 GLUE = "\ue000"
-UNIT = re.compile(
-    r"(?<=[0-9]) (?=(?:[KMGTP]i?B(?:/s)?|B|[µm]?s|min|h|%|[MGTP]?FLOP/s)(?![\w/]))", re.ASCII
-)
+UNIT = re.compile(r"(?<=[0-9]) (?=(?:[KMGTP]i?B(?:/s)?|B|[µm]?s|min|h|%|[MGTP]?FLOP/s)(?![\w/]))", re.ASCII)
 
 
 def glued(renderable: Any) -> Any:
@@ -52,9 +50,7 @@ class Console(rich_console.Console):
     """rich's console, without control characters from the printed text."""
 
     def render(
-        self,
-        renderable: rich_console.RenderableType,
-        options: rich_console.ConsoleOptions | None = None,
+        self, renderable: rich_console.RenderableType, options: rich_console.ConsoleOptions | None = None
     ) -> Iterable[Segment]:
         """The text's segments without control characters but those of rich itself; a number and
         its unit are never parted."""
@@ -128,9 +124,7 @@ class FoldingTable(Table):
                 return
         yield from super().__rich_console__(console, options)
 
-    def _as_lists(
-        self, heads: list[str], cells: list[list[str]], width: int
-    ) -> Iterator[rich_console.RenderableType]:
+    def _as_lists(self, heads: list[str], cells: list[list[str]], width: int) -> Iterator[rich_console.RenderableType]:
         if self.title:
             yield Text(_plain(self.title), self.title_style or "")
         for row in zip(*cells, strict=True):
@@ -156,19 +150,29 @@ def marked(mark: str, *words: str | tuple[str, str]) -> Text:
 
 
 def plain_table(
-    title: str, columns: Iterable[str], rows: Iterable[Iterable[str | Text]] = (), *,
-    left: Iterable[str] = (), whole: int = 0,
-) -> Table:  # fmt: skip
+    title: str,
+    columns: Iterable[str],
+    rows: Iterable[Iterable[str | Text]] = (),
+    *,
+    left: Iterable[str] = (),
+    whole: int = 0,
+) -> Table:
     """A table without rules; words too wide for their column are wrapped.
 
     left: the columns of words, aligned to the left; the others hold numbers. whole: how many of the
     first columns are never broken into lines.
     """
-    table = FoldingTable(title=title or None, title_justify="left", title_style="bold", box=None,
-                         pad_edge=False, header_style="dim", padding=(0, GUTTER, 0, 0))  # fmt: skip
+    table = FoldingTable(
+        title=title or None,
+        title_justify="left",
+        title_style="bold",
+        box=None,
+        pad_edge=False,
+        header_style="dim",
+        padding=(0, GUTTER, 0, 0),
+    )
     for at, column in enumerate(columns):
-        table.add_column(column, justify="left" if column in left else "right", overflow="fold",
-                         no_wrap=at < whole)  # fmt: skip
+        table.add_column(column, justify="left" if column in left else "right", overflow="fold", no_wrap=at < whole)
     for row in rows:
         table.add_row(*row)
     return table

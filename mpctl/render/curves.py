@@ -24,21 +24,37 @@ from mpctl.render.markup import write_text
 from mpctl.run.history.show import Series
 
 LABELS = {
-    "step": "step", "tokens": "tokens", "time": "time of training", "loss": "loss",
-    "validation_loss": "validation loss", "learning_rate": "learning rate",
-    "grad_norm": "gradient norm", "tokens_per_second": "tokens/s", "step_seconds": "step time",
+    "step": "step",
+    "tokens": "tokens",
+    "time": "time of training",
+    "loss": "loss",
+    "validation_loss": "validation loss",
+    "learning_rate": "learning rate",
+    "grad_norm": "gradient norm",
+    "tokens_per_second": "tokens/s",
+    "step_seconds": "step time",
     "communication_seconds": "time in collectives, rank 0",
-    "cpu_seconds": "CPU time of a step, rank 0", "memory_bytes": "peak memory of the fullest rank",
-    "loss_scale": "loss scale", "mfu": "MFU", "hfu": "HFU",
-    "aux_loss": "auxiliary loss of experts", "expert_load": "load of the fullest expert",
-    "rank_load": "load of the fullest rank of ep", "near_ties": "near ties of routing",
+    "cpu_seconds": "CPU time of a step, rank 0",
+    "memory_bytes": "peak memory of the fullest rank",
+    "loss_scale": "loss scale",
+    "mfu": "MFU",
+    "hfu": "HFU",
+    "aux_loss": "auxiliary loss of experts",
+    "expert_load": "load of the fullest expert",
+    "rank_load": "load of the fullest rank of ep",
+    "near_ties": "near ties of routing",
     "reserved_memory_bytes": "memory reserved by the allocator, rank 0",
-}  # fmt: skip
+}
 # The least value at which a unit is used, its name, and its size.
 SECONDS = ((7200.0, "h", 3600.0), (120.0, "min", 60.0), (1.0, "s", 1.0), (0.0, "ms", 1e-3))
 BYTES = ((2.0**40, "TiB", 2.0**40), (2.0**30, "GiB", 2.0**30), (0.0, "MiB", 2.0**20))
-COUNTS = ((1e12, "trillions", 1e12), (1e9, "billions", 1e9), (1e6, "millions", 1e6),
-          (1e4, "thousands", 1e3), (0.0, "", 1.0))  # fmt: skip
+COUNTS = (
+    (1e12, "trillions", 1e12),
+    (1e9, "billions", 1e9),
+    (1e6, "millions", 1e6),
+    (1e4, "thousands", 1e3),
+    (0.0, "", 1.0),
+)
 SHORT = 400  # points, beyond which the noise of single steps would hide a curve
 
 
@@ -127,8 +143,7 @@ def mean(values: Sequence[float], count: int) -> list[float]:
 
 
 COLOURS = ("blue+", "orange+", "green+", "magenta+", "cyan+", "red+")
-RICH = ("bright_blue", "bright_yellow", "bright_green", "bright_magenta", "bright_cyan",
-        "bright_red")  # fmt: skip
+RICH = ("bright_blue", "bright_yellow", "bright_green", "bright_magenta", "bright_cyan", "bright_red")
 SIGNS = "*o+x#@%&"
 LINES = str.maketrans("┌┐└┘┬┴├┤┼─│", "+++++++++-|")
 POINTS = 1000  # of a curve at most: more than a terminal is wide
@@ -144,15 +159,12 @@ def print_plot(series: Sequence[Series], x: str) -> None:
     width = max(LEAST[0], console.width)
     height = max(LEAST[1], min(HEIGHT, console.height - 4) if shown else HEIGHT)
     coloured = console.color_system is not None and not console.no_color
-    text = plot_text(series, x, width=width, height=height, coloured=coloured,
-                     ascii_only=console.options.ascii_only)  # fmt: skip
+    text = plot_text(series, x, width=width, height=height, coloured=coloured, ascii_only=console.options.ascii_only)
     console.width = width
     console.print(text, no_wrap=True, overflow="crop")
 
 
-def plot_text(
-    series: Sequence[Series], x: str, *, width: int, height: int, coloured: bool, ascii_only: bool
-) -> Text:
+def plot_text(series: Sequence[Series], x: str, *, width: int, height: int, coloured: bool, ascii_only: bool) -> Text:
     """The curves in letters, and below them a line for each with its name. Curves differ by colour
     or, without colours, by their signs. width, height: in characters."""
     chart = curves_chart(series, x)
@@ -170,9 +182,7 @@ def plot_text(
     return Text.assemble(*parts)
 
 
-def _draw(
-    curves: Sequence[ChartSeries], signs: Sequence[str], across: str, size: tuple[int, int]
-) -> Any:
+def _draw(curves: Sequence[ChartSeries], signs: Sequence[str], across: str, size: tuple[int, int]) -> Any:
     """A plotext matrix."""
     import plotext as untyped
 

@@ -23,10 +23,9 @@ def print_prepared(prepared: Prepared, first_lines: list[str] | None) -> None:
     """Print the summary of prepared data on stdout. first_lines: of its first document, if read."""
     console = Console(highlight=False)
     rows = [
-        (name, f"{split.documents:,}", f"{split.tokens:,}",
-         bytes_text(prepared.files[f"{name}.bin"].bytes))
+        (name, f"{split.documents:,}", f"{split.tokens:,}", bytes_text(prepared.files[f"{name}.bin"].bytes))
         for name, split in (("train", prepared.train), ("validation", prepared.validation))
-    ]  # fmt: skip
+    ]
     columns = ("split", "documents", "tokens", "bytes")
     console.print(plain_table("", columns, rows, left=["split"]))
     console.print(NamedRows(_facts(prepared)))
@@ -47,9 +46,7 @@ def _use(prepared: Prepared) -> Iterator[tuple[str, str]]:
     model = load_job("demo").model
     assert model is not None, "the demo is of a model"
     launch = f"mpctl launch demo {usage(prepared)}"
-    name, split = min(
-        (("train", prepared.train), ("validation", prepared.validation)), key=lambda s: s[1].tokens
-    )
+    name, split = min((("train", prepared.train), ("validation", prepared.validation)), key=lambda s: s[1].tokens)
     least, size = least_tokens(model), seq_length_for(model, split.tokens)
     if split.tokens >= least:
         yield "use it", launch
@@ -104,10 +101,7 @@ def _reasons(skipped: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Files that were skipped, a line for each reason: `2 empty: a.txt, b.txt`."""
     from mpctl.train.data.texts import REASONS
 
-    return [
-        f"{tally['count']:,} {REASONS.get(reason, reason)}: {_names(tally)}"
-        for reason, tally in skipped.items()
-    ]
+    return [f"{tally['count']:,} {REASONS.get(reason, reason)}: {_names(tally)}" for reason, tally in skipped.items()]
 
 
 def undecodable(prepared: Prepared) -> str:

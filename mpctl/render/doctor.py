@@ -83,11 +83,13 @@ def _software(s: Software) -> str:
 
 def _backends(torch: TorchFacts) -> str:
     version = f"NCCL {torch.nccl}" if torch.nccl else "NCCL"
-    return ", ".join([
-        _backend("gloo", torch.has_gloo, torch.gloo_error, tried=True),
-        _backend(version, torch.has_nccl, torch.nccl_error, tried=torch.gpus > 0),
-        "no CUDA" if torch.cuda_built is None else f"CUDA {torch.cuda_built}",
-    ])  # fmt: skip
+    return ", ".join(
+        [
+            _backend("gloo", torch.has_gloo, torch.gloo_error, tried=True),
+            _backend(version, torch.has_nccl, torch.nccl_error, tried=torch.gpus > 0),
+            "no CUDA" if torch.cuda_built is None else f"CUDA {torch.cuda_built}",
+        ]
+    )
 
 
 def _backend(name: str, built: bool, error: str | None, *, tried: bool) -> str:
@@ -109,8 +111,7 @@ def _processors(p: Processor) -> str:
 def _gpus(gpus: Gpus) -> str:
     counts = Counter((gpu.name, gpu.memory_total, gpu.driver) for gpu in gpus.devices)
     parts = [
-        f"{count} x {name}, {bytes_text(memory)}, driver {driver}"
-        for (name, memory, driver), count in counts.items()
+        f"{count} x {name}, {bytes_text(memory)}, driver {driver}" for (name, memory, driver), count in counts.items()
     ]
     if not gpus.devices:
         files = gpus.device_files
@@ -133,8 +134,7 @@ def _memory(m: Memory) -> str:
 
 def _limits(limits: Limits) -> str:
     files, processes = (
-        "unlimited" if value is None else f"{value:,}"
-        for value in (limits.open_files, limits.processes)
+        "unlimited" if value is None else f"{value:,}" for value in (limits.open_files, limits.processes)
     )
     parts = [f"open files {files}", f"processes {processes}"]
     if limits.group_processes is not None:
@@ -263,8 +263,12 @@ def print_diagnosis(diagnosis: Diagnosis) -> None:
     for finding in shown_findings(diagnosis.findings):
         is_named = len(diagnosis.hosts) > 1 and finding.hosts
         hosts = f"{names_text(finding.hosts)} " if is_named else ""
-        text = marked(MARKS[finding.status], (f"{hosts}{finding.where}", "bold"),
-                      f": {finding.message}", (f"  [{finding.rule}]", "dim"))  # fmt: skip
+        text = marked(
+            MARKS[finding.status],
+            (f"{hosts}{finding.where}", "bold"),
+            f": {finding.message}",
+            (f"  [{finding.rule}]", "dim"),
+        )
         if finding.hint:
             text.append("\n  → ", "cyan").append(finding.hint)
         console.print(text, soft_wrap=True)

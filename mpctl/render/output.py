@@ -28,19 +28,14 @@ def print_json(document: Any) -> None:
 def print_issues(issues: Sequence[Issue], *, wants_json: bool) -> None:
     """All issues of a command: as JSON on stdout, or else each with its way out on stderr."""
     if wants_json:
-        document: ErrorDocument = {
-            "schema": "mpctl.error/1",
-            "issues": [issue.as_dict() for issue in issues],
-        }
+        document: ErrorDocument = {"schema": "mpctl.error/1", "issues": [issue.as_dict() for issue in issues]}
         print_json(document)
         return
     from mpctl.render.console import Console, marked
 
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     for issue in issues:
-        text = marked(
-            "✗", (issue.where, "bold"), f": {issue.message}", (f"  [{issue.rule}]", "dim")
-        )
+        text = marked("✗", (issue.where, "bold"), f": {issue.message}", (f"  [{issue.rule}]", "dim"))
         if issue.hint:
             text.append("\n  → ", "cyan").append(issue.hint)
         console.print(text)
@@ -57,11 +52,34 @@ def print_warnings(messages: Sequence[str]) -> None:
 
 HANDLER = "mpctl-marks"
 PLAIN = {
-    "✓": "ok", "✗": "x", "→": "->", "←": "<-", "·": "-", "…": "...", "≠": "!=", "−": "-",
-    "–": "-", "—": "-", "│": "|", "━": "=", "─": "-", "╸": "=", "╺": "-", "Φ": "Phi", "µ": "u",
-    "×": "x", "±": "+-", "≤": "<=", "≥": ">=", "•": "*", "’": "'", "“": '"', "”": '"',
-    **dict.fromkeys("┌┐└┘├┤┬┴┼", "+"), "┊": "|",
-}  # fmt: skip
+    "✓": "ok",
+    "✗": "x",
+    "→": "->",
+    "←": "<-",
+    "·": "-",
+    "…": "...",
+    "≠": "!=",
+    "−": "-",
+    "–": "-",
+    "—": "-",
+    "│": "|",
+    "━": "=",
+    "─": "-",
+    "╸": "=",
+    "╺": "-",
+    "Φ": "Phi",
+    "µ": "u",
+    "×": "x",
+    "±": "+-",
+    "≤": "<=",
+    "≥": ">=",
+    "•": "*",
+    "’": "'",
+    "“": '"',
+    "”": '"',
+    **dict.fromkeys("┌┐└┘├┤┬┴┼", "+"),
+    "┊": "|",
+}
 
 
 def show_marks(stream: TextIO) -> None:

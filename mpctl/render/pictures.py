@@ -18,10 +18,16 @@ if TYPE_CHECKING:
 
 
 def write_pictures(
-    plan: Plan, topology: Topology, *, command: str, html: Path | None = None,
-    svg: Path | None = None, trace: Path | None = None, run: WholeRun | None = None,
+    plan: Plan,
+    topology: Topology,
+    *,
+    command: str,
+    html: Path | None = None,
+    svg: Path | None = None,
+    trace: Path | None = None,
+    run: WholeRun | None = None,
     on_progress: Progress = no_progress,
-) -> None:  # fmt: skip
+) -> None:
     """Write the files that are named: page, picture, trace.
 
     command: the line that makes the plan again; run: for the page; on_progress: called with
@@ -49,21 +55,16 @@ def _trace(plan: Plan, topology: Topology) -> str:
     from mpctl.render.trace import trace_text
 
     if plan.estimate is None:
-        raise InputError.of(
-            "no-timeline", "--trace", "a layout without a model has no step", "name one by --model"
-        )
+        raise InputError.of("no-timeline", "--trace", "a layout without a model has no step", "name one by --model")
     step = find_step_line(plan.estimate.layout)
     if isinstance(step, str):
-        raise InputError.of(
-            "no-timeline", "--trace", f"the step has no times: {step}", "name a cluster preset"
-        )
+        raise InputError.of("no-timeline", "--trace", f"the step has no times: {step}", "name a cluster preset")
     return trace_text(step, total=plan.estimate.step_seconds, contention=plan.estimate.contention)
 
 
 def write_search_page(
-    path: Path, result: SearchResult, document: SearchDocument, *, command: str,
-    on_progress: Progress = no_progress,
-) -> None:  # fmt: skip
+    path: Path, result: SearchResult, document: SearchDocument, *, command: str, on_progress: Progress = no_progress
+) -> None:
     """Write the page of a search's answer and of its best layout's plan.
 
     command: the line that makes the search again. Raises InputError where path cannot be written.
@@ -78,6 +79,7 @@ def write_search_page(
         FrontPoint(f"no. {number}", p.seconds, p.bytes, p.layout in front, layout_text(p.layout))
         for number, p in enumerate(sorted(result.seen), start=1)
     ]
-    page = plan_page(plan, plan.require_legal(), command=command, points=points, search=document,
-                     on_progress=on_progress)  # fmt: skip
+    page = plan_page(
+        plan, plan.require_legal(), command=command, points=points, search=document, on_progress=on_progress
+    )
     write_text(path, page, option="--html")

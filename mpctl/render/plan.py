@@ -53,10 +53,16 @@ FITS = {True: ("✓ ", "bold green"), False: ("✗ ", "bold red"), None: ("", "b
 
 
 def print_plan(
-    plan: Plan, topology: Topology, *, kinds: tuple[str, ...] | None, ranks: bool,
-    full: bool = False, others: Sequence[UnderRuntime] = (), runtimes: Sequence[UnderRuntime] = (),
+    plan: Plan,
+    topology: Topology,
+    *,
+    kinds: tuple[str, ...] | None,
+    ranks: bool,
+    full: bool = False,
+    others: Sequence[UnderRuntime] = (),
+    runtimes: Sequence[UnderRuntime] = (),
     run: WholeRun | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Print the whole plan on stdout.
 
     kinds: list every group of these kinds; None: the first groups of each kind. ranks: list every
@@ -173,9 +179,7 @@ def _warnings(plan: Plan) -> Iterator[Text]:
             yield Text(f"→ {check.hint}")
         elif check.status != "ok":
             mark, style = MARKS[check.status]
-            yield Text.assemble(
-                (f"{mark}  ", style), (f"{check.rule}: ", "bold"), _check_text(check)
-            )
+            yield Text.assemble((f"{mark}  ", style), (f"{check.rule}: ", "bold"), _check_text(check))
 
 
 def _check_text(check: Check) -> str:
@@ -198,10 +202,7 @@ def print_rank(document: RankDocument) -> None:
     for tensor, parts in document.get("tensor_blocks", {}).items():
         spans = (f"{dim} {span_text(first, stop - 1)}" for dim, (first, stop) in parts.items())
         console.print(f"{tensor}: {', '.join(spans)}")
-    rows = [
-        (kind, str(len(group)), members_text(group, whole=True))
-        for kind, group in document["groups"].items()
-    ]
+    rows = [(kind, str(len(group)), members_text(group, whole=True)) for kind, group in document["groups"].items()]
     console.print(plain_table("", ("group", "size", "members"), rows, left=("group", "members")))
 
 
@@ -274,9 +275,7 @@ def _pipeline(estimate: Estimate, topology: Topology) -> Iterator[RenderableType
     columns = ("stage", "messages", "bytes", "shared", *["nodes"][:has_nodes])
     title = "\nPipeline traffic of one step"
     yield plain_table(title, columns, rows, left=("stage", "nodes"))
-    yield Text(
-        "shared: gradients of parameters that several stages hold, summed over them", style="dim"
-    )
+    yield Text("shared: gradients of parameters that several stages hold, summed over them", style="dim")
 
 
 def memory_part(estimate: Estimate, *, full: bool) -> Table:
@@ -341,9 +340,7 @@ def print_figures(figures: Iterable[Figure], training: TrainingEntry) -> None:
     console = Console(highlight=False, soft_wrap=True)
     console.print(training_line(training))
     for figure in figures:
-        console.print(
-            Text.assemble((figure.name, "bold"), " = ", (TEXTS[figure.unit](figure.value), "cyan"))
-        )
+        console.print(Text.assemble((figure.name, "bold"), " = ", (TEXTS[figure.unit](figure.value), "cyan")))
         console.print(Text(f"    {figure.formula}"))
         console.print(Text(f"    {figure.numbers}", "dim"))
         if figure.source:

@@ -75,11 +75,7 @@ def _row(topology: Topology, ranks: range) -> Text:
 
 
 def groups_part(
-    plan: Plan,
-    topology: Topology,
-    kinds: tuple[str, ...] | None,
-    *,
-    full: bool,
+    plan: Plan, topology: Topology, kinds: tuple[str, ...] | None, *, full: bool
 ) -> Iterator[RenderableType]:
     """The groups of each kind; kinds None: all kinds, of each the first groups. full: every one.
     Where links join more than a node, with the innermost level that holds a group."""
@@ -132,9 +128,7 @@ def grid_part(plan: Plan, topology: Topology) -> Iterator[RenderableType]:
         return
     known = {axis.name: axis for axis in GRID_AXES}
     title = f"\nTensor parallelism in {plan.job.parallel.tensor_mode}"
-    rows = [
-        (name, str(topology.sizes[name]), known[name].splits, known[name].sends) for name in axes
-    ]
+    rows = [(name, str(topology.sizes[name]), known[name].splits, known[name].sends) for name in axes]
     columns = ("axis", "ranks", "cuts", "sends")
     yield plain_table(title, columns, rows, left=("axis", "cuts", "sends"))
     if topology.group_size("tp") <= DRAWN_RANKS:

@@ -65,11 +65,21 @@ TEXTURES = (
 
 def textures() -> Raw:
     """The patterns that fill the kinds of work, so that they differ without colour too."""
-    return el("defs", *(
-        el("pattern", el("rect", width=8, height=8, style=f"fill:var(--c{at})"), Raw(drawn),
-           id=f"t{at}", width=8, height=8, patternUnits="userSpaceOnUse")
-        for at, drawn in enumerate(TEXTURES)
-    ))  # fmt: skip
+    return el(
+        "defs",
+        *(
+            el(
+                "pattern",
+                el("rect", width=8, height=8, style=f"fill:var(--c{at})"),
+                Raw(drawn),
+                id=f"t{at}",
+                width=8,
+                height=8,
+                patternUnits="userSpaceOnUse",
+            )
+            for at, drawn in enumerate(TEXTURES)
+        ),
+    )
 
 
 def plan_svg(plan: Plan, topology: Topology) -> str:
@@ -192,24 +202,18 @@ def _nodes(plan: Plan, topology: Topology, drawn: list[Box], cells: Cells) -> Pa
     rows = -(-topology.gpus_per_node // wide)
     width, height = wide * (CELL + SPACE) + 12, rows * (HIGH + SPACE) + HEAD + 8
     pieces = [
-        Drawn(
-            box.cells[0][0], _node(plan, topology, box, cells, width, height, wide), width, height
-        )
-        for box in drawn
+        Drawn(box.cells[0][0], _node(plan, topology, box, cells, width, height, wide), width, height) for box in drawn
     ]
     levels = framed_levels(plan, topology, topology.gpus_per_node)
     picture = nested(levels, pieces, WIDTH)
     return picture.drawn, picture.height + 16
 
 
-def _node(
-    plan: Plan, topology: Topology, box: Box, cells: Cells, width: float, height: float, wide: int
-) -> Raw:  # fmt: skip
+def _node(plan: Plan, topology: Topology, box: Box, cells: Cells, width: float, height: float, wide: int) -> Raw:
     drawn = [
-        _cell(topology, cell, cells, 6 + at % wide * (CELL + SPACE),
-              HEAD + at // wide * (HIGH + SPACE), CELL, HIGH)
+        _cell(topology, cell, cells, 6 + at % wide * (CELL + SPACE), HEAD + at // wide * (HIGH + SPACE), CELL, HIGH)
         for at, cell in enumerate(box.cells)
-    ]  # fmt: skip
+    ]
     frame = el("rect", width=width, height=height, rx=6, class_="box")
     return join([frame, el("text", node_title(plan, topology, box), x=8, y=15), *drawn])
 
@@ -223,23 +227,28 @@ def node_title(plan: Plan, topology: Topology, box: Box) -> str:
 def _tiles(plan: Plan, topology: Topology, box: Box, cells: Cells) -> Part:
     if levels := framed_levels(plan, topology, len(box.cells[0])):
         pieces = [
-            Drawn(cell[0], _cell(topology, cell, cells, 0, 0, TILE_WIDTH, TILE_HEIGHT), TILE_WIDTH,
-                  TILE_HEIGHT) for cell in box.cells
-        ]  # fmt: skip
+            Drawn(cell[0], _cell(topology, cell, cells, 0, 0, TILE_WIDTH, TILE_HEIGHT), TILE_WIDTH, TILE_HEIGHT)
+            for cell in box.cells
+        ]
         picture = nested(levels, pieces, WIDTH)
         return picture.drawn, picture.height + 16
     columns = WIDTH // (TILE_WIDTH + SPACE)
     drawn = [
-        _cell(topology, cell, cells, at % columns * (TILE_WIDTH + SPACE),
-              at // columns * (TILE_HEIGHT + SPACE), TILE_WIDTH, TILE_HEIGHT)
+        _cell(
+            topology,
+            cell,
+            cells,
+            at % columns * (TILE_WIDTH + SPACE),
+            at // columns * (TILE_HEIGHT + SPACE),
+            TILE_WIDTH,
+            TILE_HEIGHT,
+        )
         for at, cell in enumerate(box.cells)
-    ]  # fmt: skip
+    ]
     return join(drawn), -(-len(drawn) // columns) * (TILE_HEIGHT + SPACE) + 6
 
 
-def _cell(
-    topology: Topology, ranks: range, cells: Cells, x: float, y: float, width: float, height: float
-) -> Raw:  # fmt: skip
+def _cell(topology: Topology, ranks: range, cells: Cells, x: float, y: float, width: float, height: float) -> Raw:
     group, middle = group_number(topology, ranks[0], (cells.group,)), x + width / 2
     head = cell_label(topology, ranks) + (f" {letters(group)}" if len(ranks) == 1 else "")
     axis = cells.colour if len(ranks) == 1 else cells.of_tiles
@@ -288,10 +297,7 @@ def nested(levels: Sequence[LinkLevel], pieces: Sequence[Drawn], width: float) -
         return _flow(pieces, width)
     level, *inner = levels
     groups = groupby(pieces, key=lambda piece: piece.first // level.ranks)
-    frames = (
-        _frame(level_title(level, at), nested(inner, list(group), width - 2 * PAD))
-        for at, group in groups
-    )
+    frames = (_frame(level_title(level, at), nested(inner, list(group), width - 2 * PAD)) for at, group in groups)
     return _flow(list(frames), width)
 
 
@@ -316,10 +322,7 @@ def _frame(title: str, inside: Drawn) -> Drawn:
 def _flow(pieces: Sequence[Drawn], width: float) -> Drawn:
     """The pieces from left to right, in as many rows as the width asks for."""
     placed = list(_places(pieces, width))
-    drawn = join(
-        el("g", piece.drawn, transform=f"translate({number(x)} {number(y)})")
-        for piece, x, y in placed
-    )
+    drawn = join(el("g", piece.drawn, transform=f"translate({number(x)} {number(y)})") for piece, x, y in placed)
     right = max(x + piece.width for piece, x, _ in placed)
     return Drawn(pieces[0].first, drawn, right, max(y + piece.height for piece, _, y in placed))
 

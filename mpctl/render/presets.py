@@ -22,10 +22,7 @@ def print_presets(kinds: Mapping[Kind, Mapping[str, PresetFile]]) -> None:
     for kind, files in kinds.items():
         trains = ["trains"][: kind == "models"]
         columns = ("name", "from", *trains, "what")
-        rows = (
-            (name, _origin(file), *(_trains(name) for _ in trains), _summary(file))
-            for name, file in files.items()
-        )
+        rows = ((name, _origin(file), *(_trains(name) for _ in trains), _summary(file)) for name, file in files.items())
         console.print(plain_table(kind, columns, rows, left=columns, whole=1), "")
 
 

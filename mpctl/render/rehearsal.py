@@ -36,19 +36,27 @@ def audit_parts(audit: StepAudit, width: int) -> Iterator[Table | Text]:
     yield _table(
         ("what loses most", "pass", "times", *shown, *saves, *operations),
         (
-            (row["module"], row["phase"], f"{row['times']:,.0f}",
-             *(FIGURES[name](row) for name in shown), *(_saving(row) for _ in saves),
-             *(_operations(row["operations"]) for _ in operations))
+            (
+                row["module"],
+                row["phase"],
+                f"{row['times']:,.0f}",
+                *(FIGURES[name](row) for name in shown),
+                *(_saving(row) for _ in saves),
+                *(_operations(row["operations"]) for _ in operations),
+            )
             for row in audit["rows"][:WORST]
         ),
         left=("what loses most", "pass", "most of them"),
-    )  # fmt: skip
+    )
     columns = ("a layer, a micro batch", "pass", *shown)
     totals = (
-        (total["part"] if "*" in total["part"] else f"{total['part']}, a step", total["phase"],
-         *(FIGURES[name](total) for name in shown))
+        (
+            total["part"] if "*" in total["part"] else f"{total['part']}, a step",
+            total["phase"],
+            *(FIGURES[name](total) for name in shown),
+        )
         for total in audit["totals"]
-    )  # fmt: skip
+    )
     yield _table(columns, totals, left=columns[:2])
     note = (
         "least: every input of a module read once, every tensor that is needed later written "
@@ -63,9 +71,7 @@ def audit_parts(audit: StepAudit, width: int) -> Iterator[Table | Text]:
         yield Text(f"counted as one kernel each, not known to be: {unknown}", style="yellow")
 
 
-def _table(
-    columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: Sequence[str] = ()
-) -> Table:
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: Sequence[str] = ()) -> Table:
     """A table whose cells are cut rather than broken into lines."""
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     for name in columns:
@@ -171,12 +177,14 @@ def _one_memory(rank: RankRehearsal) -> Table:
     rows = [
         *(compared(name, pair) for name, pair in rank["state_bytes"].items()),
         compared("activations, most held", rank["activation_bytes"]),
-        *((f"{kind} at the peak", "", bytes_text(rank["at_peak"][kind]), "")
-          for kind in ("activations", "temporaries")),
+        *(
+            (f"{kind} at the peak", "", bytes_text(rank["at_peak"][kind]), "")
+            for kind in ("activations", "temporaries")
+        ),
         compared("peak", rank["peak_bytes"]),
         ("while the model is built", "", bytes_text(rank["building_bytes"]), ""),
         ("with allocator and context", "", bytes_text(rank["device_bytes"]), ""),
-    ]  # fmt: skip
+    ]
     return _table(columns, rows, left=columns[:1])
 
 

@@ -40,9 +40,7 @@ class RunView:
         self.console = get_console(stderr=True)
         self.validation: float | None = None
         self.bar = progress_bar(self.console)
-        self.task = self.bar.add_task(
-            self._head(done), total=steps, completed=done, note="starting"
-        )
+        self.task = self.bar.add_task(self._head(done), total=steps, completed=done, note="starting")
 
     def _head(self, step: int) -> str:
         return f"step {step}" if self.steps is None else f"step {step}/{self.steps}"
@@ -75,9 +73,7 @@ class RunView:
             self.console.print(line, soft_wrap=True)
 
 
-def step_figures(
-    record: StepRecord, validation: float | None, predicted: float | None
-) -> list[str]:
+def step_figures(record: StepRecord, validation: float | None, predicted: float | None) -> list[str]:
     """The figures of a step, most important first: `loss 5.31`, `val 5.40`, `4,812 tokens/s`, `851
     ms a step`, `745 ms predicted`.
     """
@@ -256,20 +252,24 @@ def print_commands(plan: LaunchPlan, commands: Sequence[HostCommand], *, as_json
 def print_document(scheduler: str, text: str, run: Path, *, as_json: bool) -> None:
     """Print the batch script or manifest that a dry run would submit. run: the run directory."""
     if as_json:
-        print_json({"schema": "mpctl.submission/1", "scheduler": scheduler, "job_id": None,
-                    "run_dir": str(run), "document": text})  # fmt: skip
+        print_json(
+            {
+                "schema": "mpctl.submission/1",
+                "scheduler": scheduler,
+                "job_id": None,
+                "run_dir": str(run),
+                "document": text,
+            }
+        )
     else:
         say(text)
 
 
-def print_submission(
-    scheduler: str, job_id: str, run: RunDir, *, via: str | None = None, as_json: bool
-) -> None:
+def print_submission(scheduler: str, job_id: str, run: RunDir, *, via: str | None = None, as_json: bool) -> None:
     """Print what was submitted and how to follow it. via: the login host that this is, for a
     command from another machine."""
     if as_json:
-        print_json({"schema": "mpctl.submission/1", "scheduler": scheduler, "job_id": job_id,
-                    "run_dir": str(run.path)})  # fmt: skip
+        print_json({"schema": "mpctl.submission/1", "scheduler": scheduler, "job_id": job_id, "run_dir": str(run.path)})
         return
     say(f"submitted to {scheduler} as job {job_id}; its run is {run.path}")
     there = "" if via is None else f"--via {shlex.quote(via)} "

@@ -103,9 +103,7 @@ def _plan(profile: RunProfile, planned: PlannedStep, zero: float) -> Iterator[Ev
     if planned["line"] is None:
         return
     world = max(line["world_size"] for line in profile.lines)
-    document = trace_document(
-        planned["line"], total=planned["seconds"], contention=planned["contention"]
-    )
+    document = trace_document(planned["line"], total=planned["seconds"], contention=planned["contention"])
     for event in document["traceEvents"]:
         stage, moved = event["pid"], {**event, "pid": world + event["pid"]}
         if event["name"] == "process_name":
@@ -116,8 +114,10 @@ def _plan(profile: RunProfile, planned: PlannedStep, zero: float) -> Iterator[Ev
             yield moved
             continue
         for step, ranks in profile.steps.items():
-            began = min((e["began"] for line in ranks.values() for e in profile.events(line)
-                         if e["name"] == "step"), default=None)  # fmt: skip
+            began = min(
+                (e["began"] for line in ranks.values() for e in profile.events(line) if e["name"] == "step"),
+                default=None,
+            )
             if began is not None:
                 at = round((began - zero) * 1e9) / 1e3
                 yield {**moved, "ts": at + event["ts"], "args": {**event["args"], "step": step}}

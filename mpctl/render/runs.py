@@ -73,9 +73,7 @@ def shown_columns(rows: Sequence[RunRow], width: int) -> list[str]:
 
 def _width(rows: Sequence[RunRow], titles: Iterable[str]) -> int:
     """Characters that the columns take, gaps included."""
-    return sum(
-        GAP + max(len(title), *(len(COLUMNS[title](row)) for row in rows)) for title in titles
-    )
+    return sum(GAP + max(len(title), *(len(COLUMNS[title](row)) for row in rows)) for title in titles)
 
 
 def moment_text(iso: str | None) -> str:
@@ -150,10 +148,14 @@ def run_rows(run: SavedRun, document: ShownRun) -> Iterator[Row]:
         yield from _time_rows(document)
         yield from summary_rows(document)
     if not document["plan_beside_run"] and run.program is None:
-        yield "plan = run", (
-            "not yet: ranks tell at the end" if run.status == "running"
-            else "not compared: the run did not end in order"
-        )  # fmt: skip
+        yield (
+            "plan = run",
+            (
+                "not yet: ranks tell at the end"
+                if run.status == "running"
+                else "not compared: the run did not end in order"
+            ),
+        )
     if run.program is None:
         yield "checkpoints", _saved_texts(document["checkpoints"])
     if document["failure"] is not None:
@@ -169,9 +171,14 @@ def _job_rows(job: JobSpec, document: ShownRun) -> Iterator[Row]:
     training, model = job.training, job.model
     if model is not None:
         name = f"{model.name}: " if model.name else ""
-        yield "model", (f"{name}{model.family}, {model.all_layers} layers, hidden {model.hidden}, "
-                        f"{model.heads} heads, vocabulary {model.vocab:,}, sequence of "
-                        f"{model.seq_length}")  # fmt: skip
+        yield (
+            "model",
+            (
+                f"{name}{model.family}, {model.all_layers} layers, hidden {model.hidden}, "
+                f"{model.heads} heads, vocabulary {model.vocab:,}, sequence of "
+                f"{model.seq_length}"
+            ),
+        )
     ranks = "1 rank" if job.world_size == 1 else f"{job.world_size} ranks"
     yield "layout", f"{document['layout']}; {ranks}, device {job.launch.device}"
     yield "batch", f"{training.global_batch_size or '?'} samples, {training.dtype}"
@@ -370,9 +377,7 @@ class StopView:
         self.console = get_console(stderr=True)
         self.name, self.text = name, ""
         columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False))
-        self.bar = Progress(
-            *columns, console=self.console, transient=True, disable=not self.console.is_terminal
-        )
+        self.bar = Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal)
         self.task = self.bar.add_task("", total=None)
 
     def __enter__(self) -> StopView:

@@ -116,16 +116,27 @@ def print_evaluation(document: EvalDocument) -> None:
     is_recorded = any(row["recorded_loss"] is not None for row in rows)
     columns = (*COLUMNS, *[RECORDED][:is_recorded])
     cells = (
-        (row["name"], _figure(row["loss"]), _figure(row["perplexity"], 2), f"{row['samples']:,}",
-         f"{row['tokens']:,}", seconds_text(row["seconds"]),
-         *[_figure(row["recorded_loss"])][:is_recorded])
+        (
+            row["name"],
+            _figure(row["loss"]),
+            _figure(row["perplexity"], 2),
+            f"{row['samples']:,}",
+            f"{row['tokens']:,}",
+            seconds_text(row["seconds"]),
+            *[_figure(row["recorded_loss"])][:is_recorded],
+        )
         for row in rows
-    )  # fmt: skip
+    )
     console.print(plain_table("", columns, cells, left=["corpus"]))
     step = "" if document["step"] is None else f"step {document['step']} of "
     layout = " ".join(f"{axis} {n}" for axis, n in document["sizes"].items() if n > 1)
-    parts = [f"{step}{document['model']}", f"samples of {document['seq_length']} tokens",
-             document["dtype"], document["device"], layout or "one rank"]  # fmt: skip
+    parts = [
+        f"{step}{document['model']}",
+        f"samples of {document['seq_length']} tokens",
+        document["dtype"],
+        document["device"],
+        layout or "one rank",
+    ]
     console.print(Text(", ".join(parts), style="dim"))
 
 

@@ -92,9 +92,7 @@ def _order_notes(document: SearchDocument) -> Iterator[str]:
     error = ranking_error(band)
     is_wide = band >= WIDE_BAND
     share, where = ("7", " of systems as unsure") if is_wide else ("6", "")
-    order = (
-        f"estimates so close put {share} of 10 published pairs{where} in the right order; measure"
-    )
+    order = f"estimates so close put {share} of 10 published pairs{where} in the right order; measure"
     if document["is_plain_first"]:
         yield (
             f"no. 1 is the simplest layout within {100 * error:g} % of the fastest: {order} it and "
@@ -107,10 +105,7 @@ def _order_notes(document: SearchDocument) -> Iterator[str]:
             link = "and" if near[-1] == 2 else "to"
             yield f"no. 1 {link} {near[-1]} are within {100 * error:g} %: {order} them"
     low, high = (100 * share for share in OPTIMISM)
-    yield (
-        f"the lowest of many estimates tends to be too low: in published sweeps by {low:g} to "
-        f"{high:g} %"
-    )
+    yield (f"the lowest of many estimates tends to be too low: in published sweeps by {low:g} to {high:g} %")
 
 
 def comparison_lines(document: SearchDocument) -> list[str]:

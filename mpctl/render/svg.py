@@ -29,9 +29,7 @@ def picture(label: str, part: Part, width: float, **attributes: object) -> Raw:
     """A drawing as a picture of a page. label: what it shows, for readers who do not see it."""
     drawn, height = part
     box = f"0 0 {number(width)} {number(height)}"
-    return el(
-        "svg", el("title", label), drawn, viewBox=box, role="img", aria_label=label, **attributes
-    )
+    return el("svg", el("title", label), drawn, viewBox=box, role="img", aria_label=label, **attributes)
 
 
 def picture_file(label: str, part: Part, width: float, *, defs: Raw | str = "") -> str:

@@ -85,9 +85,7 @@ class GridPicture:
         for axis in self.grid.axes:
             if self.grid.axes[axis] > 1:
                 coords = (self.grid.coords(at) for at in range(self.grid.size))
-                along = [
-                    at for at, place in enumerate(coords) if self._differs(place) in ([], [axis])
-                ]
+                along = [at for at, place in enumerate(coords) if self._differs(place) in ([], [axis])]
                 members = ", ".join(str(self.ranks[at]) for at in along)
                 items.append((COLOURS[axis], f"its {axis} group [{members}]: {AXES[axis].sends}"))
         return items
@@ -104,11 +102,14 @@ class GridPicture:
         columns = max(1, int((self.width + GAP) // (side + GAP)))
         count = self.shown // self.square
         placed = [
-            el("g", self._one_square(number_, cell),
-               transform=f"translate({number(number_ % columns * (side + GAP))} "
-               f"{number(number_ // columns * (side + HEAD + GAP))})")
+            el(
+                "g",
+                self._one_square(number_, cell),
+                transform=f"translate({number(number_ % columns * (side + GAP))} "
+                f"{number(number_ // columns * (side + HEAD + GAP))})",
+            )
             for number_ in range(count)
-        ]  # fmt: skip
+        ]
         return join(placed), -(-count // columns) * (side + HEAD + GAP) - GAP
 
     def _one_square(self, at: int, cell: float) -> Raw:
@@ -126,24 +127,50 @@ class GridPicture:
         place = ", ".join(f"{axis} {coords[axis]}" for axis in coords)
         rank, middle, differs = self.ranks[index], x + cell / 2, self._differs(coords)
         colour = COLOURS[differs[0] if differs else "me"] if len(differs) < 2 else None
-        words = [] if cell < 24 else [
-            el("text", rank, x=number(middle), y=number(y + cell / 2 + 4), text_anchor="middle",
-               class_="on-cell" if colour is not None else None)
-        ]  # fmt: skip
+        words = (
+            []
+            if cell < 24
+            else [
+                el(
+                    "text",
+                    rank,
+                    x=number(middle),
+                    y=number(y + cell / 2 + 4),
+                    text_anchor="middle",
+                    class_="on-cell" if colour is not None else None,
+                )
+            ]
+        )
         return el(
-            "g", el("title", f"rank {rank}: {place}"),
-            el("rect", x=number(x), y=number(y), width=number(cell - 2), height=number(cell - 2),
-               rx=3, class_="box" if colour is None else f"cell g{colour}"),
+            "g",
+            el("title", f"rank {rank}: {place}"),
+            el(
+                "rect",
+                x=number(x),
+                y=number(y),
+                width=number(cell - 2),
+                height=number(cell - 2),
+                rx=3,
+                class_="box" if colour is None else f"cell g{colour}",
+            ),
             *words,
-        )  # fmt: skip
+        )
 
     def _matrices(self) -> Drawing:
         drawn, x = [], 0.0
         for held, sign in zip(self.blocks, ("·", "=", ""), strict=True):
             drawn.append(el("g", join(_matrix(held)), transform=f"translate({number(x)} 0)"))
             x += MATRIX
-            drawn.append(el("text", sign, x=number(x + BETWEEN / 2), y=number(HEAD + MATRIX / 2),
-                            text_anchor="middle", class_="title"))  # fmt: skip
+            drawn.append(
+                el(
+                    "text",
+                    sign,
+                    x=number(x + BETWEEN / 2),
+                    y=number(HEAD + MATRIX / 2),
+                    text_anchor="middle",
+                    class_="title",
+                )
+            )
             x += BETWEEN
         return join(drawn), HEAD + MATRIX + 40
 
@@ -157,8 +184,15 @@ def _matrix(held: HeldBlock) -> Iterator[Raw]:
     x, width = _extent(columns)
     y, height = _extent(rows)
     words = f"{rows.text}, {columns.text}"
-    block = el("rect", el("title", words), x=number(x), y=number(HEAD + y), width=number(width),
-               height=number(height), class_=f"cell g{COLOURS['me']}")  # fmt: skip
+    block = el(
+        "rect",
+        el("title", words),
+        x=number(x),
+        y=number(HEAD + y),
+        width=number(width),
+        height=number(height),
+        class_=f"cell g{COLOURS['me']}",
+    )
     yield from (frame, block, el("path", d="".join(_cuts(rows, columns)), class_="tick"))
     for line, part in enumerate((rows, columns)):
         yield el("text", part.text, y=number(HEAD + MATRIX + 16 + 16 * line), class_="dim")

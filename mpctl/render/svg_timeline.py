@@ -162,9 +162,7 @@ class Picture:
         paths: dict[int, list[str]] = {}
         labels: list[Raw] = []
         line = self.step.line
-        for action, *span in zip(
-            line.orders[stage], line.starts[stage], line.ends[stage], strict=True
-        ):
+        for action, *span in zip(line.orders[stage], line.starts[stage], line.ends[stage], strict=True):
             for x, width in self.scale.boxes(*span):
                 box = _box(x, top + 2, width, ROW - 4)
                 paths.setdefault(SERIES[action.kind], []).append(box)
@@ -194,8 +192,7 @@ class Picture:
             for x, seconds, anchor in self._ticks()
         )
         names = (
-            el("text", name, x=number(x), y=base + 17, text_anchor="middle", class_="dim")
-            for x, name in self._names()
+            el("text", name, x=number(x), y=base + 17, text_anchor="middle", class_="dim") for x, name in self._names()
         )
         return join([*ticks, *names])
 

@@ -29,16 +29,13 @@ def trace_text(step: StepLine, *, total: float | None = None, contention: float 
     return json.dumps(document, separators=(",", ":")) + "\n"
 
 
-def trace_document(
-    step: StepLine, *, total: float | None = None, contention: float = 0.0
-) -> dict[str, Any]:
+def trace_document(step: StepLine, *, total: float | None = None, contention: float = 0.0) -> dict[str, Any]:
     """The events of a step. total: seconds of the full step, of which the schedule is the first
     part; contention: those of it that ranks wait for a core (estimate/network.py), which no
     action is known to contain and which stand at the end."""
     stages = range(len(step.line.orders))
     events = chain.from_iterable(
-        (*_names(stage), *_stage(step, stage), *_after(step, stage, total, contention))
-        for stage in stages
+        (*_names(stage), *_stage(step, stage), *_after(step, stage, total, contention)) for stage in stages
     )
     return {
         "traceEvents": list(events),
@@ -71,9 +68,7 @@ def _stage(step: StepLine, stage: int) -> Iterator[Event]:
     line, num_stages = step.line, len(step.line.orders)
     chunks = 1 + max(action.chunk for action in line.orders[stage])
     free: list[float] = []  # when each row of sends ends
-    for action, start, end in zip(
-        line.orders[stage], line.starts[stage], line.ends[stage], strict=True
-    ):
+    for action, start, end in zip(line.orders[stage], line.starts[stage], line.ends[stage], strict=True):
         yield _event(stage, 0, pass_name(action, chunks), action.kind, (start, end), action)
         receiver = target(action, stage=stage, stages=num_stages, chunks=chunks)
         if receiver is None:
@@ -101,22 +96,16 @@ def free_row(free: list[float], start: float, end: float) -> int:
     return SENDS + len(free) - 1
 
 
-def _event(
-    stage: int, row: int, name: str, kind: str, times: tuple[float, float], action: Action
-) -> Event:
+def _event(stage: int, row: int, name: str, kind: str, times: tuple[float, float], action: Action) -> Event:
     arguments = {"microbatch": action.microbatch, "chunk": action.chunk}
     return complete_event(stage, row, name, kind, times, arguments)
 
 
 def complete_event(
-    process: int, row: int, name: str, kind: str, times: tuple[float, float],
-    arguments: dict[str, Any],
-) -> Event:  # fmt: skip
+    process: int, row: int, name: str, kind: str, times: tuple[float, float], arguments: dict[str, Any]
+) -> Event:
     """An event with its begin and end, in seconds. kind: the category, by which viewers filter."""
-    return {
-        "ph": "X", "pid": process, "tid": row, "name": name, "cat": kind, **_times(*times),
-        "args": arguments,
-    }  # fmt: skip
+    return {"ph": "X", "pid": process, "tid": row, "name": name, "cat": kind, **_times(*times), "args": arguments}
 
 
 def _times(start: float, end: float) -> dict[str, float]:

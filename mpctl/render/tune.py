@@ -33,10 +33,14 @@ SHOWN_TRIALS, SHOWN_LAYOUTS = 12, 12
 LEVEL = 0.0005  # a lead that rounds to 0.0 %
 NOT_ENDED = "not ended: it runs, or was killed and goes on by the same command"
 STATUS = {
-    "running": "running", "out-of-memory": "out of memory", "failed": "failed",
-    "too-slow": "too slow", "cancelled": "cancelled", "interrupted": "interrupted",
+    "running": "running",
+    "out-of-memory": "out of memory",
+    "failed": "failed",
+    "too-slow": "too slow",
+    "cancelled": "cancelled",
+    "interrupted": "interrupted",
     "written": "written",
-}  # fmt: skip
+}
 
 
 class TuneView:
@@ -56,9 +60,8 @@ class TuneView:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:  # fmt: skip
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         with suppress(OSError):
             self.live.stop()
 
@@ -123,10 +126,13 @@ class TuneView:
             running, why = f"queued {clock(self.waited)}", self.waits
         is_running = record.status == "running"
         return (
-            str(record.number), seconds_text(record.planned), seconds_text(record.expected),
-            running if is_running else outcome_text(record), layout_text(record.settings),
+            str(record.number),
+            seconds_text(record.planned),
+            seconds_text(record.expected),
+            running if is_running else outcome_text(record),
+            layout_text(record.settings),
             why if is_running else record.why,
-        )  # fmt: skip
+        )
 
 
 def outcome_text(record: TrialRecord) -> str:
@@ -250,10 +256,7 @@ def learnt_line(document: TuneDocument) -> str:
     before, after = learnt["mean_error_before"], learnt["mean_error_after"]
     if learnt["presets"] is None or before is None or after is None:
         return ""
-    return (
-        f"plans of the measured layouts were off by {100 * before:.0f} %, fitted to them by "
-        f"{100 * after:.0f} %"
-    )
+    return f"plans of the measured layouts were off by {100 * before:.0f} %, fitted to them by {100 * after:.0f} %"
 
 
 def _paragraphs(document: TuneDocument) -> Iterator[RenderableType]:

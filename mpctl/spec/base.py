@@ -30,9 +30,7 @@ class Measured:
 
     measure: Measure
 
-    def __get_pydantic_core_schema__(
-        self, source: Any, handler: GetCoreSchemaHandler
-    ) -> core_schema.CoreSchema:
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
         convert = int if source is int else float
 
         def read(value: Any) -> Any:
@@ -95,13 +93,7 @@ DType = Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "mxfp8", "nvfp4"]
 class StrictModel(BaseModel):
     """A table of a job file or a preset: no unknown key, no conversion of types, never edited."""
 
-    model_config = ConfigDict(
-        extra="forbid",
-        frozen=True,
-        strict=True,
-        protected_namespaces=(),
-        allow_inf_nan=False,
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=(), allow_inf_nan=False)
 
     def __repr_args__(self) -> Iterator[tuple[str, object]]:
         """The values that are not defaults; named tables by their name, long texts shortened."""

@@ -56,37 +56,26 @@ class Kernels(StrictModel):
     processors: Annotated[int, Ge(1), Le(2**20)] = Field(
         1, description="streaming multiprocessors (SMs) that tiles of a matrix product run on"
     )
-    products: Part = Field(
-        description="fraction of peak FLOP/s that a large matrix product reaches"
-    )
+    products: Part = Field(description="fraction of peak FLOP/s that a large matrix product reaches")
     narrow: NarrowProducts = Field(
         default_factory=NarrowProducts, description="the same for products of fewer bits, by dtype"
     )
     depth: Annotated[float, Ge(0), Le(1e6)] = Field(
-        0.0,
-        description="start-up cost of a product's tile, in elements of the contracted dimension",
+        0.0, description="start-up cost of a product's tile, in elements of the contracted dimension"
     )
     waves: Share = Field(0.0, description="fraction of idle SMs charged in a product's last wave")
     misaligned: Part = Field(
-        1.0,
-        description="relative speed of a product with a side that is a multiple of 8, not of 64",
+        1.0, description="relative speed of a product with a side that is a multiple of 8, not of 64"
     )
-    unaligned: Part = Field(
-        1.0, description="relative speed of a product with a side that is not a multiple of 8"
-    )
+    unaligned: Part = Field(1.0, description="relative speed of a product with a side that is not a multiple of 8")
     memory: Part = Field(description="fraction of the memory bandwidth that kernels reach")
     flash: Part = Field(description="fraction of peak FLOP/s of flash attention's forward")
-    flash_backward: Part = Field(
-        description="fraction of peak FLOP/s of flash attention's backward"
-    )
+    flash_backward: Part = Field(description="fraction of peak FLOP/s of flash attention's backward")
     triton: Part = Field(
-        0.9,
-        description="speed of mpctl's own attention kernels, written in Triton, relative to flash",
+        0.9, description="speed of mpctl's own attention kernels, written in Triton, relative to flash"
     )
     launch: Seconds = Field(0.0, description="least time that any kernel takes, seconds")
-    host: Factor = Field(
-        1.0, description="host time relative to the hosts that the runtime profiles were fitted on"
-    )
+    host: Factor = Field(1.0, description="host time relative to the hosts that the runtime profiles were fitted on")
     source: str = Field(description="measurements that the figures come from")
 
 
@@ -110,23 +99,18 @@ class DeviceSpec(StrictModel):
     memory_bandwidth: BytesPerSecond | None = Field(
         None, description="memory bandwidth, bytes/s; without it no step time is estimated"
     )
-    peak_flops: dict[DType, FlopPerSecond] = Field(
-        description="peak FLOP/s of dense matrix products, by data type"
-    )
+    peak_flops: dict[DType, FlopPerSecond] = Field(description="peak FLOP/s of dense matrix products, by data type")
     blas_workspace: Bytes | None = Field(
         None,
         description="bytes of the workspace that torch gives a matrix library, for each thread "
         "that multiplies; when absent torch's default: 8.1 MiB on cuda, 108 MiB on rocm",
     )
-    watts: Watts | None = Field(
-        None, description="thermal design power or power limit, W; for the energy of a run"
-    )
+    watts: Watts | None = Field(None, description="thermal design power or power limit, W; for the energy of a run")
     kernels: Kernels | None = Field(
         None, description="fractions of these that kernels reach; typical values when absent"
     )
     reported_as: list[str] = Field(
-        default_factory=list,
-        description="names that the driver and torch report; a run looks up its peak by them",
+        default_factory=list, description="names that the driver and torch report; a run looks up its peak by them"
     )
     source: str = Field(description="data sheet or measurement that the figures come from")
 
@@ -185,9 +169,7 @@ class FabricSpec(StrictModel):
         description="oversubscription: the bandwidth of its nodes' network cards together over "
         "the bandwidth that leaves it (7 for 1:7); 1 is none",
     )
-    latency: Seconds = Field(
-        0.0, description="seconds that leaving one such network adds to inter_node.latency"
-    )
+    latency: Seconds = Field(0.0, description="seconds that leaving one such network adds to inter_node.latency")
 
 
 class OperationsSpec(StrictModel):
@@ -196,8 +178,7 @@ class OperationsSpec(StrictModel):
 
     gpu_mtbf_hours: MeanHours = Field(
         79_000.0,
-        description="hours of a GPU between failures of GPUs that end a run (Llama 3: 268 in 54 "
-        "days of 16,384)",
+        description="hours of a GPU between failures of GPUs that end a run (Llama 3: 268 in 54 days of 16,384)",
     )
     node_mtbf_hours: MeanHours = Field(
         17_600.0,
@@ -272,12 +253,10 @@ class ClusterSpec(StrictModel):
         "plan; the default is calibrated on runs that did not fit (docs/measurements.md)",
     )
     fabric: list[FabricSpec] = Field(
-        default_factory=list,
-        description="levels of the network above the nodes' network cards, innermost first",
+        default_factory=list, description="levels of the network above the nodes' network cards, innermost first"
     )
     slowdown: Factor = Field(
-        1.0,
-        description="kernel time relative to the device preset: clocks, cooling, library versions",
+        1.0, description="kernel time relative to the device preset: clocks, cooling, library versions"
     )
     step_factor: Factor | None = Field(
         None,

@@ -109,9 +109,7 @@ def check_family(name: str) -> str:
     """Validate that `model.family` names a family that exists."""
     if load_family(name) is None:
         names = " or ".join(map(repr, family_names()))
-        raise PydanticCustomError(
-            "literal_error", "Input should be {expected}", {"expected": names}
-        )
+        raise PydanticCustomError("literal_error", "Input should be {expected}", {"expected": names})
     return name
 
 

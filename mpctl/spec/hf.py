@@ -56,13 +56,16 @@ NAMES: dict[str, tuple[str, ...]] = {
     "norm_epsilon": ("layer_norm_epsilon", "layer_norm_eps", "rms_norm_eps", "norm_eps"),
     "tied_embeddings": ("tie_word_embeddings",),
 }
-ACTIVATION_NAMES = (
-    "activation_function", "hidden_activation", "hidden_act", "feed_forward_proj", "activation"
-)  # fmt: skip
+ACTIVATION_NAMES = ("activation_function", "hidden_activation", "hidden_act", "feed_forward_proj", "activation")
 PLAIN = {
-    "relu": "relu", "relu2": "relu2", "gelu": "gelu", "gelu_python": "gelu",
-    "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
-}  # fmt: skip
+    "relu": "relu",
+    "relu2": "relu2",
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
 GATED = {name: law.replace("gelu", "geglu") for name, law in PLAIN.items() if "gelu" in law}
 GATED |= {"silu": "swiglu", "swish": "swiglu"}
 # mpctl's key of a Llama 3.1 scaling -> that of transformers.
@@ -74,10 +77,14 @@ SCALING = {
 }
 # Keys of YaRN's table -> ours; those without one give attention_factor.
 YARN = {
-    "factor": "factor", "original_max_position_embeddings": "original_max_position",
-    "beta_fast": "beta_fast", "beta_slow": "beta_slow", "attention_factor": "attention_factor",
-    "mscale": "", "mscale_all_dim": "",
-}  # fmt: skip
+    "factor": "factor",
+    "original_max_position_embeddings": "original_max_position",
+    "beta_fast": "beta_fast",
+    "beta_slow": "beta_slow",
+    "attention_factor": "attention_factor",
+    "mscale": "",
+    "mscale_all_dim": "",
+}
 # Scalings that cost nothing and that workers do not run: rope_type -> ours ("su" before 4.43).
 PLANNED_SCALINGS = {name: name for name in ("linear", "dynamic", "longrope")}
 PLANNED_SCALINGS["su"] = "longrope"
@@ -248,8 +255,7 @@ def rotary(config: Raw, *, fraction: float = 1.0) -> Found:
         ("rotary_base", ("rope_theta", "rotary_emb_base"), None),
         ("rotary_fraction", ("partial_rotary_factor", "rotary_pct"), fraction),
     ):
-        places = ((name, where[name]) for where in (table, config) for name in theirs
-                  if where.get(name) is not None)  # fmt: skip
+        places = ((name, where[name]) for where in (table, config) for name in theirs if where.get(name) is not None)
         name, value = next(places, (theirs[0], default))
         if is_number(value):
             yield ours, float(value)
@@ -398,9 +404,7 @@ EXPERTS, LATENT = "mixtures of experts", "multi-head latent attention (MLA)"
 EXPERT_KEYS = ("n_group", "topk_group", "first_k_dense_replace", "capacity_factor")
 LATENT_KEYS = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 # Classes of transformers that always have experts or MLA: their config.json may leave out the keys.
-EXPERT_TYPES = (
-    "dbrx", "jamba", "llama4", "llama4_text", "switch_transformers", "deepseek_v32", "minimax",
-)  # fmt: skip
+EXPERT_TYPES = ("dbrx", "jamba", "llama4", "llama4_text", "switch_transformers", "deepseek_v32", "minimax")
 LATENT_TYPES = ("deepseek_v32", "minicpm3")
 
 

@@ -25,17 +25,12 @@ class DataSpec(StrictModel):
     """The text to train and validate on. Paths in a job file are relative to the file."""
 
     corpus: Annotated[list[str], MinLen(1)] | None = Field(
-        None,
-        description="text to train on: files, folders or python-stdlib; prepared into the run "
-        "directory",
+        None, description="text to train on: files, folders or python-stdlib; prepared into the run directory"
     )
     path: str | None = Field(None, description="a folder written by `mpctl data prepare`")
-    tokenizer: str | None = Field(
-        None, description="tokenizer.json for the corpus; a new one is trained when absent"
-    )
+    tokenizer: str | None = Field(None, description="tokenizer.json for the corpus; a new one is trained when absent")
     validation: dict[str, str] = Field(
-        default_factory=dict,
-        description="more folders of prepared data to validate on, each under a chosen name",
+        default_factory=dict, description="more folders of prepared data to validate on, each under a chosen name"
     )
     validation_fraction: Probability = Field(
         0.02, description="share of the corpus' documents held back for validation"
@@ -47,25 +42,20 @@ class DataSpec(StrictModel):
         "text", description="key of the text in .jsonl lines and .parquet rows of the corpus"
     )
     encoding: str = Field(
-        "utf-8",
-        description="encoding of the corpus' text and .jsonl files, such as latin-1 or utf-16",
+        "utf-8", description="encoding of the corpus' text and .jsonl files, such as latin-1 or utf-16"
     )
 
 
 class CheckpointSpec(StrictModel):
     """When checkpoints are saved, and how many of them stay in the run directory."""
 
-    interval: CountOrZero = Field(
-        0, description="steps between checkpoints; 0 saves only at the end and on a stop"
-    )
+    interval: CountOrZero = Field(0, description="steps between checkpoints; 0 saves only at the end and on a stop")
     at_end: bool = Field(True, description="save a checkpoint after the last step")
     keep_last: CountOrZero = Field(
         0, description="number of newest checkpoints to keep: older ones are removed; 0 keeps all"
     )
     keep_every: CountOrZero = Field(
-        0,
-        description="in addition to keep_last, keep each checkpoint whose step is a multiple of "
-        "this; 0: no others",
+        0, description="in addition to keep_last, keep each checkpoint whose step is a multiple of this; 0: no others"
     )
     asynchronous: bool = Field(
         True,
@@ -87,9 +77,7 @@ class JobSpec(StrictModel):
     cluster: ClusterSpec = Field(default_factory=ClusterSpec, description="the machines")
     model: ModelSpec | None = Field(None, description="the shape of the model")
     parallel: ParallelSpec = Field(default_factory=ParallelSpec, description="the parallel layout")
-    training: TrainingSpec = Field(
-        default_factory=TrainingSpec, description="how the model is trained"
-    )
+    training: TrainingSpec = Field(default_factory=TrainingSpec, description="how the model is trained")
     checkpoint: CheckpointSpec = Field(
         default_factory=CheckpointSpec, description="when checkpoints are saved, how many stay"
     )
@@ -175,9 +163,13 @@ def complete(job: JobSpec) -> JobSpec:
 
 # Settings that `complete` derives from the others where they are left open.
 OPEN_SETTINGS = (
-    "parallel.dp", "parallel.embedding_is_layer", "parallel.loss_is_layer",
-    "cluster.gpus_per_node", "training.global_batch_size", "training.dtype",
-)  # fmt: skip
+    "parallel.dp",
+    "parallel.embedding_is_layer",
+    "parallel.loss_is_layer",
+    "cluster.gpus_per_node",
+    "training.global_batch_size",
+    "training.dtype",
+)
 OPEN = (None, False, "auto")
 HALVES: tuple[DType, ...] = ("bf16", "fp16")
 
@@ -189,9 +181,7 @@ def open_settings_of(job: JobSpec) -> frozenset[str]:
     return frozenset(f"{table}.{key}" for table, key in keys if tables[table][key] in OPEN)
 
 
-def changed_job(
-    job: JobSpec, settings: Mapping[str, object], open_settings: frozenset[str]
-) -> JobSpec | None:
+def changed_job(job: JobSpec, settings: Mapping[str, object], open_settings: frozenset[str]) -> JobSpec | None:
     """A complete job with some settings changed; None where the schema refuses a value.
 
     open_settings: those that were left open before `complete`; they are derived again, as are the

@@ -69,9 +69,7 @@ class SlurmSpec(StrictModel):
         "partition's default when absent",
     )
     requeue: bool = Field(
-        True,
-        description="requeue the job after its checkpoint before the time limit, and when a node "
-        "fails",
+        True, description="requeue the job after its checkpoint before the time limit, and when a node fails"
     )
     signal_seconds: Annotated[int, Ge(1), Le(65_535)] | None = Field(
         None,
@@ -80,17 +78,13 @@ class SlurmSpec(StrictModel):
     )
     qos: Word | None = Field(None, description="quality of service")
     constraint: Word | None = Field(None, description="features that the nodes must have")
-    dependency: Word | None = Field(
-        None, description="jobs that must end first, as sbatch takes it: afterok:1234"
-    )
+    dependency: Word | None = Field(None, description="jobs that must end first, as sbatch takes it: afterok:1234")
     array: list[dict[str, JsonValue]] = Field(
         default_factory=list,
         description="runs of this job that one submission makes, each with the settings of its "
         "table: [{seed = 1}, {seed = 2}]; their directories are RUN/task-0, RUN/task-1 and so on",
     )
-    array_limit: Count | None = Field(
-        None, description="most runs of the array that run at once; no limit when absent"
-    )
+    array_limit: Count | None = Field(None, description="most runs of the array that run at once; no limit when absent")
     setup: list[str] = Field(
         default_factory=list,
         description='lines of bash that the batch script runs first: ["module load cuda/12.8"]; '
@@ -107,17 +101,14 @@ class SlurmSpec(StrictModel):
         description="more folders that the container sees, each PATH or PATH:PATH_INSIDE; the run "
         "directory and the data are always mounted at their own paths",
     )
-    container_python: Word = Field(
-        "python3", description="Python of the image, with torch and this mpctl"
-    )
+    container_python: Word = Field("python3", description="Python of the image, with torch and this mpctl")
     srun: list[str] = Field(
         default_factory=list,
         description="more options of srun for the step that starts the ranks of each node, each as "
         "on its command line: --network=...",
     )
     extra: list[str] = Field(
-        default_factory=list,
-        description="more options of sbatch, each as on its command line: --exclusive",
+        default_factory=list, description="more options of sbatch, each as on its command line: --exclusive"
     )
 
 
@@ -125,9 +116,7 @@ class SshSpec(StrictModel):
     """The hosts that `--on ssh` uses, and how they are reached."""
 
     hostfile: str | None = Field(None, description="file with a line `HOST slots=N` for each host")
-    include: str | None = Field(
-        None, description="use only these hosts and slots of the hostfile: n1@n2:0,1"
-    )
+    include: str | None = Field(None, description="use only these hosts and slots of the hostfile: n1@n2:0,1")
     exclude: str | None = Field(None, description="leave these hosts and slots of the hostfile out")
     python: Word | None = Field(
         None, description="Python on the hosts that has mpctl and torch; the launcher's when absent"
@@ -139,9 +128,8 @@ class SshSpec(StrictModel):
         10, description="seconds within which each host must accept an ssh connection"
     )
     address: Word | None = Field(
-        None, description="address of the launcher's host to which the hosts connect; found by "
-        "itself when absent"
-    )  # fmt: skip
+        None, description="address of the launcher's host to which the hosts connect; found by itself when absent"
+    )
     pass_env: list[VariableName] = Field(
         default_factory=list,
         description="more environment variables of the launcher to pass to the hosts; those of "
@@ -186,45 +174,38 @@ class KubernetesSpec(StrictModel):
     )
     image: Name | None = Field(None, description="container image with Python, torch and mpctl")
     namespace: Name | None = Field(None, description="namespace; kubectl's current one when absent")
-    context: Name | None = Field(
-        None, description="context of kubectl's configuration; the current one when absent"
-    )
+    context: Name | None = Field(None, description="context of kubectl's configuration; the current one when absent")
     claim: Name | None = Field(
         None, description="PersistentVolumeClaim that holds the run directory; every pod mounts it"
     )
     mount_path: Name | None = Field(
-        None, description="absolute path at which the pods mount the claim; the submitting "
-        "machine must see the same files there"
-    )  # fmt: skip
-    volumes: list[VolumeSpec] = Field(
-        default_factory=list, description="more claims that the pods mount"
+        None,
+        description="absolute path at which the pods mount the claim; the submitting "
+        "machine must see the same files there",
     )
-    runtime: Name = Field(
-        "torch-distributed", description="training runtime of a TrainJob; other kinds have none"
-    )
+    volumes: list[VolumeSpec] = Field(default_factory=list, description="more claims that the pods mount")
+    runtime: Name = Field("torch-distributed", description="training runtime of a TrainJob; other kinds have none")
     runtime_kind: Literal["ClusterTrainingRuntime", "TrainingRuntime"] = Field(
-        "ClusterTrainingRuntime",
-        description="whether the runtime belongs to the cluster or to the namespace",
+        "ClusterTrainingRuntime", description="whether the runtime belongs to the cluster or to the namespace"
     )
     gpu_resource: Name = Field("nvidia.com/gpu", description="name of the GPUs as a resource")
     cpus_per_node: Count | None = Field(
-        None, description="CPUs that a pod requests, and its limit; when absent, one for each "
-        "thread of its ranks, on GPUs 2 a rank without launch.threads_per_rank, and no limit"
-    )  # fmt: skip
+        None,
+        description="CPUs that a pod requests, and its limit; when absent, one for each "
+        "thread of its ranks, on GPUs 2 a rank without launch.threads_per_rank, and no limit",
+    )
     memory_per_node: Name | None = Field(
-        None, description="memory of a pod, requested and its limit, such as 512Gi; when absent, a "
-        "pod requests what the plan knows of and has no limit"
-    )  # fmt: skip
+        None,
+        description="memory of a pod, requested and its limit, such as 512Gi; when absent, a "
+        "pod requests what the plan knows of and has no limit",
+    )
     resources: dict[str, str] = Field(
-        default_factory=dict,
-        description='more resources of a pod, by name: {"rdma/hca" = "8"}',
+        default_factory=dict, description='more resources of a pod, by name: {"rdma/hca" = "8"}'
     )
     shared_memory: Name | None = Field(
         None, description="most memory of /dev/shm, such as 64Gi; the pod's own when absent"
     )
-    queue: Name | None = Field(
-        None, description="local queue of Kueue; the job is then created suspended"
-    )
+    queue: Name | None = Field(None, description="local queue of Kueue; the job is then created suspended")
     priority_class: Name | None = Field(None, description="workload priority class of Kueue")
     service_account: Name | None = Field(None, description="service account of the pods")
     image_pull_secret: Name | None = Field(None, description="secret to pull the image with")
@@ -236,33 +217,21 @@ class KubernetesSpec(StrictModel):
     run_as_user: CountOrZero | None = Field(None, description="user id of the pods; the image's")
     run_as_group: CountOrZero | None = Field(None, description="group id of the pods; the image's")
     fs_group: CountOrZero | None = Field(None, description="group that owns the mounted volumes")
-    host_network: bool = Field(
-        False, description="pods use the network of their host; not for a TrainJob"
-    )
-    ipc_lock: bool = Field(
-        False, description="let pods lock memory (capability IPC_LOCK), as RDMA needs it"
-    )
-    node_selector: dict[str, str] = Field(
-        default_factory=dict, description="labels that the nodes must have, by name"
-    )
+    host_network: bool = Field(False, description="pods use the network of their host; not for a TrainJob")
+    ipc_lock: bool = Field(False, description="let pods lock memory (capability IPC_LOCK), as RDMA needs it")
+    node_selector: dict[str, str] = Field(default_factory=dict, description="labels that the nodes must have, by name")
     tolerations: list[Name | TolerationSpec] = Field(
         default_factory=list,
-        description='taints that the pods tolerate: keys, or {key = "gpu", value = "h100", '
-        'effect = "NoSchedule"}',
+        description='taints that the pods tolerate: keys, or {key = "gpu", value = "h100", effect = "NoSchedule"}',
     )
     same_topology: Name | None = Field(
-        None, description="label of nodes, such as topology.kubernetes.io/zone, whose value should "
-        "be the same for all pods, where that is possible"
-    )  # fmt: skip
-    labels: dict[str, str] = Field(
-        default_factory=dict, description="more labels of object and pods"
+        None,
+        description="label of nodes, such as topology.kubernetes.io/zone, whose value should "
+        "be the same for all pods, where that is possible",
     )
-    annotations: dict[str, str] = Field(
-        default_factory=dict, description="more annotations of object and pods"
-    )
-    env: dict[str, str] = Field(
-        default_factory=dict, description="more environment variables of the pods, by name"
-    )
+    labels: dict[str, str] = Field(default_factory=dict, description="more labels of object and pods")
+    annotations: dict[str, str] = Field(default_factory=dict, description="more annotations of object and pods")
+    env: dict[str, str] = Field(default_factory=dict, description="more environment variables of the pods, by name")
     secret_env: dict[str, str] = Field(
         default_factory=dict,
         description='environment variables from secrets, by name: {HF_TOKEN = "hub/token"} for the '
@@ -274,9 +243,9 @@ class KubernetesSpec(StrictModel):
         "secret/NAME or configmap/NAME; not for a TrainJob",
     )
     ttl_seconds: CountOrZero | None = Field(
-        None, description="seconds after which an object that has ended is deleted; kept when "
-        "absent; not for a TrainJob"
-    )  # fmt: skip
+        None,
+        description="seconds after which an object that has ended is deleted; kept when absent; not for a TrainJob",
+    )
     pod_patch: dict[str, JsonValue] = Field(
         default_factory=dict,
         description="whatever else the pods need: merged into their template (metadata and spec); "
@@ -293,21 +262,19 @@ class LaunchSpec(StrictModel):
         "started, slurm inside an allocation of several nodes, else local",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto",
-        description="where ranks run; auto: the kind of the cluster's device, else cuda if present",
+        "auto", description="where ranks run; auto: the kind of the cluster's device, else cuda if present"
     )
-    threads_per_rank: Count | None = Field(
-        None, description="CPU threads of a rank; cores / ranks when absent"
-    )
+    threads_per_rank: Count | None = Field(None, description="CPU threads of a rank; cores / ranks when absent")
     timeout_seconds: Timeout | None = Field(
         None,
         description="seconds in a collective after which a waiting rank counts as hung; when "
         "absent 300, and between steps like those before 10 times the longest of them, at least 30",
     )
     start_seconds: Timeout = Field(
-        300.0, description="seconds that starting may take without progress: torchrun up, ranks "
-        "up, libraries imported, ranks connected; building the model does not count"
-    )  # fmt: skip
+        300.0,
+        description="seconds that starting may take without progress: torchrun up, ranks "
+        "up, libraries imported, ranks connected; building the model does not count",
+    )
     silence_seconds: Annotated[float, Ge(5), Le(3600), AS_TIME] = Field(
         SILENCE_SECONDS,
         description="seconds without a message after which launcher and host take each other for "
@@ -319,23 +286,15 @@ class LaunchSpec(StrictModel):
         description="bind each rank on a GPU to the processor cores of its GPU's NUMA node, as "
         "torchrun --numa-binding does; no effect on CPU and on hosts of one node",
     )
-    shared_memory: bool = Field(
-        True, description="CPU ranks of one host send through shared memory; false: by gloo"
-    )
-    check_memory: bool = Field(
-        True, description="refuse a launch whose planned peak memory exceeds what is free"
-    )
-    track_memory: bool = Field(
-        True, description="measure the memory of one early step, to compare it with the plan"
-    )
+    shared_memory: bool = Field(True, description="CPU ranks of one host send through shared memory; false: by gloo")
+    check_memory: bool = Field(True, description="refuse a launch whose planned peak memory exceeds what is free")
+    track_memory: bool = Field(True, description="measure the memory of one early step, to compare it with the plan")
     compile: bool = Field(
         False,
-        description="run layers, or with tp or cp above 1 the operations between "
-        "their messages, through torch.compile",
+        description="run layers, or with tp or cp above 1 the operations between their messages, through torch.compile",
     )
     stop_seconds: Timeout = Field(
-        60.0,
-        description="seconds that ranks get to finish their step and save when the run is stopped",
+        60.0, description="seconds that ranks get to finish their step and save when the run is stopped"
     )
     warm_start: bool = Field(
         True,
@@ -352,13 +311,10 @@ class LaunchSpec(StrictModel):
         description="continue with fewer hosts when some are lost, and with all when they are "
         "back: dp changes, the global batch stays; for launchers of several hosts",
     )
-    min_nodes: Count | None = Field(
-        None, description="fewest nodes with which an elastic run continues; 1 when absent"
-    )
+    min_nodes: Count | None = Field(None, description="fewest nodes with which an elastic run continues; 1 when absent")
     max_nodes: Count | None = Field(
         None,
-        description="nodes that an elastic run was planned for; filled in when it continues with "
-        "fewer, for --resume",
+        description="nodes that an elastic run was planned for; filled in when it continues with fewer, for --resume",
     )
     spare_nodes: CountOrZero = Field(
         0,
@@ -370,9 +326,7 @@ class LaunchSpec(StrictModel):
         description="failures that a host is blamed for after which the run does not use it again; "
         "when absent, 2 with launch.spare_nodes, else no limit",
     )
-    tensorboard: bool = Field(
-        False, description="write RUN/tensorboard while training; needs mpctl[tensorboard]"
-    )
+    tensorboard: bool = Field(False, description="write RUN/tensorboard while training; needs mpctl[tensorboard]")
     csv: bool = Field(False, description="write RUN/metrics.csv while training")
     metrics: Word | None = Field(
         None,
@@ -397,13 +351,10 @@ class LaunchSpec(StrictModel):
         "plan for that trainer",
     )
     program_dir: str | None = Field(
-        None,
-        description="working directory of the program on every host; that of `mpctl launch` when "
-        "absent",
+        None, description="working directory of the program on every host; that of `mpctl launch` when absent"
     )
     program_argv: list[Argument] = Field(
-        default_factory=list,
-        description="the program with the plan's flags; filled in by `mpctl launch`",
+        default_factory=list, description="the program with the plan's flags; filled in by `mpctl launch`"
     )
     stop_signal: StopSignal = Field(
         "SIGUSR1",
@@ -421,9 +372,7 @@ class LaunchSpec(StrictModel):
     )
     slurm: SlurmSpec = Field(default_factory=SlurmSpec, description="settings of `--on slurm`")
     ssh: SshSpec = Field(default_factory=SshSpec, description="settings of `--on ssh`")
-    kubernetes: KubernetesSpec = Field(
-        default_factory=KubernetesSpec, description="settings of `--on kubernetes`"
-    )
+    kubernetes: KubernetesSpec = Field(default_factory=KubernetesSpec, description="settings of `--on kubernetes`")
 
     @property
     def most_blames(self) -> int | None:

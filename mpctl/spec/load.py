@@ -214,12 +214,7 @@ def read_source(source: str, *, anchor: Callable[[Raw, Path], Raw] = anchored) -
         return anchor(with_full_names(_read_file(path)), path.parent)
     file = find_file("jobs", source)
     if file is None:
-        raise InputError.of(
-            "no-such-job",
-            "JOB",
-            f"{source!r} is neither a file nor a job preset",
-            _job_hint(source),
-        )
+        raise InputError.of("no-such-job", "JOB", f"{source!r} is neither a file nor a job preset", _job_hint(source))
     return read_job_preset(file)
 
 
@@ -311,9 +306,7 @@ class Notes(NamedTuple):
     warnings: list[Issue]
 
 
-def lay(
-    under: Any, over: Any, notes: Notes, where: Where = (), trail: tuple[PresetFile, ...] = ()
-) -> Any:
+def lay(under: Any, over: Any, notes: Notes, where: Where = (), trail: tuple[PresetFile, ...] = ()) -> Any:
     """The table `over` merged over `under`, both at the path `where` of a job; neither is edited.
 
     trail: the presets that led to `over`, each starting from the next. A key that

@@ -12,9 +12,12 @@ FamilyName = Annotated[str, AfterValidator(check_family)]
 Ratio = Annotated[float, Ge(1e-6), Le(1e12)]
 Multiplier = Annotated[float, Ge(1e-9), Le(1e9)]
 BIASED: dict[bool | str, tuple[str, ...]] = {
-    True: ("qkv", "output", "mlp"), False: (), "qkv": ("qkv",), "attention": ("qkv", "output"),
+    True: ("qkv", "output", "mlp"),
+    False: (),
+    "qkv": ("qkv",),
+    "attention": ("qkv", "output"),
     "mlp": ("mlp",),
-}  # fmt: skip
+}
 DERIVED = ("ffn", "kv_heads", "head_dim", "max_positions", "norm_order")  # see derived_values
 
 
@@ -36,18 +39,12 @@ class YarnScaling(StrictModel):
 
     factor: Ratio = Field(description="by how much low frequencies are slowed down")
     original_max_position: Ratio = Field(description="the original length, tokens")
-    beta_fast: Ratio = Field(
-        32.0, description="frequencies with more turns than this in the original length stay"
-    )
-    beta_slow: Ratio = Field(
-        1.0, description="those with fewer turns than this are slowed down by the full factor"
-    )
+    beta_fast: Ratio = Field(32.0, description="frequencies with more turns than this in the original length stay")
+    beta_slow: Ratio = Field(1.0, description="those with fewer turns than this are slowed down by the full factor")
     attention_factor: Ratio | None = Field(
         None, description="factor of queries and keys; 0.1 ln(factor) + 1 when absent"
     )
-    truncate: bool = Field(
-        True, description="whether the columns at which the two regions end are rounded outwards"
-    )
+    truncate: bool = Field(True, description="whether the columns at which the two regions end are rounded outwards")
 
 
 class ModelSpec(StrictModel):
@@ -73,23 +70,15 @@ class ModelSpec(StrictModel):
     )
     head_dim: Width | None = Field(None, description="width of a head; hidden / heads when absent")
     vocab: Rows = Field(description="tokens of the vocabulary, without padding")
-    vocab_divisor: Width = Field(
-        128, description="the word table is padded to a multiple of this x tp"
-    )
+    vocab_divisor: Width = Field(128, description="the word table is padded to a multiple of this x tp")
     seq_length: Rows = Field(description="tokens of a sample; t5: of the encoder's input")
-    decoder_seq_length: Rows | None = Field(
-        None, description="t5 only: tokens of the decoder's input"
-    )
+    decoder_seq_length: Rows | None = Field(None, description="t5 only: tokens of the decoder's input")
     max_positions: Rows = Field(
         description="rows of a learned position table; rotary: longest sequence that the model "
         "supports; seq_length when absent"
     )
-    activation: Literal["gelu", "gelu_tanh", "relu", "relu2", "swiglu", "geglu", "geglu_tanh"] = (
-        Field(
-            "gelu",
-            description="activation of the MLP; relu2 is the square of relu; swiglu and geglu are "
-            "gated",
-        )
+    activation: Literal["gelu", "gelu_tanh", "relu", "relu2", "swiglu", "geglu", "geglu_tanh"] = Field(
+        "gelu", description="activation of the MLP; relu2 is the square of relu; swiglu and geglu are gated"
     )
     norm: Literal["layernorm", "rmsnorm", "nonparametric"] = Field(
         "layernorm", description="kind of norm; nonparametric: layernorm without weights (OLMo)"
@@ -107,15 +96,10 @@ class ModelSpec(StrictModel):
     parallel_residual: bool = Field(
         False, description="whether attention and MLP both read the layer's input (GPT-NeoX)"
     )
-    shared_norm: bool = Field(
-        False, description="whether they read it through one norm; with parallel_residual (Phi)"
-    )
-    norm_epsilon: Annotated[float, Ge(1e-20), Le(1)] = Field(
-        1e-5, description="epsilon of the norms"
-    )
+    shared_norm: bool = Field(False, description="whether they read it through one norm; with parallel_residual (Phi)")
+    norm_epsilon: Annotated[float, Ge(1e-20), Le(1)] = Field(1e-5, description="epsilon of the norms")
     position: Literal["learned", "rotary", "alibi", "relative", "none"] = Field(
-        "learned",
-        description="positions; gpt: learned, rotary, alibi (BLOOM) or none; t5: relative",
+        "learned", description="positions; gpt: learned, rotary, alibi (BLOOM) or none; t5: relative"
     )
     rotary_base: Annotated[float, Ge(1), Le(1e12)] = Field(
         10000.0, description="base of rotary positions (Hugging Face: rope_theta)"
@@ -123,9 +107,7 @@ class ModelSpec(StrictModel):
     rotary_scaling: RotaryScaling | None = Field(
         None, description="scaling of rotary positions for longer sequences; none when absent"
     )
-    yarn_scaling: YarnScaling | None = Field(
-        None, description="scaling of rotary positions by YaRN; none when absent"
-    )
+    yarn_scaling: YarnScaling | None = Field(None, description="scaling of rotary positions by YaRN; none when absent")
     rotary_scaling_type: Literal["linear", "dynamic", "yarn", "longrope"] | None = Field(
         None,
         description="scaling of another kind than these two (Hugging Face: rope_type): "
@@ -137,9 +119,7 @@ class ModelSpec(StrictModel):
     window_rotary_base: Annotated[float, Ge(1), Le(1e12)] | None = Field(
         None, description="rotary_base of layers with a window (Gemma 3); rotary_base when absent"
     )
-    relative_buckets: Width = Field(
-        32, description="t5: buckets of relative positions, rows of their table"
-    )
+    relative_buckets: Width = Field(32, description="t5: buckets of relative positions, rows of their table")
     relative_max_distance: Rows = Field(
         128, description="t5: distance in tokens from which on all share the last bucket"
     )
@@ -148,9 +128,7 @@ class ModelSpec(StrictModel):
         "flash", description="unfused attention holds the score matrix in memory, flash does not"
     )
     attention_window: Rows | None = Field(
-        None,
-        description="keys that a query sees, including its own (sliding window); all that came "
-        "before when absent",
+        None, description="keys that a query sees, including its own (sliding window); all that came before when absent"
     )
     attention_window_every: Layers | None = Field(
         None, description="N: the first layer of every N has the window; all when absent"
@@ -164,9 +142,7 @@ class ModelSpec(StrictModel):
     attention_softcap: Multiplier | None = Field(
         None, description="bound of the attention scores, c tanh(score / c) (Gemma 2)"
     )
-    logit_softcap: Multiplier | None = Field(
-        None, description="bound of the logits, c tanh(logit / c) (Gemma 2)"
-    )
+    logit_softcap: Multiplier | None = Field(None, description="bound of the logits, c tanh(logit / c) (Gemma 2)")
     qk_norm: bool | Literal["width"] = Field(
         False,
         description="norms of queries and keys: over each head (true, Qwen3), or over all heads "
@@ -179,12 +155,10 @@ class ModelSpec(StrictModel):
     )
     attention_sinks: bool = Field(
         False,
-        description="whether each head has a learned score beside those of its keys (gpt-oss): "
-        "planned, not launched",
+        description="whether each head has a learned score beside those of its keys (gpt-oss): planned, not launched",
     )
     expert_bias: bool = Field(
-        False,
-        description="whether router and experts have biases (gpt-oss): planned, not launched",
+        False, description="whether router and experts have biases (gpt-oss): planned, not launched"
     )
     activation_limit: Multiplier | None = Field(
         None,
@@ -192,9 +166,7 @@ class ModelSpec(StrictModel):
         "sigmoid(1.702 x) and up + 1): planned, not launched",
     )
     head_bias: bool = Field(False, description="whether the output layer has a bias (Phi)")
-    tied_embeddings: bool = Field(
-        True, description="whether the output layer shares the word table"
-    )
+    tied_embeddings: bool = Field(True, description="whether the output layer shares the word table")
     experts: Experts | None = Field(
         None, description="experts of each layer that has them; dense layers only when absent"
     )
@@ -205,26 +177,20 @@ class ModelSpec(StrictModel):
     )
     shared_expert_gate: bool = Field(
         False,
-        description="whether the shared experts' result is multiplied by the sigmoid of a learned "
-        "gate (Qwen2-MoE)",
+        description="whether the shared experts' result is multiplied by the sigmoid of a learned gate (Qwen2-MoE)",
     )
     dense_layers: LayersOrZero = Field(
         0, description="with experts: number of first layers that have a dense MLP instead"
     )
     moe_layer_every: Layers = Field(
-        1,
-        description="N: of every N layers only the last has experts (Hugging Face: "
-        "decoder_sparse_step)",
+        1, description="N: of every N layers only the last has experts (Hugging Face: decoder_sparse_step)"
     )
     router_score: Literal["softmax", "sigmoid"] = Field(
-        "softmax",
-        description="scores of the experts: softmax over all of them, or the sigmoid of each "
-        "(DeepSeek-V3)",
+        "softmax", description="scores of the experts: softmax over all of them, or the sigmoid of each (DeepSeek-V3)"
     )
     router_renormalize: bool = Field(
         True,
-        description="whether the weights of a token's experts are divided by their sum (Hugging "
-        "Face: norm_topk_prob)",
+        description="whether the weights of a token's experts are divided by their sum (Hugging Face: norm_topk_prob)",
     )
     router_bias: bool = Field(
         False,
@@ -248,16 +214,10 @@ class ModelSpec(StrictModel):
         "latent attention (DeepSeek-V2, arXiv 2405.04434)",
     )
     q_lora_rank: Width | None = Field(
-        None,
-        description="mla: width of the queries' latent; queries come from the hidden states when "
-        "absent",
+        None, description="mla: width of the queries' latent; queries come from the hidden states when absent"
     )
-    kv_lora_rank: Width | None = Field(
-        None, description="mla: width of the latent of keys and values"
-    )
-    qk_nope_head_dim: Width | None = Field(
-        None, description="mla: columns of a head's query and key without positions"
-    )
+    kv_lora_rank: Width | None = Field(None, description="mla: width of the latent of keys and values")
+    qk_nope_head_dim: Width | None = Field(None, description="mla: columns of a head's query and key without positions")
     qk_rope_head_dim: Width | None = Field(
         None, description="mla: columns of them with rotary positions; all heads share the keys'"
     )
@@ -401,13 +361,29 @@ def _count(value: Any) -> int | None:
 
 # Keys by which decoders differ from the shape that all families share.
 VARIANTS = (
-    "embedding_norm", "embedding_multiplier", "parallel_residual", "shared_norm",
-    "yarn_scaling", "rotary_scaling_type", "rotary_fraction", "window_rotary_base",
+    "embedding_norm",
+    "embedding_multiplier",
+    "parallel_residual",
+    "shared_norm",
+    "yarn_scaling",
+    "rotary_scaling_type",
+    "rotary_fraction",
+    "window_rotary_base",
     "attention_window",
-    "attention_window_every", "full_attention_every", "attention_scale", "attention_softcap",
-    "logit_softcap", "qk_norm", "head_bias", "mtp_layers", "experts", "attention_kind",
-    "attention_sinks", "expert_bias", "activation_limit",
-)  # fmt: skip
+    "attention_window_every",
+    "full_attention_every",
+    "attention_scale",
+    "attention_softcap",
+    "logit_softcap",
+    "qk_norm",
+    "head_bias",
+    "mtp_layers",
+    "experts",
+    "attention_kind",
+    "attention_sinks",
+    "expert_bias",
+    "activation_limit",
+)
 
 
 def is_set(model: ModelSpec, key: str) -> bool:

@@ -138,9 +138,7 @@ def with_new_names(table: Raw, where: Where) -> tuple[Raw, list[Issue]]:
     for row in RENAMED_KEYS:
         if row.table != where:
             continue
-        (*before, old), (*after, new) = (
-            name.split(".")[len(where) :] for name in (row.old, row.new)
-        )
+        (*before, old), (*after, new) = (name.split(".")[len(where) :] for name in (row.old, row.new))
         source, target = _inner(table, before), _inner(table, after)
         if source is None or target is None or old not in source:
             continue

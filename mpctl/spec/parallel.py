@@ -46,13 +46,9 @@ class ParallelSpec(AxisSizes):
     along which axis.
     """
 
-    ep: Count = Field(
-        1, description="expert-parallel size: ranks that share the experts of a layer"
-    )
+    ep: Count = Field(1, description="expert-parallel size: ranks that share the experts of a layer")
     etp: Count = Field(
-        1,
-        description="expert-tensor-parallel size: ranks that share each expert; 1 when absent, "
-        "whatever tp is",
+        1, description="expert-tensor-parallel size: ranks that share each expert; 1 when absent, whatever tp is"
     )
     vpp: Count = Field(1, description="model chunks (virtual stages) of each pipeline rank")
     order: str = Field(
@@ -60,9 +56,7 @@ class ParallelSpec(AxisSizes):
         description="order of the axes over ranks, fastest-varying first; ep, which need not be "
         "named, numbers the ranks of tp, cp and dp anew for experts, at its place or else cp's",
     )
-    sequence_parallel: bool = Field(
-        False, description="split the sequence over tp between the tensor-parallel regions"
-    )
+    sequence_parallel: bool = Field(False, description="split the sequence over tp between the tensor-parallel regions")
     tp_comm_overlap: bool = Field(
         False,
         description="under sequence parallelism gather the inputs of a layer's products in two "
@@ -79,12 +73,9 @@ class ParallelSpec(AxisSizes):
         "when absent",
     )
     bucket_bytes: Bytes = Field(
-        25 * 2**20,
-        description="bytes of gradients reduced in one message; ZeRO 3 reduces layer by layer",
+        25 * 2**20, description="bytes of gradients reduced in one message; ZeRO 3 reduces layer by layer"
     )
-    overlap_gradients: bool = Field(
-        True, description="reduce gradients while backward computes the rest"
-    )
+    overlap_gradients: bool = Field(True, description="reduce gradients while backward computes the rest")
     schedule: ScheduleName = Field("1f1b", description="order of a pipeline's micro batches")
     tensor_mode: TensorMode = Field(
         "1d",
@@ -92,26 +83,15 @@ class ParallelSpec(AxisSizes):
         "squares (2.5d) or a cube (3d)",
     )
     tensor_depth: Count | None = Field(
-        None,
-        description="number d of layers in 2.5d, tp = d q^2; by default the smallest with q >= 2",
+        None, description="number d of layers in 2.5d, tp = d q^2; by default the smallest with q >= 2"
     )
-    first_stage_layers: Layers | None = Field(
-        None, description="layers of the first stage; an equal share when absent"
-    )
-    last_stage_layers: Layers | None = Field(
-        None, description="layers of the last stage; an equal share when absent"
-    )
-    embedding_is_layer: bool = Field(
-        False, description="count the embedding as a layer when stages are cut equally"
-    )
-    loss_is_layer: bool = Field(
-        False, description="count output head and loss as a layer when stages are cut equally"
-    )
+    first_stage_layers: Layers | None = Field(None, description="layers of the first stage; an equal share when absent")
+    last_stage_layers: Layers | None = Field(None, description="layers of the last stage; an equal share when absent")
+    embedding_is_layer: bool = Field(False, description="count the embedding as a layer when stages are cut equally")
+    loss_is_layer: bool = Field(False, description="count output head and loss as a layer when stages are cut equally")
     stage_balance: Literal["even", "cost"] = Field(
         "even", description="stages of equal numbers of layers (even) or of equal compute (cost)"
     )
     allow_tp_across_nodes: bool = Field(
-        False,
-        description="accept tensor-parallel groups that leave their NVLink domain (by default a "
-        "node)",
+        False, description="accept tensor-parallel groups that leave their NVLink domain (by default a node)"
     )

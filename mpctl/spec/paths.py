@@ -20,16 +20,27 @@ from typing import Any
 Raw = dict[str, Any]
 PYTHON_STDLIB = "python-stdlib"  # a corpus by its name: text that every machine has
 SETTINGS = (
-    ("data", "path"), ("data", "tokenizer"), ("data", "corpus"), ("data", "validation"),
-    ("training", "init_from"), ("model", "hf_config"),
-    ("launch", "ssh", "hostfile"), ("launch", "ssh", "config"),
+    ("data", "path"),
+    ("data", "tokenizer"),
+    ("data", "corpus"),
+    ("data", "validation"),
+    ("training", "init_from"),
+    ("model", "hf_config"),
+    ("launch", "ssh", "hostfile"),
+    ("launch", "ssh", "config"),
     ("launch", "program_dir"),
-)  # fmt: skip
+)
 # Settings whose value may be a preset's name or its file's path.
 PRESETS = (
-    ("preset",), ("model",), ("model", "preset"), ("cluster",), ("cluster", "preset"),
-    ("cluster", "device"), ("cluster", "device", "preset"), ("training", "runtime"),
-)  # fmt: skip
+    ("preset",),
+    ("model",),
+    ("model", "preset"),
+    ("cluster",),
+    ("cluster", "preset"),
+    ("cluster", "device"),
+    ("cluster", "device", "preset"),
+    ("training", "runtime"),
+)
 HUB_ID = re.compile(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}", re.ASCII)  # an owner and a model
 
 

@@ -302,9 +302,7 @@ def lasting_name(kind: Kind, name: str) -> str:
     return name if file is None or file.is_bundled else str(file.path.resolve())
 
 
-def preset_issues(
-    error: ValidationError, file: PresetFile, model: type[StrictModel]
-) -> list[Issue]:
+def preset_issues(error: ValidationError, file: PresetFile, model: type[StrictModel]) -> list[Issue]:
     """An issue for each key of a preset that `model` refuses, at the file's path."""
     return [_issue(dict(d), file, model) for d in error.errors(include_url=False)]
 

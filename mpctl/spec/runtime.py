@@ -36,80 +36,54 @@ class AcceleratorPasses(StrictModel):
     """Passes of software that uses other kernels on accelerators; absent ones are as on a CPU."""
 
     hidden: MemoryPasses | None = Field(None, description="as operators.hidden, on an accelerator")
-    dropout: MemoryPasses | None = Field(
-        None, description="as operators.dropout, on an accelerator"
-    )
+    dropout: MemoryPasses | None = Field(None, description="as operators.dropout, on an accelerator")
     width: MemoryPasses | None = Field(None, description="as operators.width, on an accelerator")
     inner: MemoryPasses | None = Field(None, description="as operators.inner, on an accelerator")
     logits: MemoryPasses | None = Field(None, description="as operators.logits, on an accelerator")
-    kernels: MemoryPasses | None = Field(
-        None, description="as operators.kernels, on an accelerator"
-    )
+    kernels: MemoryPasses | None = Field(None, description="as operators.kernels, on an accelerator")
     gradient_bytes: Amount | None = Field(
         None,
         description="as operators.gradient_bytes, on an accelerator, of a matrix whose gradient is "
         "a product of 16-bit operands in backward",
     )
-    optimizer_bytes: Amount | None = Field(
-        None, description="as operators.optimizer_bytes, on an accelerator"
-    )
+    optimizer_bytes: Amount | None = Field(None, description="as operators.optimizer_bytes, on an accelerator")
 
 
 class OperatorCosts(StrictModel):
     """Operations that memory bandwidth bounds, in one micro batch: seconds are bytes over
     bandwidth."""
 
-    hidden: MemoryPasses = Field(
-        description="passes over the hidden states for each sublayer: norm, dropout, residual"
-    )
+    hidden: MemoryPasses = Field(description="passes over the hidden states for each sublayer: norm, dropout, residual")
     dropout: MemoryPasses = Field(
         MemoryPasses(forward=0, backward=0),
         description="further passes over the hidden states where training.dropout is above 0",
     )
-    width: MemoryPasses = Field(
-        description="passes over q, k, v and context: splits, rotations, transposes, biases"
-    )
+    width: MemoryPasses = Field(description="passes over q, k, v and context: splits, rotations, transposes, biases")
     inner: MemoryPasses = Field(description="passes over the MLP's inner tensor: activation, bias")
-    scores: MemoryPasses = Field(
-        description="passes over the score matrix where it is held: scale, mask, softmax"
-    )
+    scores: MemoryPasses = Field(description="passes over the score matrix where it is held: scale, mask, softmax")
     logits: MemoryPasses = Field(description="bytes moved for a logit: casts and the loss")
     kernels: MemoryPasses = Field(
         MemoryPasses(forward=0, backward=0),
         description="kernels of a layer beside products and attention, of a launch each",
     )
-    gradient_bytes: Amount = Field(
-        description="bytes moved to accumulate the gradient of a parameter, a micro batch"
-    )
-    optimizer_bytes: Amount = Field(
-        description="bytes moved by the optimizer for each parameter that a rank updates"
-    )
-    cast_bytes: Amount = Field(
-        0.0, description="bytes moved to cast an element of an fp8 product's operands"
-    )
+    gradient_bytes: Amount = Field(description="bytes moved to accumulate the gradient of a parameter, a micro batch")
+    optimizer_bytes: Amount = Field(description="bytes moved by the optimizer for each parameter that a rank updates")
+    cast_bytes: Amount = Field(0.0, description="bytes moved to cast an element of an fp8 product's operands")
     casts_weights: Literal["step", "pass", "held"] = Field(
         "step",
         description="how often weights are cast: once a step; in every forward and backward; held: "
         "once a step, and kept, where it has several micro batches and parameters are not gathered "
         "for each (ZeRO 3)",
     )
-    flash: Part = Field(
-        1.0, description="speed of flash attention's forward relative to the device's"
-    )
-    flash_backward: Part = Field(
-        1.0, description="speed of flash attention's backward relative to the device's"
-    )
+    flash: Part = Field(1.0, description="speed of flash attention's forward relative to the device's")
+    flash_backward: Part = Field(1.0, description="speed of flash attention's backward relative to the device's")
     recompute: Literal["core", "half"] = Field(
         "core",
-        description="what selective recomputation repeats: attention scores (core), or every "
-        "other product (half)",
+        description="what selective recomputation repeats: attention scores (core), or every other product (half)",
     )
-    stops_early: bool = Field(
-        False, description="recomputation ends at the last tensor that backward needs"
-    )
+    stops_early: bool = Field(False, description="recomputation ends at the last tensor that backward needs")
     accelerator: AcceleratorPasses = Field(
-        AcceleratorPasses(),
-        description="figures that replace these where the job's device is not a CPU",
+        AcceleratorPasses(), description="figures that replace these where the job's device is not a CPU"
     )
 
     def on(self, is_accelerator: bool) -> "OperatorCosts":
@@ -127,17 +101,13 @@ class OverlapShares(StrictModel):
     """The share of each kind of message that is sent during computation; never more than fits into
     that time."""
 
-    tp: Share = Field(
-        description="share of a column product's gradient sum hidden by its weights' gradient"
-    )
+    tp: Share = Field(description="share of a column product's gradient sum hidden by its weights' gradient")
     products: Share = Field(
         0.0,
         description="share of sequence parallelism's gathers and scatters that are sent in pieces "
         "during the product that needs or makes them",
     )
-    cp: Share = Field(
-        0.0, description="share of messages of keys and values hidden by attention's kernels"
-    )
+    cp: Share = Field(0.0, description="share of messages of keys and values hidden by attention's kernels")
     pp: Share = Field(description="share of a message between stages hidden by their work")
     dp: Share = Field(description="share of gradients and parameters hidden by the last backward")
     gather: Share | None = Field(
@@ -145,55 +115,40 @@ class OverlapShares(StrictModel):
         description="share of the parameters that ZeRO 1 and 2 gather once a step hidden by the "
         "next forward; when absent they are hidden as gradients are",
     )
-    zero: Share = Field(
-        0.0, description="share of ZeRO-3's gathers and scatters hidden by each layer's work"
-    )
-    drag: Amount = Field(
-        0.0, description="extra time of products during a message, as a fraction of the overlap"
-    )
+    zero: Share = Field(0.0, description="share of ZeRO-3's gathers and scatters hidden by each layer's work")
+    drag: Amount = Field(0.0, description="extra time of products during a message, as a fraction of the overlap")
     keeps: bool = Field(
         False,
         description="in a pipeline, ZeRO-3's parameters stay gathered from the first micro batch "
         "to the last, and gradients are scattered once",
     )
     buckets: bool = Field(
-        False, description="gradients are reduced in buckets of parallel.bucket_bytes, padded to "
+        False,
+        description="gradients are reduced in buckets of parallel.bucket_bytes, padded to "
         "equal slices; else all of a stage in one message, or one layer's where ZeRO sends in "
-        "every micro batch"
-    )  # fmt: skip
-    scatters: bool = Field(
-        False, description="tp ranks each send a part of a message between stages, then gather it"
+        "every micro batch",
     )
+    scatters: bool = Field(False, description="tp ranks each send a part of a message between stages, then gather it")
 
 
 class HostCosts(StrictModel):
     """Seconds of the host thread that launches kernels; a step waits for it where it takes longer
     than the kernels."""
 
-    layer: Seconds = Field(
-        description="host time of a layer's forward, seconds; its backward takes twice as long"
-    )
-    split: Seconds = Field(
-        0.0, description="further host time of a layer's forward that is split over tp, seconds"
-    )
+    layer: Seconds = Field(description="host time of a layer's forward, seconds; its backward takes twice as long")
+    split: Seconds = Field(0.0, description="further host time of a layer's forward that is split over tp, seconds")
     micro_batch: Seconds = Field(
         0.0, description="host time of a stage outside of its layers, seconds for each micro batch"
     )
-    message: Seconds = Field(
-        0.0, description="host time at either end of a message between stages, seconds"
-    )
-    sync: Amount = Field(
-        0.0, description="extra host time of a layer at tp 8, as a fraction; it scales as tp cubed"
-    )
+    message: Seconds = Field(0.0, description="host time at either end of a message between stages, seconds")
+    sync: Amount = Field(0.0, description="extra host time of a layer at tp 8, as a fraction; it scales as tp cubed")
     rank_in_pipeline: Seconds = Field(
         0.0,
         description="further host time of a layer's forward for each rank of its tp group, if the "
         "pipeline crosses nodes, seconds; twice as much in backward",
     )
     step: Seconds = Field(0.0, description="host time once for each step, seconds")
-    accelerator_step: Seconds | None = Field(
-        None, description="as host.step, where the job's device is not a CPU"
-    )
+    accelerator_step: Seconds | None = Field(None, description="as host.step, where the job's device is not a CPU")
 
     def step_on(self, is_accelerator: bool) -> float:
         """Seconds once a step on an accelerator or on a CPU."""
@@ -215,23 +170,14 @@ class ExpertCosts(StrictModel):
     )
     inner: MemoryPasses = Field(
         MemoryPasses(forward=1.5, backward=2.5),
-        description="passes over what experts compute of them: activation, and the weights where "
-        "they apply to it",
+        description="passes over what experts compute of them: activation, and the weights where they apply to it",
     )
     grouped: Part = Field(
-        0.7,
-        description="speed of the products of several experts relative to single ones of the same "
-        "tiles",
+        0.7, description="speed of the products of several experts relative to single ones of the same tiles"
     )
-    exchange: Part = Field(
-        1.0, description="share of a link's bandwidth for rings that an all-to-all reaches"
-    )
-    once: Part = Field(
-        1.0, description="the same of dispatchers that send once to a rank (deepep, hybridep)"
-    )
-    hidden: Share = Field(
-        0.0, description="share of the messages of rows that is sent during computation"
-    )
+    exchange: Part = Field(1.0, description="share of a link's bandwidth for rings that an all-to-all reaches")
+    once: Part = Field(1.0, description="the same of dispatchers that send once to a rank (deepep, hybridep)")
+    hidden: Share = Field(0.0, description="share of the messages of rows that is sent during computation")
     beside: Share = Field(
         0.0,
         description="share of the rows on their way to experts, and of their gradients on the way "
@@ -243,8 +189,7 @@ class ExpertCosts(StrictModel):
         "backward, as the host reads how many rows each expert has before it launches more",
     )
     spread: Part = Field(
-        0.23,
-        description="as the profile's spread, of steps with experts; the larger of the two counts",
+        0.23, description="as the profile's spread, of steps with experts; the larger of the two counts"
     )
 
 
@@ -273,9 +218,7 @@ class FittedRuns(StrictModel):
     )
     dtypes: list[DType] = Field(default_factory=list, description="data types of those runs")
     gpus: Count = Field(1, description="GPUs of the largest run")
-    parameters: Annotated[float, Ge(1), Le(1e18)] = Field(
-        1, description="parameters of the largest model"
-    )
+    parameters: Annotated[float, Ge(1), Le(1e18)] = Field(1, description="parameters of the largest model")
 
 
 ZeroStage = Annotated[int, Ge(0), Le(3)]
@@ -299,9 +242,7 @@ class RuntimeSupport(StrictModel):
         description="launchers of `mpctl plan --emit` that run this software; a plan that is "
         "emitted for one of them uses this profile",
     )
-    kinds: list[str] = Field(
-        [], description="kinds of device that it runs on (cuda, rocm, ...); any when empty"
-    )
+    kinds: list[str] = Field([], description="kinds of device that it runs on (cuda, rocm, ...); any when empty")
     schedules: Annotated[list[ScheduleName], MinLen(1)] = Field(
         ["1f1b"], description="pipeline schedules that a search tries, each with one chunk a stage"
     )
@@ -311,20 +252,14 @@ class RuntimeSupport(StrictModel):
     )
     sequence: bool = Field(False, description="sequence parallelism")
     context: bool = Field(False, description="context parallelism (parallel.cp above 1)")
-    zero: Annotated[list[ZeroStage], MinLen(1)] = Field(
-        [0], description="ZeRO stages; the first where dp x cp is 1"
-    )
-    zero_sizes: bool = Field(
-        False, description="ZeRO over a part of dp x cp (parallel.zero_size; HSDP)"
-    )
+    zero: Annotated[list[ZeroStage], MinLen(1)] = Field([0], description="ZeRO stages; the first where dp x cp is 1")
+    zero_sizes: bool = Field(False, description="ZeRO over a part of dp x cp (parallel.zero_size; HSDP)")
     tensor_modes: list[TensorMode] = Field(
         ["1d"], description="values of parallel.tensor_mode; empty where tp is always 1"
     )
     pipeline: bool = Field(True, description="pipeline parallelism (parallel.pp above 1)")
     experts: bool = Field(False, description="expert parallelism (parallel.ep above 1)")
-    expert_tensor: bool = Field(
-        False, description="tensor parallelism of experts (parallel.etp above 1)"
-    )
+    expert_tensor: bool = Field(False, description="tensor parallelism of experts (parallel.etp above 1)")
     by_cost: bool = Field(False, description="stages of equal compute (parallel.stage_balance)")
     ends_as_layers: bool = Field(
         False,
@@ -341,9 +276,7 @@ class RuntimeSupport(StrictModel):
         description="it refuses fewer micro batches than pp - 1, and, where replicas reduce "
         "gradients, stages without a parameter",
     )
-    orders: list[str] = Field(
-        [], description="orders of axes that it supports (parallel.order); any when empty"
-    )
+    orders: list[str] = Field([], description="orders of axes that it supports (parallel.order); any when empty")
     dtypes: list[DType] = Field([], description="data types that it trains in; all when empty")
 
     @property
@@ -401,16 +334,12 @@ class RuntimeMemory(StrictModel):
     assumes_dropout: bool = Field(
         False, description="dropout counts as on where scores are held: the software's default"
     )
-    logit_bytes: Amount = Field(
-        0.0, description="bytes held for each logit during the loss, besides the logit itself"
-    )
+    logit_bytes: Amount = Field(0.0, description="bytes held for each logit during the loss, besides the logit itself")
     weight_gradients: Literal["one", "layer"] = Field(
-        "one",
-        description="weight gradients held at once in backward: the largest one, or a layer's",
+        "one", description="weight gradients held at once in backward: the largest one, or a layer's"
     )
     reduction_bytes: Amount = Field(
-        0.0,
-        description="further bytes held for each gradient, if replicas reduce them: DDP's buckets",
+        0.0, description="further bytes held for each gradient, if replicas reduce them: DDP's buckets"
     )
     gather_buffers: Amount = Field(
         0.0,
@@ -437,9 +366,7 @@ class RuntimeProfile(StrictModel):
     """What an estimate assumes of a training software: a preset of runtimes."""
 
     name: str = Field(description="the software")
-    runs: RuntimeSupport = Field(
-        default_factory=RuntimeSupport, description="the layouts that it runs"
-    )
+    runs: RuntimeSupport = Field(default_factory=RuntimeSupport, description="the layouts that it runs")
     gradient_dtype: DType | None = Field(
         None, description="data type in which gradients are reduced; that of the job when absent"
     )
@@ -460,12 +387,8 @@ class RuntimeProfile(StrictModel):
     widening: Annotated[float, Ge(1), Le(10)] = Field(
         1.26, description="factor on both for each way in which a job is outside the fitted runs"
     )
-    seen: FittedRuns = Field(
-        default_factory=FittedRuns, description="runs that the figures were fitted to"
-    )
-    memory: RuntimeMemory = Field(
-        default_factory=RuntimeMemory, description="what it holds in memory"
-    )
+    seen: FittedRuns = Field(default_factory=FittedRuns, description="runs that the figures were fitted to")
+    memory: RuntimeMemory = Field(default_factory=RuntimeMemory, description="what it holds in memory")
     source: str = Field(description="where the figures come from")
 
 
@@ -489,9 +412,7 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 
 @lru_cache(maxsize=256)
-def _profile_file(
-    name: str, search_path: tuple[str, ...], folders: tuple[object, ...]
-) -> PresetFile:
+def _profile_file(name: str, search_path: tuple[str, ...], folders: tuple[object, ...]) -> PresetFile:
     """The file of a profile, found once for each content of the folders."""
     return get_file("runtimes", name, where="training.runtime")
 

@@ -25,11 +25,7 @@ from mpctl.spec.job import JobSpec
 from mpctl.spec.names import TABLES, tables_with
 from mpctl.spec.presets import PRESET_TABLES, Kind, name_or_path, preset_names
 
-STARTS: dict[str, Kind] = {
-    "ClusterSpec": "clusters",
-    "ModelSpec": "models",
-    "DeviceSpec": "devices",
-}
+STARTS: dict[str, Kind] = {"ClusterSpec": "clusters", "ModelSpec": "models", "DeviceSpec": "devices"}
 
 
 def job_schema() -> dict[str, Any]:
@@ -49,11 +45,7 @@ def job_schema() -> dict[str, Any]:
     schema.pop("required", None)
     jobs = {"type": "string", "anyOf": name_or_path("jobs")}
     schema["properties"]["preset"] = {**jobs, "description": "start from this job preset"}
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **schema,
-        "title": "mpctl job",
-    }
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "mpctl job"}
 
 
 MOST_NUMBERS = 10  # a range of at most this many numbers is listed
@@ -126,9 +118,7 @@ def _words(annotation: Any, metadata: tuple[Any, ...]) -> Iterator[str]:
 
 def _range(metadata: tuple[Any, ...]) -> tuple[int | None, int | None]:
     """The least and the largest integer that constraints allow."""
-    found = [
-        m for item in metadata for m in (item.metadata if isinstance(item, FieldInfo) else [item])
-    ]
+    found = [m for item in metadata for m in (item.metadata if isinstance(item, FieldInfo) else [item])]
     low = next((m.ge for m in found if isinstance(m, bounds.Ge)), None)
     high = next((m.le for m in found if isinstance(m, bounds.Le)), None)
     return low, high  # type: ignore[return-value]

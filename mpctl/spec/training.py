@@ -21,9 +21,7 @@ from mpctl.spec.base import (
 from mpctl.spec.presets import bundled_names, find_file, name_or_path, preset_names
 
 RecomputeMode = Literal["none", "selective", "full"]
-RecomputeModule = Literal[
-    "core_attn", "mla_up_proj", "moe_act", "shared_experts", "layernorm", "mlp"
-]
+RecomputeModule = Literal["core_attn", "mla_up_proj", "moe_act", "shared_experts", "layernorm", "mlp"]
 Dispatcher = Literal["rows", "alltoall", "allgather", "deepep", "hybridep"]
 """How tokens are sent to their experts (estimate/expert_messages.py): `rows` as mpctl does it."""
 
@@ -42,9 +40,7 @@ def _known_runtime(name: str) -> str:
         names = preset_names("runtimes")
         *others, last = (f"'{known}'" for known in names)
         expected = f"{', '.join(others)} or {last}" if others else last
-        raise PydanticCustomError(
-            "literal_error", "Input should be {expected}", {"expected": expected}
-        )
+        raise PydanticCustomError("literal_error", "Input should be {expected}", {"expected": expected})
     return name
 
 
@@ -79,9 +75,7 @@ class TrainingSpec(StrictModel):
         16, description="fp8_recipe delayed: number of last steps whose largest element counts"
     )
     gradient_dtype: DType | None = Field(
-        None,
-        description="data type in which gradients are summed; fp32 when absent (fp64 with dtype "
-        "fp64)",
+        None, description="data type in which gradients are summed; fp32 when absent (fp64 with dtype fp64)"
     )
     recompute: RecomputeMode = Field(
         "none",
@@ -103,9 +97,7 @@ class TrainingSpec(StrictModel):
         description="with recompute=full: move each layer's saved input to host memory; on CPU "
         "this saves no memory, and the summary counts the copies as activations",
     )
-    dropout: Probability = Field(
-        0.0, description="dropout probability of embeddings and both residual branches"
-    )
+    dropout: Probability = Field(0.0, description="dropout probability of embeddings and both residual branches")
     attention_dropout: Probability = Field(
         0.0,
         description="dropout probability of attention weights; above 0 scores are held in memory, "
@@ -121,18 +113,13 @@ class TrainingSpec(StrictModel):
         1.0, description="fp16: an overflow at or below this loss scale ends the run"
     )
     steps: Count = Field(100, description="optimizer steps to train")
-    seed: Annotated[int, Ge(0), Lt(2**63)] = Field(
-        1234, description="seed of weights, data order and dropout"
-    )
+    seed: Annotated[int, Ge(0), Lt(2**63)] = Field(1234, description="seed of weights, data order and dropout")
     learning_rate: PositiveHyper = Field(3e-4, description="peak learning rate, after the warm-up")
     min_learning_rate: Hyper | None = Field(
         None,
-        description="learning rate at the end of the decay; when absent 3e-5, or learning_rate "
-        "where that is lower",
+        description="learning rate at the end of the decay; when absent 3e-5, or learning_rate where that is lower",
     )
-    warmup_steps: CountOrZero = Field(
-        10, description="steps over which the learning rate rises linearly from 0"
-    )
+    warmup_steps: CountOrZero = Field(10, description="steps over which the learning rate rises linearly from 0")
     lr_schedule: Literal["constant", "linear", "cosine", "wsd"] = Field(
         "cosine",
         description="learning rate after the warm-up: constant, falling to min_learning_rate on a "
@@ -150,15 +137,11 @@ class TrainingSpec(StrictModel):
     lr_wsd_decay_style: Literal["linear", "cosine", "exponential", "minus_sqrt"] = Field(
         "exponential", description="lr_schedule wsd: shape of its decay"
     )
-    weight_decay: Hyper = Field(
-        0.1, description="AdamW's decoupled weight decay; not applied to norms and biases"
-    )
+    weight_decay: Hyper = Field(0.1, description="AdamW's decoupled weight decay; not applied to norms and biases")
     beta1: Probability = Field(0.9, description="AdamW's decay of the gradient's mean")
     beta2: Probability = Field(0.95, description="AdamW's decay of the squared gradient's mean")
     epsilon: PositiveHyper = Field(1e-8, description="AdamW's epsilon")
-    clip_norm: Hyper = Field(
-        1.0, description="largest norm of the full model's gradient; 0 turns clipping off"
-    )
+    clip_norm: Hyper = Field(1.0, description="largest norm of the full model's gradient; 0 turns clipping off")
     mtp_loss_coeff: Hyper = Field(
         0.1,
         description="factor of the mean loss of the layers of multi-token prediction "
@@ -177,9 +160,7 @@ class TrainingSpec(StrictModel):
         0.0, description="experts: factor of the router's z-loss (ST-MoE, arXiv 2202.08906)"
     )
     moe_bias_update_rate: Hyper = Field(
-        1e-3,
-        description="model.router_bias: by how much an expert's bias changes after each step "
-        "(DeepSeek-V3)",
+        1e-3, description="model.router_bias: by how much an expert's bias changes after each step (DeepSeek-V3)"
     )
     moe_load: Load | None = Field(
         None,
@@ -192,12 +173,8 @@ class TrainingSpec(StrictModel):
         "that of its profile when absent",
     )
     init_std: PositiveHyper = Field(0.02, description="standard deviation of initial weights")
-    eval_interval: CountOrZero = Field(
-        0, description="steps between validations; 0 validates only at the end"
-    )
-    eval_samples: CountOrZero = Field(
-        32, description="samples of each validation; 0 turns validation off"
-    )
+    eval_interval: CountOrZero = Field(0, description="steps between validations; 0 validates only at the end")
+    eval_samples: CountOrZero = Field(32, description="samples of each validation; 0 turns validation off")
     on_nonfinite: Literal["stop", "skip", "rollback"] = Field(
         "stop",
         description="at a loss or gradient norm that is not finite: end the run, leave out the "

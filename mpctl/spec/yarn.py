@@ -51,9 +51,7 @@ class YarnScales(NamedTuple):
     @property
     def attention_factor(self) -> float:
         """The factor of queries and keys."""
-        return yarn_magnitude(self.factor, self.mscale) / yarn_magnitude(
-            self.factor, self.mscale_all_dim
-        )
+        return yarn_magnitude(self.factor, self.mscale) / yarn_magnitude(self.factor, self.mscale_all_dim)
 
     def attention_scale(self, columns: int) -> float | None:
         """The factor of scores of this many columns; None where it is the usual one."""
@@ -70,9 +68,7 @@ def find_yarn(model: ModelSpec) -> YarnScales | None:
         return None
     below = 1.0 if scale is None else math.sqrt(scale * math.sqrt(model.qk_size))
     magnitude = scaling.attention_factor or yarn_magnitude(scaling.factor)
-    yarn = YarnScales(
-        scaling.factor, *(scale_of(scaling.factor, m) for m in (magnitude * below, below))
-    )
+    yarn = YarnScales(scaling.factor, *(scale_of(scaling.factor, m) for m in (magnitude * below, below)))
     return yarn if yarn.attention_scale(model.qk_size) == scale else None
 
 

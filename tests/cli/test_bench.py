@@ -35,9 +35,7 @@ def test_a_regression_is_exit_1(mpctl: Mpctl, tmp_path: Path) -> None:
     assert document["regressions"] == 1
 
 
-def test_of_many_rows_only_those_beyond_the_threshold_are_shown(
-    mpctl: Mpctl, tmp_path: Path
-) -> None:
+def test_of_many_rows_only_those_beyond_the_threshold_are_shown(mpctl: Mpctl, tmp_path: Path) -> None:
     rows = [row(f"row{at}", 1.0) for at in range(30)]
     write_report(tmp_path / "a", made_report("kernels", rows))
     rows[7] = row("row7", 2.0)
@@ -49,9 +47,7 @@ def test_of_many_rows_only_those_beyond_the_threshold_are_shown(
 
 
 @pytest.mark.parametrize("flags", [(), ("--json",)])
-def test_what_cannot_be_compared_is_exit_2(
-    mpctl: Mpctl, tmp_path: Path, flags: tuple[str, ...]
-) -> None:
+def test_what_cannot_be_compared_is_exit_2(mpctl: Mpctl, tmp_path: Path, flags: tuple[str, ...]) -> None:
     a, other = write(tmp_path / "a", 1.0), write(tmp_path / "other", 1.0, "scaling")
     (tmp_path / "schema.json").write_text('{"schema": "mpctl.run/2"}')
     for b in (tmp_path / "none", tmp_path / "schema.json", tmp_path, other):
@@ -65,9 +61,7 @@ def test_a_report_is_drawn_again(mpctl: Mpctl, tmp_path: Path) -> None:
     file = write_report(tmp_path / "old", verify_report())
     said = mpctl("bench", "report", tmp_path / "old")
     assert said.code == 0 and "report.html" in said.out and "rehearsal" in said.err
-    assert {"report.csv", "report.html", *PICTURES} <= {
-        p.name for p in (tmp_path / "old").iterdir()
-    }
+    assert {"report.csv", "report.html", *PICTURES} <= {p.name for p in (tmp_path / "old").iterdir()}
     copy = file.rename(tmp_path / "from-elsewhere.json")
     (tmp_path / "notes.txt").write_text("mine")
     said = mpctl("bench", "report", copy)
@@ -76,17 +70,19 @@ def test_a_report_is_drawn_again(mpctl: Mpctl, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "new/one/report.json").read_text()) == verify_report()
     assert mpctl("bench", "report", copy, "--out", tmp_path / "new/one").code == 2
     assert mpctl("bench", "report", copy, "--out", tmp_path / "new/one", "--overwrite").code == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "from-elsewhere.json", "new", "notes.txt", "old",
-    ]  # fmt: skip
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["from-elsewhere.json", "new", "notes.txt", "old"]
 
 
 def test_what_is_no_report_is_not_drawn(mpctl: Mpctl, tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text('{"schema": "mpctl.plan/2"}')
     file = write_report(tmp_path / "old", verify_report())
-    for arguments in ((tmp_path / "plan.json",), (tmp_path,), (tmp_path / "none",),
-                      (file, "--out", tmp_path / "plan.json"),
-                      (file, "--out", tmp_path / "plan.json/sub")):  # fmt: skip
+    for arguments in (
+        (tmp_path / "plan.json",),
+        (tmp_path,),
+        (tmp_path / "none",),
+        (file, "--out", tmp_path / "plan.json"),
+        (file, "--out", tmp_path / "plan.json/sub"),
+    ):
         assert_refused(mpctl("bench", "report", *arguments), wants_json=False)
     assert [path.name for path in (tmp_path / "old").iterdir()] == ["report.json"]
 
@@ -102,9 +98,7 @@ def end(folder: Path, report: Any, *, as_json: bool = False) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_bench_ends_with_its_folder_and_its_table(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_bench_ends_with_its_folder_and_its_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = end(tmp_path / "out", verify_report())
     out, err = capsys.readouterr()
     assert {"report.json", "report.csv", *PICTURES} <= set(names)

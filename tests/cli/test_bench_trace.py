@@ -24,9 +24,7 @@ def made_run(folder: Path, *, job: str | None = None) -> Path:
     return folder
 
 
-def test_the_trace_lies_in_the_run_and_the_table_says_where_time_goes(
-    mpctl: Mpctl, tmp_path: Path
-) -> None:
+def test_the_trace_lies_in_the_run_and_the_table_says_where_time_goes(mpctl: Mpctl, tmp_path: Path) -> None:
     run = made_run(tmp_path / "run")
     write(run, *two_stages(3), *two_stages(4, 130.0))
     said = mpctl("bench", "trace", run)
@@ -54,9 +52,7 @@ def test_what_is_missing_is_told(mpctl: Mpctl, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("flags", [(), ("--json",)])
-def test_what_cannot_be_shown_is_exit_2(
-    mpctl: Mpctl, tmp_path: Path, flags: tuple[str, ...]
-) -> None:
+def test_what_cannot_be_shown_is_exit_2(mpctl: Mpctl, tmp_path: Path, flags: tuple[str, ...]) -> None:
     profiled = made_run(tmp_path / "profiled")
     write(profiled, *two_stages())
     damaged = made_run(tmp_path / "damaged", job="{")
@@ -72,9 +68,17 @@ def test_what_cannot_be_shown_is_exit_2(
 def test_a_real_run_beside_its_plan(mpctl: Mpctl, tmp_path: Path) -> None:
     """Every pass of the plan's schedule is in the trace of the run, under the same name."""
     data, run = make_data(tmp_path), tmp_path / "run"
-    job = settings(2, 1, parallel__pp=2, cluster__gpus_per_node=4, training__steps=4,
-                   data__path=str(data), training__eval_samples=0, checkpoint__at_end=False,
-                   checkpoint__interval=0)  # fmt: skip
+    job = settings(
+        2,
+        1,
+        parallel__pp=2,
+        cluster__gpus_per_node=4,
+        training__steps=4,
+        data__path=str(data),
+        training__eval_samples=0,
+        checkpoint__at_end=False,
+        checkpoint__interval=0,
+    )
     more = [word for key, value in job.items() for word in ("--set", f"{key}={json.dumps(value)}")]
     launched = mpctl("launch", *more, "--profile", "3-4", "--run-dir", run)
     assert launched.code == 0, launched.err

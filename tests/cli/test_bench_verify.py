@@ -57,13 +57,11 @@ def test_two_jobs_are_run_and_compared(mpctl: Mpctl, tmp_path: Path) -> None:
     for number in range(24):
         words = " ".join(f"word{(number * 7 + k) % 101}" for k in range(400))
         (texts / f"{number}.txt").write_text(words)
-    shape = [word for key, value in small_settings(texts).items()
-             for word in ("--set", f"{key}={json.dumps(value)}")]  # fmt: skip
+    shape = [word for key, value in small_settings(texts).items() for word in ("--set", f"{key}={json.dumps(value)}")]
     out, batch = tmp_path / "out", ("--micro-batch-size", "2", "--global-batch-size", "8")
     for name, ranks in (("one", 1), ("two", 2)):
         (tmp_path / f"{name}.toml").write_text(
-            f'preset = "demo"\n[cluster]\npreset = "this-machine"\ngpus_per_node = {ranks}\n'
-            "[parallel]\ntp = 1\n"
+            f'preset = "demo"\n[cluster]\npreset = "this-machine"\ngpus_per_node = {ranks}\n[parallel]\ntp = 1\n'
         )
     files = [str(tmp_path / f"{name}.toml") for name in ("one", "two")]
     options = ("--steps", "4", "--rounds", "2", "--within", "0.001", "--out", str(out), "--json")

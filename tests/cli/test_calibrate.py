@@ -60,8 +60,12 @@ def test_runs_that_cannot_be_planned_are_named_and_left_out(mpctl: Mpctl, tmp_pa
     training = {"runtime": "megatron-core", "micro_batch_size": 1, "global_batch_size": 8}
 
     def row(name: str, seconds: float = 1.0, **tables: dict[str, Any]) -> dict[str, Any]:
-        job = {"cluster": {"preset": "dgx-h100", "nodes": 1}, "model": {"preset": "llama-3-8b"},
-               "parallel": {"tp": 8}, "training": training}  # fmt: skip
+        job = {
+            "cluster": {"preset": "dgx-h100", "nodes": 1},
+            "model": {"preset": "llama-3-8b"},
+            "parallel": {"tp": 8},
+            "training": training,
+        }
         return {"id": name, "job": job | tables, "measured": {"step_seconds": seconds}}
 
     bad = [
@@ -97,8 +101,12 @@ def test_runs_that_cannot_be_planned_are_named_and_left_out(mpctl: Mpctl, tmp_pa
 
 def test_a_measured_run_with_tp_across_nodes_is_a_run() -> None:
     """nanotron's sweep has such layouts, whose jobs do not say that they meant it."""
-    job = {"cluster": {"preset": "hf-h100", "nodes": 2}, "model": {"preset": "llama-3-8b"},
-           "parallel": {"tp": 16}, "training": {"runtime": "nanotron"}}  # fmt: skip
+    job = {
+        "cluster": {"preset": "hf-h100", "nodes": 2},
+        "model": {"preset": "llama-3-8b"},
+        "parallel": {"tp": 16},
+        "training": {"runtime": "nanotron"},
+    }
     (run,), reasons = usable_runs([{"job": job, "measured": {"step_seconds": 1.0}}])
     assert run.layout.job.parallel.tp == 16 and not reasons
 
@@ -111,12 +119,22 @@ def test_a_cluster_file_on_another_preset_is_fitted(mpctl: Mpctl, tmp_path: Path
     device = (presets_root() / "devices" / "a100-80gb.toml").read_text()
     (tmp_path / "mine.toml").write_text(device)
     (tmp_path / "bare.toml").write_text('preset = "./ours.toml"\n[device]\nname = "none"\n')
-    (tmp_path / "runs.json").write_text(json.dumps([
-        {"job": {"model": "llama-3-8b", "cluster": f"./{name}.toml", "parallel": {"tp": 4},
-                 "training": {"runtime": "other", "micro_batch_size": 1, "global_batch_size": 16}},
-         "measured": {"step_seconds": 5.0}}
-        for name in ("ours", "fast", "bare")
-    ]))  # fmt: skip
+    (tmp_path / "runs.json").write_text(
+        json.dumps(
+            [
+                {
+                    "job": {
+                        "model": "llama-3-8b",
+                        "cluster": f"./{name}.toml",
+                        "parallel": {"tp": 4},
+                        "training": {"runtime": "other", "micro_batch_size": 1, "global_batch_size": 16},
+                    },
+                    "measured": {"step_seconds": 5.0},
+                }
+                for name in ("ours", "fast", "bare")
+            ]
+        )
+    )
     out = tmp_path / "out"
     said = mpctl("calibrate", str(tmp_path / "runs.json"), "--out", str(out))
     assert said.code == 0, said.err
@@ -146,9 +164,7 @@ def test_a_run_directory_without_a_step_is_named_and_left_out(mpctl: Mpctl, tmp_
     write_run(tmp_path / "bench" / "good", (0.8,) * 3)
     write_run(tmp_path / "bench" / "empty", ())
     (tmp_path / "bench" / "notes.log").write_text("beside runs, a log is none")
-    said = mpctl(
-        "calibrate", str(tmp_path / "bench"), "--out", str(tmp_path / "out"), "--rounds", "1"
-    )
+    said = mpctl("calibrate", str(tmp_path / "bench"), "--out", str(tmp_path / "out"), "--rounds", "1")
     assert said.code == 0 and "no step of the run was recorded" in said.err
     said = mpctl("calibrate", str(tmp_path / "bench" / "empty"), "--out", str(tmp_path / "no"))
     assert said.code == 2 and "[no-steps]" in said.err
@@ -158,10 +174,7 @@ def test_logs_calibrate_and_those_that_cannot_are_named(mpctl: Mpctl, tmp_path: 
     """A list with rows of both kinds; a run of 60 layers on 8 stages; a log of two runs."""
     lines = logs.ARGUMENTS.splitlines()
     changed = {"num_layers": 60, "pipeline_model_parallel_size": 8, "tensor_model_parallel_size": 1}
-    uneven = [
-        f"  {name} ..... {changed[name]}" if (name := line.split()[0]) in changed else line
-        for line in lines
-    ]
+    uneven = [f"  {name} ..... {changed[name]}" if (name := line.split()[0]) in changed else line for line in lines]
     slower = logs.deepspeed([3 * t for t in logs.TIMES])
     for name, text in (
         ("good", logs.megatron(arguments=logs.ARGUMENTS)),
@@ -169,18 +182,27 @@ def test_logs_calibrate_and_those_that_cannot_are_named(mpctl: Mpctl, tmp_path: 
         ("mixed", f"{logs.deepspeed()}\n{slower}"),
     ):
         (tmp_path / f"{name}.log").write_text(text)
-    job = {"model": {"preset": "llama-3-8b"}, "training": {"global_batch_size": logs.BATCH},
-           "cluster": {"preset": "dgx-h100", "nodes": 2}, "parallel": {"zero": 1}}  # fmt: skip
+    job = {
+        "model": {"preset": "llama-3-8b"},
+        "training": {"global_batch_size": logs.BATCH},
+        "cluster": {"preset": "dgx-h100", "nodes": 2},
+        "parallel": {"zero": 1},
+    }
     rows = [
-        {"log": "good.log"}, {"log": "uneven.log"}, {"log": "mixed.log", "job": job},
+        {"log": "good.log"},
+        {"log": "uneven.log"},
+        {"log": "mixed.log", "job": job},
         {"log": "good.log", "job": {**job, "parallel": {"tp": 4}}, "group": "mine"},
-        {"log": "none.log"}, {"job": job, "measured": {"step_seconds": 2.0}}, {"log": 5},
-    ]  # fmt: skip
+        {"log": "none.log"},
+        {"job": job, "measured": {"step_seconds": 2.0}},
+        {"log": 5},
+    ]
     runs, out = tmp_path / "runs.json", tmp_path / "out"
     runs = runs.with_suffix("")  # a list, whatever its name
     runs.write_text(json.dumps(rows))
-    said = mpctl("calibrate", str(runs), "--cluster", "dgx-h100", "--out", str(out),
-                 "--rounds", "1", "--processes", "1")  # fmt: skip
+    said = mpctl(
+        "calibrate", str(runs), "--cluster", "dgx-h100", "--out", str(out), "--rounds", "1", "--processes", "1"
+    )
     assert said.code == 0 and (out / "runtimes" / "megatron-core.toml").exists()
     assert "mine" in said.out and "good.log: megatron: 5 steady lines, left out" in said.err
     assert "60 layers cannot be split evenly into 8 stages" in said.err
@@ -191,7 +213,5 @@ def test_logs_calibrate_and_those_that_cannot_are_named(mpctl: Mpctl, tmp_path: 
     runs.write_text('[{"log": 5}]')
     said = mpctl("calibrate", str(runs), "--out", str(out))
     assert said.code == 2 and "a row with a log has `log`" in said.err
-    said = mpctl(
-        "calibrate", str(runs), "--out", str(out), "--job", "demo", "--from", "megatron", ""
-    )
+    said = mpctl("calibrate", str(runs), "--out", str(out), "--job", "demo", "--from", "megatron", "")
     assert said.code == 2 and "leave one of them out" in said.err

@@ -81,9 +81,7 @@ def test_what_is_no_checkpoint_is_bad_input(tmp_path: Path, capsys: Capture) -> 
         assert "has no checkpoint" in capsys.readouterr().err
 
 
-def test_another_layout_is_written_to_a_run_directory(
-    run: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_another_layout_is_written_to_a_run_directory(run: Path, tmp_path: Path, capsys: Capture) -> None:
     out = tmp_path / "out"
     argv = ("reshard", str(run / "checkpoints/step-2"), str(out), "--tp", "1", "--pp", "2")
     (row,) = document(capsys, *argv)["checkpoints"]
@@ -97,9 +95,7 @@ def test_another_layout_is_written_to_a_run_directory(
     assert mpctl([*again, "--set", f'data.corpus=["{corpus}"]']) == 0
 
 
-def test_a_checkpoint_of_0_1_0_is_written_for_a_grid(
-    run: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_a_checkpoint_of_0_1_0_is_written_for_a_grid(run: Path, tmp_path: Path, capsys: Capture) -> None:
     """A run of 2.5d goes on in 2d; the depth is none of its settings then."""
     out, batch = tmp_path / "out", ["--set", "micro_batch_size=4", "--set", "global_batch_size=4"]
     argv = ["reshard", str(run / "checkpoints/step-2"), str(out), "--tp", "8", *batch]

@@ -24,24 +24,33 @@ CALL = [sys.executable, "-m", "mpctl"]
 def asked(folder: Path, **environment: str) -> list[str]:
     """The lines that mpctl answers in a folder, to a question in its environment."""
     done = subprocess.run(
-        CALL, cwd=folder, capture_output=True, text=True, timeout=60, check=False,
+        CALL,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **environment},
-    )  # fmt: skip
+    )
     assert done.stderr == ""
     return done.stdout.split("\n")[:-1]
 
 
 def bash(folder: Path, *words: str) -> list[str]:
     typed = ["mpctl", *words]
-    return asked(folder, COMP_WORDS="\n".join(typed), COMP_CWORD=str(len(typed) - 1),
-                 _MPCTL_COMPLETE="complete_bash")  # fmt: skip
+    return asked(folder, COMP_WORDS="\n".join(typed), COMP_CWORD=str(len(typed) - 1), _MPCTL_COMPLETE="complete_bash")
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with presets, a job file and two runs, which is the working directory."""
-    for name in ("presets/clusters/mine.toml", "presets/jobs/own.toml", "job.toml",
-                 "runs/first/job.json", "elsewhere/second/job.json"):  # fmt: skip
+    for name in (
+        "presets/clusters/mine.toml",
+        "presets/jobs/own.toml",
+        "job.toml",
+        "runs/first/job.json",
+        "elsewhere/second/job.json",
+    ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("", "utf-8")
     (tmp_path / "runs/no-run").mkdir()
@@ -64,8 +73,7 @@ def test_bash_which_splits_words_at_equals_completes_values(folder: Path) -> Non
 
 
 def test_zsh_and_fish_complete_the_same(folder: Path) -> None:
-    said = asked(folder, _MPCTL_COMPLETE="complete_zsh",
-                 _TYPER_COMPLETE_ARGS="mpctl plan --dtype bf")  # fmt: skip
+    said = asked(folder, _MPCTL_COMPLETE="complete_zsh", _TYPER_COMPLETE_ARGS="mpctl plan --dtype bf")
     assert said == ["_arguments '*: :((\"bf16\"))'"]
     typed = {"_MPCTL_COMPLETE": "complete_fish", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
     said = asked(folder, _TYPER_COMPLETE_ARGS="mpctl plan --set recompute=s", **typed)
@@ -89,8 +97,11 @@ def test_the_script_that_bash_sources_works(folder: Path) -> None:
     ask = 'COMP_WORDS=(mpctl plan --model gpt2-x); COMP_CWORD=3; _mpctl_completion "$1"; '
     done = subprocess.run(
         ["bash", "-c", f'{script.stdout}\n{ask} echo "${{COMPREPLY[@]}}"', "bash", MPCTL],
-        capture_output=True, text=True, check=True, cwd=folder,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=folder,
+    )
     assert done.stdout == "gpt2-xl\n"
 
 
@@ -103,9 +114,7 @@ def test_runs_are_found_by_name_and_by_path(folder: Path) -> None:
 def test_lists_of_groups_and_kinds_of_presets(folder: Path) -> None:
     assert complete.groups("tp,") == ["tp,cp", "tp,dp", "tp,pp"]
     assert "all" in complete.groups("") and complete.groups("none") == ["none"]
-    assert complete.kind_or_preset("mod") == ["models"] and complete.kind_or_preset("own") == [
-        "own"
-    ]
+    assert complete.kind_or_preset("mod") == ["models"] and complete.kind_or_preset("own") == ["own"]
 
 
 def test_what_fails_completes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

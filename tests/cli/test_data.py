@@ -42,9 +42,8 @@ def data(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path
 
 @pytest.mark.parametrize(("texts", "lines"), [(40, 2), (60, 8), (4, 2000)])
 def test_the_line_that_uses_small_texts_works_as_printed(
-    texts: int, lines: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    texts: int, lines: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A sequence that the smaller split fills, and what to prepare for the demo's own."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "texts").mkdir()
@@ -106,9 +105,7 @@ def test_the_printed_command_makes_the_same_bytes(
         assert (data / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
 
 
-def test_json_is_the_manifest(
-    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_is_the_manifest(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "d"
     assert run(["data", "prepare", str(text), "--out", str(out), "--json"]) == 0
     manifest = json.loads(capsys.readouterr().out)
@@ -138,9 +135,7 @@ def test_a_given_tokenizer_decides_the_vocabulary(
     assert manifest["tokenizer_sha256"] == open_prepared(data).tokenizer_sha256
 
 
-def test_more_languages(
-    text: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_more_languages(text: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The old tokenizer extended by new text, shown, made again, and used for the old text."""
     corpus, out = write_corpus(tmp_path / "fr", FRENCH), tmp_path / "e"
     extend = ["--tokenizer", str(data), "--extend-tokenizer"]
@@ -168,16 +163,13 @@ def test_more_languages(
     assert manifest["extended_from"] == {"vocab_size": 300, "tokenizer_sha256": old}
 
 
-def test_bad_extensions(
-    text: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_extensions(text: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     new = ("--out", tmp_path / "new", "--extend-tokenizer")
     assert "extend_tokenizer" in issues_of(capsys, "prepare", text, *new)["data-setting"]
     bad = issues_of(capsys, "prepare", text, *new, "--tokenizer", data)
     assert "300 entries leave no room" in bad["vocab-too-small"]
     (tmp_path / "t.json").write_text("{}")
-    bad = issues_of(capsys, "prepare", text, *new, "--tokenizer", tmp_path / "t.json",
-                    "--vocab-size", 400)  # fmt: skip
+    bad = issues_of(capsys, "prepare", text, *new, "--tokenizer", tmp_path / "t.json", "--vocab-size", 400)
     assert "tokenizer-damaged" in bad
     assert not (tmp_path / "new").exists()
 
@@ -194,9 +186,7 @@ def test_show_shows_the_first_lines_and_nothing_that_steers_a_terminal(
     assert "\x1b" not in out
 
 
-def test_bad_input(
-    text: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_input(text: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     new = ("--out", tmp_path / "new")
     assert "corpus-missing" in issues_of(capsys, "prepare", tmp_path / "gone.txt", *new)
     bad = issues_of(capsys, "prepare", text, *new, "--vocab-size", 0)
@@ -256,9 +246,7 @@ def test_what_was_skipped_is_said_with_the_reason(
     assert "skipped 7 empty" in said and "--encoding latin-1" in said
 
 
-def test_a_launch_reads_its_corpus_the_same_way(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_launch_reads_its_corpus_the_same_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It refuses what prepare refuses, before anything is written."""
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"some text " * 999)[:-4])
     launch = ["launch", "demo", "--dry-run", "--json", "--set"]
@@ -270,9 +258,7 @@ def test_a_launch_reads_its_corpus_the_same_way(
     assert (issue["rule"], issue["where"]) == ("corpus-unreadable", str(tmp_path / "a.txt.gz"))
 
 
-def test_a_wrong_key_is_one_error_that_names_those_there(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_key_is_one_error_that_names_those_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"content": "some words to learn", "id": 1}\n' * 900)
     arguments = ["data", "prepare", str(path), "--out", f"{tmp_path}/d"]
@@ -288,12 +274,9 @@ def test_a_wrong_key_is_one_error_that_names_those_there(
 
 
 @pytest.mark.parametrize(
-    ("stage", "number", "code"),
-    [("learn merges", signal.SIGINT, 130), ("count words", signal.SIGTERM, 143)],
+    ("stage", "number", "code"), [("learn merges", signal.SIGINT, 130), ("count words", signal.SIGTERM, 143)]
 )
-def test_a_stop_ends_at_once_and_leaves_nothing(
-    stage: str, number: int, code: int, tmp_path: Path
-) -> None:
+def test_a_stop_ends_at_once_and_leaves_nothing(stage: str, number: int, code: int, tmp_path: Path) -> None:
     """The real command, stopped in the midst of the work that takes longest."""
     out = tmp_path / "d"
     command = [sys.executable, "-m", "mpctl", "data", "prepare", "--out", str(out)]

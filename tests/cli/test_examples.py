@@ -20,8 +20,7 @@ FILES = sorted(EXAMPLES.glob("*.toml"))
 BLOCKS = re.findall(r"```\n(.*?)```", (EXAMPLES / "README.md").read_text("utf-8"), re.S)
 COMMANDS = [line.partition("#")[0].strip() for block in BLOCKS for line in block.splitlines()]
 # What makes a command cheap, without changing which code it takes.
-CHEAPER = {"--rehearse": ["--set", "model.layers=2"], "--tensorboard": ["--steps", "4"],
-           "--resume": ["--dry-run"]}  # fmt: skip
+CHEAPER = {"--rehearse": ["--set", "model.layers=2"], "--tensorboard": ["--steps", "4"], "--resume": ["--dry-run"]}
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,7 @@ import pytest
 from mpctl.cli import fetch
 from tests.cli.calls import Mpctl, Said
 
-CONFIG = {"model_type": "gpt2", "n_layer": 3, "n_embd": 8, "n_head": 2, "vocab_size": 9,
-          "n_positions": 8}  # fmt: skip
+CONFIG = {"model_type": "gpt2", "n_layer": 3, "n_embd": 8, "n_head": 2, "vocab_size": 9, "n_positions": 8}
 COMMIT = "0123456789abcdef" * 2 + "01234567"
 
 
@@ -156,9 +155,7 @@ def test_more_than_a_config_is_not_read(mpctl: Mpctl, hub: Hub) -> None:
 
 
 @pytest.mark.parametrize("pause", [0.2, 0.6])
-def test_a_hub_that_is_slow_is_given_up(
-    mpctl: Mpctl, hub: Hub, pause: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hub_that_is_slow_is_given_up(mpctl: Mpctl, hub: Hub, pause: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """By hand: 0.2 s before each half are within 0.3 s each, and together beyond them."""
     monkeypatch.setattr(fetch, "SECONDS", 0.3)
     hub.pause = pause

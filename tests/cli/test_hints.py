@@ -34,9 +34,7 @@ def test_a_dash_h_is_help(mpctl: Mpctl, typed: str) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )
-def test_an_unknown_command_names_the_one_that_is_meant(
-    mpctl: Mpctl, words: list[str], meant: str
-) -> None:
+def test_an_unknown_command_names_the_one_that_is_meant(mpctl: Mpctl, words: list[str], meant: str) -> None:
     said = mpctl(*words, "--json")
     assert_refused(said, wants_json=True)
     assert meant in said.issues["unknown-command"]["hint"]
@@ -63,9 +61,7 @@ def test_every_command_that_is_hinted_exists() -> None:
         ("--zzzzzz", "mpctl plan --help"),
     ],
 )
-def test_an_unknown_option_names_the_one_that_is_meant(
-    mpctl: Mpctl, option: str, meant: str
-) -> None:
+def test_an_unknown_option_names_the_one_that_is_meant(mpctl: Mpctl, option: str, meant: str) -> None:
     said = mpctl("plan", option, "2", "--json")
     assert_refused(said, wants_json=True)
     assert meant in said.issues["usage"]["hint"]

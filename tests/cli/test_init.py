@@ -46,8 +46,15 @@ def test_without_a_terminal_defaults_are_used_and_named(mpctl: Mpctl, here: Path
 
 
 def test_every_flag_is_written(mpctl: Mpctl) -> None:
-    flags = {"cluster": "dgx-h100", "nodes": 4, "gpus-per-node": 8, "model": "llama-3-8b",
-             "runtime": "mpctl", "global-batch-size": 256, "tokens": "10B"}  # fmt: skip
+    flags = {
+        "cluster": "dgx-h100",
+        "nodes": 4,
+        "gpus-per-node": 8,
+        "model": "llama-3-8b",
+        "runtime": "mpctl",
+        "global-batch-size": 256,
+        "tokens": "10B",
+    }
     said = mpctl("init", "a.toml", *(w for name, v in flags.items() for w in (f"--{name}", v)))
     assert said.code == 0 and "(default)" not in said.out
     job = load_job("a.toml")
@@ -59,8 +66,13 @@ def test_every_flag_is_written(mpctl: Mpctl) -> None:
 
 
 def test_the_layout_is_the_one_that_search_finds(mpctl: Mpctl) -> None:
-    settings = {"cluster": "dgx-2x8", "cluster.nodes": 2, "cluster.gpus_per_node": 8,
-                "model": "gpt2-xl", "training.global_batch_size": 64}  # fmt: skip
+    settings = {
+        "cluster": "dgx-2x8",
+        "cluster.nodes": 2,
+        "cluster.gpus_per_node": 8,
+        "model": "gpt2-xl",
+        "training.global_batch_size": 64,
+    }
     chosen = choose_layout(settings, patience=600).settings
     flags = ("--cluster=dgx-2x8", "--model=gpt2-xl", "--global-batch-size=64", "--dtype=bf16")
     best = mpctl("search", *flags, "--top", 1, "--json").document["best"][0]["settings"]
@@ -188,8 +200,9 @@ def typed(*lines: str, arguments: tuple[str, ...] = ()) -> tuple[int, str]:
 
 
 def test_in_a_terminal_it_asks_for_what_is_not_given() -> None:
-    code, screen = typed("", "1", "nosuch", "gpt2", "torchtitn", "torchtitan", "16", "2M tokens",
-                         arguments=("--cluster", "dgx-2x8"))  # fmt: skip
+    code, screen = typed(
+        "", "1", "nosuch", "gpt2", "torchtitn", "torchtitan", "16", "2M tokens", arguments=("--cluster", "dgx-2x8")
+    )
     assert code == 0, screen
     assert "dgx-2x8 has 2 nodes of 8 NVIDIA A100" in screen and "cluster [" not in screen
     assert "no model preset is called 'nosuch'" in screen  # and it is asked again
@@ -210,8 +223,13 @@ def test_ctrl_c_and_ctrl_d_leave_nothing(here: Path) -> None:
 
 
 def test_the_text_is_what_toml_reads_back() -> None:
-    values = {"name": 'a "b" \\ é \x7f\t😀', "parallel.tp": 2, "parallel.sequence_parallel": True,
-              "training.learning_rate": 3e-4, "data.corpus": ["a b", "c"]}  # fmt: skip
+    values = {
+        "name": 'a "b" \\ é \x7f\t😀',
+        "parallel.tp": 2,
+        "parallel.sequence_parallel": True,
+        "training.learning_rate": 3e-4,
+        "data.corpus": ["a b", "c"],
+    }
     text = job_text(JobFile(["about"], values, {"name": "long " * 30}))
     read = tomllib.loads(text)
     assert read["name"] == values["name"] and read["data"]["corpus"] == ["a b", "c"]
@@ -221,8 +239,13 @@ def test_the_text_is_what_toml_reads_back() -> None:
 
 
 def test_a_search_that_takes_too_long_is_given_up() -> None:
-    settings = {"cluster": "dgx-2x8", "cluster.nodes": 2, "cluster.gpus_per_node": 8,
-                "model": "gpt2", "training.global_batch_size": 64}  # fmt: skip
+    settings = {
+        "cluster": "dgx-2x8",
+        "cluster.nodes": 2,
+        "cluster.gpus_per_node": 8,
+        "model": "gpt2",
+        "training.global_batch_size": 64,
+    }
     chosen = choose_layout(settings, patience=0)
     assert "simple, since the search was given up" in chosen.why
     assert chosen.settings["parallel.tp"] == 4  # 12 heads, and nodes of 8

@@ -32,16 +32,27 @@ def test_what_is_emitted_is_planned_again_from_its_file(mpctl: Mpctl, tmp_path: 
 def test_flags_from_stdin_go_on_to_another_launcher() -> None:
     flags = "--tensor-model-parallel-size 2 --micro-batch-size 4"
     done = subprocess.run(
-        [sys.executable, "-m", "mpctl", "plan", "--from", "megatron", "-", "--gpus-per-node", "4",
-         "--emit", "torch"],
-        input=flags, capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
+        [sys.executable, "-m", "mpctl", "plan", "--from", "megatron", "-", "--gpus-per-node", "4", "--emit", "torch"],
+        input=flags,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
     assert '(1, 2, 1, 2), mesh_dim_names=("pp", "dp", "cp", "tp")' in done.stdout
 
 
 def test_typed_flags_win_over_those_that_are_read(mpctl: Mpctl) -> None:
-    read = ("plan", "--from", "megatron", "--tensor-model-parallel-size 2 --seed 5", "--model",
-            "gpt2", "--gpus-per-node", 8)  # fmt: skip
+    read = (
+        "plan",
+        "--from",
+        "megatron",
+        "--tensor-model-parallel-size 2 --seed 5",
+        "--model",
+        "gpt2",
+        "--gpus-per-node",
+        8,
+    )
     assert mpctl(*read, "--json").document["sizes"]["tp"] == 2
     assert mpctl(*read, "--tp", 4, "--json").document["sizes"]["tp"] == 4
 
@@ -59,8 +70,9 @@ def test_a_file_s_name_without_its_sign_is_told_the_sign(mpctl: Mpctl, tmp_path:
     file.write_text("--micro-batch-size 1", "utf-8")
     issue = mpctl("plan", "--from", "megatron", str(file), "--json").issues["bad-syntax"]
     assert (issue["message"], issue["hint"]) == (
-        f"{str(file)!r} is a file, and flags are wanted", f"write @{file} for the flags in it"
-    )  # fmt: skip
+        f"{str(file)!r} is a file, and flags are wanted",
+        f"write @{file} for the flags in it",
+    )
     lacking = mpctl("plan", "--from", "megatron", "nowhere.sh", "--json").issues["bad-syntax"]
     assert lacking["message"] == "'nowhere.sh' has no flag" and "@FILE" in lacking["hint"]
 
@@ -120,9 +132,7 @@ def test_every_target_is_named_in_the_help_and_has_a_document(mpctl: Mpctl, targ
         ((JOB, "--emit", "torch", "--explain"), "usage"),
     ],
 )
-def test_what_cannot_be_emitted_or_read_is_refused(
-    mpctl: Mpctl, arguments: tuple[str, ...], rule: str
-) -> None:
+def test_what_cannot_be_emitted_or_read_is_refused(mpctl: Mpctl, arguments: tuple[str, ...], rule: str) -> None:
     assert_refused(mpctl("plan", *arguments), wants_json=False)
     said = mpctl("plan", *arguments, "--json")
     assert_refused(said, wants_json=True)
@@ -136,16 +146,26 @@ def test_a_plan_that_does_not_fit_is_still_emitted_and_exits_3(mpctl: Mpctl) -> 
     assert "# does not fit: " in said.out
 
 
-H100 = ("plan", "--cluster", "dgx-h100", "--nodes", 1, "--model", "llama-3-8b", "--tp", 2,
-        "--sequence-parallel", "--zero", 2, "--global-batch-size", 64)  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("target", "runtime"), [("megatron", "megatron-core"), ("torchtitan", "torchtitan")]
+H100 = (
+    "plan",
+    "--cluster",
+    "dgx-h100",
+    "--nodes",
+    1,
+    "--model",
+    "llama-3-8b",
+    "--tp",
+    2,
+    "--sequence-parallel",
+    "--zero",
+    2,
+    "--global-batch-size",
+    64,
 )
-def test_what_is_emitted_is_planned_for_the_launcher_s_runtime(
-    mpctl: Mpctl, target: str, runtime: str
-) -> None:
+
+
+@pytest.mark.parametrize(("target", "runtime"), [("megatron", "megatron-core"), ("torchtitan", "torchtitan")])
+def test_what_is_emitted_is_planned_for_the_launcher_s_runtime(mpctl: Mpctl, target: str, runtime: str) -> None:
     emitted = mpctl(*H100, "--emit", target).out
     assert emitted == mpctl(*H100, "--emit", target, "--runtime", runtime).out
     assert f"# planned for runtime {runtime}; a step takes " in emitted
@@ -154,18 +174,28 @@ def test_what_is_emitted_is_planned_for_the_launcher_s_runtime(
 
 def test_another_runtime_that_the_job_names_is_told(mpctl: Mpctl) -> None:
     notes = mpctl(*H100, "--emit", "megatron", "--runtime", "mpctl", "--json").document["notes"]
-    assert notes[0] == ("memory and time are estimated for runtime mpctl, not for Megatron-LM core "
-                        "0.19: --runtime megatron-core")  # fmt: skip
-    notes = mpctl(*H100, "--no-sequence-parallel", "--emit", "colossalai", "--json").document[
-        "notes"
-    ]
+    assert notes[0] == (
+        "memory and time are estimated for runtime mpctl, not for Megatron-LM core 0.19: --runtime megatron-core"
+    )
+    notes = mpctl(*H100, "--no-sequence-parallel", "--emit", "colossalai", "--json").document["notes"]
     assert notes[0].endswith("not for Colossal-AI 0.5, of which there are no figures here")
 
 
 def test_flags_of_megatron_are_planned_for_the_launcher_that_they_go_on_to(mpctl: Mpctl) -> None:
-    read = ("plan", "--from", "megatron", "--tensor-model-parallel-size 2 --bf16 "
-            "--attention-dropout 0 --hidden-dropout 0", "--model", "llama-3-8b", "--cluster",
-            "dgx-h100", "--nodes", 1, "--zero", 2)  # fmt: skip
+    read = (
+        "plan",
+        "--from",
+        "megatron",
+        "--tensor-model-parallel-size 2 --bf16 --attention-dropout 0 --hidden-dropout 0",
+        "--model",
+        "llama-3-8b",
+        "--cluster",
+        "dgx-h100",
+        "--nodes",
+        1,
+        "--zero",
+        2,
+    )
     assert "# planned for runtime torchtitan; " in mpctl(*read, "--emit", "torchtitan").out
     kept = mpctl(*read, "--emit", "torchtitan", "--runtime", "megatron-core").out
     assert "estimated for runtime megatron-core, not for torchtitan" in " ".join(kept.split())

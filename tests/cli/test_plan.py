@@ -30,9 +30,8 @@ def test_a_job_file_with_flags_and_set_on_top(mpctl: Mpctl, tmp_path: Path) -> N
     job = tmp_path / "job.toml"
     job.write_text('model = "gpt2"\n[parallel]\ntp = 2\npp = 2\n[cluster]\nnodes = 4\n')
     plan = document(
-        mpctl("plan", job, "--json", "--nodes", 2, "--set", "parallel.pp=3",
-              "--set", "cluster.gpus_per_node=6")
-    )  # fmt: skip
+        mpctl("plan", job, "--json", "--nodes", 2, "--set", "parallel.pp=3", "--set", "cluster.gpus_per_node=6")
+    )
     assert plan["sizes"] == {"tp": 2, "cp": 1, "dp": 2, "pp": 3}
     assert plan["nodes"] == 2
 
@@ -121,8 +120,7 @@ def test_a_large_plan_is_short_and_whole_with_full(mpctl: Mpctl) -> None:
     assert len(lines) <= 56
     assert lines[1] == "✓ fits: 31.9 of 80.0 GiB, 48.1 GiB free (headroom 5 %)"
     assert lines[2] == (
-        "dtype fp16, global batch 1,536, micro batch 1 x 192, recompute full, ZeRO 0, "
-        "runtime megatron-2021"
+        "dtype fp16, global batch 1,536, micro batch 1 x 192, recompute full, ZeRO 0, runtime megatron-2021"
     )
     assert [line.split("  ")[0] for line in lines[3:6]] == ["memory", "step time", "parts"]
     assert any(line.startswith("checks     ✓ 9 passed") for line in lines[:11])
@@ -156,19 +154,20 @@ def test_text_json_and_page_tell_the_same_figures(mpctl: Mpctl, tmp_path: Path) 
     text, html = mpctl("plan", LARGE).out, page.read_text("utf-8")
     s = found["summary"]
     stage = found["memory"]["stages"][s["fullest_stage"]]
-    assert (s["device_bytes"], s["allocated_bytes"]) == (
-        stage["device_bytes"], stage["allocated_bytes"]
-    )  # fmt: skip
+    assert (s["device_bytes"], s["allocated_bytes"]) == (stage["device_bytes"], stage["allocated_bytes"])
     assert s["step_seconds"] == found["time"]["step_seconds"]
     tokens = found["training"]["global_batch_size"] * 2048
     assert s["tokens_per_second"] == pytest.approx(tokens / s["step_seconds"])
     for words in (
-        seconds_text(s["step_seconds"]), count_text(s["tokens_per_second"]),
+        seconds_text(s["step_seconds"]),
+        count_text(s["tokens_per_second"]),
         f"{rate_text(s['model_flops_per_second'])} of model FLOP a rank",
         f"{rate_text(s['hardware_flops_per_second'])} of hardware FLOP a rank",
-        bytes_text(s["device_bytes"]), bytes_text(s["allocated_bytes"]),
-        found["verdict"], found["training"]["runtime"],
-    ):  # fmt: skip
+        bytes_text(s["device_bytes"]),
+        bytes_text(s["allocated_bytes"]),
+        found["verdict"],
+        found["training"]["runtime"],
+    ):
         assert words in text and words in html
 
 
@@ -196,9 +195,7 @@ def test_svg_is_a_picture_of_layout_and_timeline(mpctl: Mpctl, tmp_path: Path) -
     assert "2 micro batches on 1 stage:" in path.read_text("utf-8")
 
 
-def test_an_svg_has_its_colours_where_css_variables_are_unknown(
-    mpctl: Mpctl, tmp_path: Path
-) -> None:
+def test_an_svg_has_its_colours_where_css_variables_are_unknown(mpctl: Mpctl, tmp_path: Path) -> None:
     """Inkscape and librsvg drop `fill: var(--c0)`: what stands before it must be a colour."""
     path = tmp_path / "plan.svg"
     mpctl("plan", "demo", "--tensor-mode", "2d", "--tp", 4, "--gpus-per-node", 4, "--svg", path)
@@ -216,9 +213,7 @@ def test_an_svg_that_cannot_be_written_is_said(mpctl: Mpctl, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("columns", [20, 60, 200])
-def test_a_narrow_terminal_breaks_nothing(
-    mpctl: Mpctl, monkeypatch: pytest.MonkeyPatch, columns: int
-) -> None:
+def test_a_narrow_terminal_breaks_nothing(mpctl: Mpctl, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     said = mpctl("plan", "two-nodes-16-gpus", "--ranks")
     assert said.code == 0
@@ -238,8 +233,18 @@ def test_no_color_and_no_terminal_mean_no_escapes() -> None:
 
 def test_a_job_of_a_hostile_name_is_only_text(mpctl: Mpctl) -> None:
     """rich reads [/red] as markup unless told not to."""
-    said = mpctl("plan", "two-nodes-16-gpus", "--set", "model.name=[/red]", "--zero", 1,
-                 "--set", "cluster.device.name=[/b]", "--dtype", "fp8")  # fmt: skip
+    said = mpctl(
+        "plan",
+        "two-nodes-16-gpus",
+        "--set",
+        "model.name=[/red]",
+        "--zero",
+        1,
+        "--set",
+        "cluster.device.name=[/b]",
+        "--dtype",
+        "fp8",
+    )
     assert said.code == 0, said.err
     assert "[/red]" in said.out
     assert "[/b] has no fp8 rate" in said.out
@@ -258,16 +263,7 @@ def test_a_process_keeps_stdout_for_the_result() -> None:
 
 def test_a_reader_that_leaves_early_is_no_error() -> None:
     with subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "mpctl",
-            "plan",
-            "--nodes=4096",
-            "--gpus-per-node=8",
-            "--json",
-            "--groups=all",
-        ],
+        [sys.executable, "-m", "mpctl", "plan", "--nodes=4096", "--gpus-per-node=8", "--json", "--groups=all"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     ) as process:
@@ -289,8 +285,12 @@ def test_one_layout_under_several_runtimes(mpctl: Mpctl) -> None:
     assert found[1]["step_seconds"] == alone["summary"]["step_seconds"]
     assert "runtimes" not in alone
     table = mpctl(*job, "--runtimes", "all").out
-    for words in ("This layout under other software", seconds_text(found[1]["step_seconds"]),
-                  "--emit torchtitan", "mpctl launch"):  # fmt: skip
+    for words in (
+        "This layout under other software",
+        seconds_text(found[1]["step_seconds"]),
+        "--emit torchtitan",
+        "mpctl launch",
+    ):
         assert words in table
     assert_refused(mpctl(*job, "--runtimes", "nobody"), wants_json=False)
     assert_refused(mpctl("plan", "demo", "--explain", "--runtimes", "all"), wants_json=False)

@@ -39,9 +39,7 @@ def test_the_list_holds_every_preset(mpctl: Mpctl, monkeypatch: pytest.MonkeyPat
     assert listing == {"schema": "mpctl.presets/1", **names, "files": files, **models}
 
 
-def test_models_are_marked_by_the_rule_that_launch_asks(
-    mpctl: Mpctl, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_models_are_marked_by_the_rule_that_launch_asks(mpctl: Mpctl, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     shown = {line.split()[0]: line for line in mpctl("presets", "models").out.splitlines() if line}
     not_launched = mpctl("presets", "models", "--json").document["not_launched"]
@@ -54,18 +52,18 @@ def test_models_are_marked_by_the_rule_that_launch_asks(
 
 def test_a_model_is_printed_by_its_id(mpctl: Mpctl) -> None:
     printed = mpctl("presets", "models", "qwen2.5-7b").out
-    assert mpctl("presets", "qwen/qwen2.5-7b").out == printed == mpctl(
-        "presets", "models", "Qwen/Qwen2.5-7B-Instruct").out  # fmt: skip
+    assert (
+        mpctl("presets", "qwen/qwen2.5-7b").out == printed == mpctl("presets", "models", "Qwen/Qwen2.5-7B-Instruct").out
+    )
     assert "did you mean" not in mpctl("presets", "Qwen/Qwen9").err
 
 
-def test_a_preset_is_printed_as_the_file_that_it_is(
-    mpctl: Mpctl, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_preset_is_printed_as_the_file_that_it_is(mpctl: Mpctl, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the width. A name that two kinds have needs its kind: two files would be no TOML."""
     monkeypatch.setenv("COLUMNS", "20")
-    kinds = {name: [kind for kind in KINDS if name in preset_names(kind)]
-             for kind in KINDS for name in preset_names(kind)}  # fmt: skip
+    kinds = {
+        name: [kind for kind in KINDS if name in preset_names(kind)] for kind in KINDS for name in preset_names(kind)
+    }
     some = {name for kind in KINDS for name in preset_names(kind)[::20]}
     for name in some | {name for name, having in kinds.items() if len(having) > 1}:
         found = mpctl("presets", name, "--json").document
@@ -111,8 +109,13 @@ def _read(terminal: int) -> bytes:
 
 
 def test_an_unknown_preset_names_the_nearest(mpctl: Mpctl) -> None:
-    for name, near in {"gtp2": "gpt2", "selen": "selene", "demoo": "demo", "h100": "h100-sxm",
-                       "nosuch-qqq": "mpctl presets"}.items():  # fmt: skip
+    for name, near in {
+        "gtp2": "gpt2",
+        "selen": "selene",
+        "demoo": "demo",
+        "h100": "h100-sxm",
+        "nosuch-qqq": "mpctl presets",
+    }.items():
         issue = mpctl("presets", name, "--json").issues["unknown-preset"]
         assert repr(name) in issue["message"] and near in issue["hint"]
 
@@ -252,12 +255,22 @@ def test_a_table_may_be_a_preset_start_from_one_or_stand_alone(schema: Schema) -
 
 
 WRONG = (
-    ("parallel", "tpp", 2), ("parallel", "tp", "2"), ("parallel", "tp", 0), ("parallel", "tp", 1.5),
-    ("parallel", "tp", True), ("parallel", "zero", 4), ("parallel", "schedule", "zigzag"),
-    ("training", "dtype", "bf17"), ("training", "dropout", 1.0), ("training", "learning_rate", 0),
-    ("data", "corpus", []), ("data", "corpus", "one"), ("cluster", "gpus", 8),
-    ("model", "family", "rnn"), ("launch", "device", "tpu"),
-)  # fmt: skip
+    ("parallel", "tpp", 2),
+    ("parallel", "tp", "2"),
+    ("parallel", "tp", 0),
+    ("parallel", "tp", 1.5),
+    ("parallel", "tp", True),
+    ("parallel", "zero", 4),
+    ("parallel", "schedule", "zigzag"),
+    ("training", "dtype", "bf17"),
+    ("training", "dropout", 1.0),
+    ("training", "learning_rate", 0),
+    ("data", "corpus", []),
+    ("data", "corpus", "one"),
+    ("cluster", "gpus", 8),
+    ("model", "family", "rnn"),
+    ("launch", "device", "tpu"),
+)
 
 
 def test_it_refuses_what_the_loader_refuses(schema: Schema) -> None:

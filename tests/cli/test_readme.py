@@ -27,13 +27,7 @@ COMMANDS = [line.partition("#")[0].strip() for line in LINES if line.startswith(
 OTHERS = [
     match.partition("#")[0].removeprefix("$ ").strip()
     for path in [*sorted(ROOT.glob("docs/**/*.md")), ROOT / "CONTRIBUTING.md"]
-    if path.name
-    not in (
-        "reference.md",
-        "measurements.md",
-        "guide.md",
-        "tour.md",
-    )  # generated; output of benchmarks
+    if path.name not in ("reference.md", "measurements.md", "guide.md", "tour.md")  # generated; output of benchmarks
     for block in re.findall(r"```\w*\n(.*?)```", path.read_text("utf-8").replace("\\\n", " "), re.S)
     for match in re.findall(r"^(?:\$ )?mpctl .*", block, re.M)
 ]
@@ -101,8 +95,7 @@ RENEW = "run `make readme` and commit the pages and their pictures"
 
 
 @pytest.mark.parametrize(
-    ("command", "block"),
-    [pair for pair in readme.SHOWN.findall(PAGES) if not readme.is_slow(pair[0])],
+    ("command", "block"), [pair for pair in readme.SHOWN.findall(PAGES) if not readme.is_slow(pair[0])]
 )
 def test_what_a_command_prints_is_what_the_readme_shows(command: str, block: str) -> None:
     assert readme.shown(command) == block, RENEW

@@ -24,10 +24,29 @@ from mpctl.plan.search.find import WIDE_ERROR
 from mpctl.spec.load import load_job, parse_settings
 from tests.cli.calls import Mpctl, assert_refused, spawn
 
-SMALL = ("--cluster", "selene", "--nodes", 1, "--model", "gpt2-medium", "--global-batch-size", 32,
-         "--dtype", "bf16", "--cp", 1, "--zero", 1)  # fmt: skip
-LINE = {"id": "one", "cluster": {"preset": "selene", "nodes": 1}, "model": "gpt2",
-        "parallel": {"tp": 2}, "training": {"dtype": "bf16", "global_batch_size": 32}}  # fmt: skip
+SMALL = (
+    "--cluster",
+    "selene",
+    "--nodes",
+    1,
+    "--model",
+    "gpt2-medium",
+    "--global-batch-size",
+    32,
+    "--dtype",
+    "bf16",
+    "--cp",
+    1,
+    "--zero",
+    1,
+)
+LINE = {
+    "id": "one",
+    "cluster": {"preset": "selene", "nodes": 1},
+    "model": "gpt2",
+    "parallel": {"tp": 2},
+    "training": {"dtype": "bf16", "global_batch_size": 32},
+}
 
 
 # ---------------------------------------------------------------- search
@@ -40,9 +59,7 @@ def test_a_search_as_json(mpctl: Mpctl) -> None:
     assert found["schema"] == "mpctl.search/2" and found["is_complete"]
     seconds = [entry["step_seconds"] for entry in found["best"]]
     assert len(seconds) == 3 and seconds[1:] == sorted(seconds[1:])
-    assert seconds[0] <= min(seconds) * (
-        1 + WIDE_ERROR
-    )  # no. 1 is the plainest of a tie, and the band wide
+    assert seconds[0] <= min(seconds) * (1 + WIDE_ERROR)  # no. 1 is the plainest of a tie, and the band wide
     assert len(found["reasons"]) == 2 and found["front"]
     assert found["own"] is None  # nobody gave a layout: flags leave it to the search
     best = found["best"][0]
@@ -133,8 +150,20 @@ def test_other_numbers_of_gpus_are_told_beside_the_jobs_own(mpctl: Mpctl, tmp_pa
 
 
 def test_where_the_jobs_own_gpus_are_too_few_the_largest_number_answers(mpctl: Mpctl) -> None:
-    job = ("--cluster", "dgx-h100", "--nodes", 1, "--model", "llama-3-70b", "--runtime",
-           "megatron-core", "--global-batch-size", 64, "--micro-batch-size", 1)  # fmt: skip
+    job = (
+        "--cluster",
+        "dgx-h100",
+        "--nodes",
+        1,
+        "--model",
+        "llama-3-70b",
+        "--runtime",
+        "megatron-core",
+        "--global-batch-size",
+        64,
+        "--micro-batch-size",
+        1,
+    )
     kept = ("--cp", 1, "--fix", "tp=8", "--fix", "vpp=1", "--recompute", "full", "--gpus", 64)
     found = mpctl("search", *job, *kept, "--top", 1, "--json").document
     assert found["best"][0]["gpus"] == 64
@@ -181,9 +210,7 @@ def test_the_job_as_given_is_shown_where_it_gives_a_layout(mpctl: Mpctl, tmp_pat
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_is_wrong_is_refused_in_words(
-    mpctl: Mpctl, arguments: list[object], rule: str, wants_json: bool
-) -> None:
+def test_what_is_wrong_is_refused_in_words(mpctl: Mpctl, arguments: list[object], rule: str, wants_json: bool) -> None:
     said = mpctl(*arguments, *(["--json"] if wants_json else []))
     assert_refused(said, wants_json=wants_json)
     assert rule in (said.issues if wants_json else said.err)
@@ -192,8 +219,7 @@ def test_what_is_wrong_is_refused_in_words(
 def test_a_search_where_nothing_fits_exits_3(mpctl: Mpctl) -> None:
     said = mpctl("search", *SMALL, "--set", "cluster.device.memory_bytes=1000000000", "--json")
     assert (said.code, set(said.issues)) == (3, {"nothing-fits"})
-    assert re.match(r"none of [\d,]+ legal layouts fits the memory of 8 GPUs",
-                    said.issues["nothing-fits"]["message"])  # fmt: skip
+    assert re.match(r"none of [\d,]+ legal layouts fits the memory of 8 GPUs", said.issues["nothing-fits"]["message"])
 
 
 def test_where_nothing_fits_what_would_is_told(mpctl: Mpctl) -> None:
@@ -223,9 +249,7 @@ def test_a_search_where_nothing_can_be_timed_names_the_link(mpctl: Mpctl, counts
         said = mpctl("search", "demo", "--objective", "cost", "--gpus", counts, *json_flag)
         assert said.code == 2 and "nothing-fits" not in said.err + said.out
     issue = said.issues["no-step-time"]
-    assert issue["message"] == (
-        "no layout of 4 GPUs can be timed: cluster.inter_node has no bandwidth"
-    )
+    assert issue["message"] == ("no layout of 4 GPUs can be timed: cluster.inter_node has no bandwidth")
     assert f"--gpus-per-node {counts[-1]}" in issue["hint"]
     ways = (("--gpus-per-node", 4), ("--set", "cluster.inter_node.bandwidth=1e9"))
     for way in ways:
@@ -245,27 +269,37 @@ def test_a_number_of_gpus_that_cannot_be_timed_says_so_in_its_row(mpctl: Mpctl) 
 
 @pytest.mark.parametrize(
     "command",
-    [["presets"], ["plan", "demo"], ["plan", "demo", "--json"], ["plan", "--emit", "torch"],
-     ["plan", "--help"]],
+    [["presets"], ["plan", "demo"], ["plan", "demo", "--json"], ["plan", "--emit", "torch"], ["plan", "--help"]],
     ids=" ".join,
-)  # fmt: skip
+)
 def test_a_reader_that_has_enough_is_no_failure(command: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)  # what is written meets a broken pipe for certain
     said = subprocess.run(
-        [sys.executable, "-m", "mpctl", *command],
-        stdout=writer, stderr=subprocess.PIPE, timeout=60, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", "mpctl", *command], stdout=writer, stderr=subprocess.PIPE, timeout=60, check=False
+    )
     os.close(writer)
     assert (said.returncode, said.stderr) == (0, b"")
 
 
 def test_a_job_that_does_not_fit_is_not_called_faster(mpctl: Mpctl, tmp_path: Path) -> None:
     file = tmp_path / "job.toml"
-    file.write_text('cluster = { preset = "selene", nodes = 1 }\nmodel = "gpt2-medium"\n'
-                    '[parallel]\ntp = 1\npp = 1\n')  # fmt: skip
-    job = ("search", file, "--cp", 1, "--global-batch-size", 32, "--dtype", "bf16", "--zero", 1,
-           "--micro-batch-size", 4, "--json")  # fmt: skip
+    file.write_text('cluster = { preset = "selene", nodes = 1 }\nmodel = "gpt2-medium"\n[parallel]\ntp = 1\npp = 1\n')
+    job = (
+        "search",
+        file,
+        "--cp",
+        1,
+        "--global-batch-size",
+        32,
+        "--dtype",
+        "bf16",
+        "--zero",
+        1,
+        "--micro-batch-size",
+        4,
+        "--json",
+    )
     bound = mpctl(*job, "--recompute", "none").document["own"]["peak_bytes"] - 1
     found = mpctl(*job, "--set", f"cluster.device.memory_bytes={bound}").document
     assert found["own"]["fits"] is False
@@ -278,9 +312,7 @@ def test_the_header_says_what_is_trained_and_what_is_searched(mpctl: Mpctl) -> N
     assert lines[0] == "gpt2-medium on 8 GPUs of NVIDIA A100-SXM4-80GB: most tokens a second"
     assert lines[1].startswith("no. 1 fits: ") and lines[1].endswith("free (headroom 5 %)")
     assert " left out for memory (headroom 5 %)" in lines[3]
-    assert lines[2] == (
-        "dtype bf16, global batch 32, micro batch any, recompute any, ZeRO 1, runtime mpctl"
-    )
+    assert lines[2] == ("dtype bf16, global batch 32, micro batch any, recompute any, ZeRO 1, runtime mpctl")
     assert lines[4] == (
         "searched: tp, dp, pp, vpp, schedule, stage balance, micro batch, recompute, sequence "
         "parallelism, tensor mode, tensor depth"
@@ -292,8 +324,17 @@ def test_the_header_says_what_is_trained_and_what_is_searched(mpctl: Mpctl) -> N
 
 
 def test_headroom_leaves_layouts_out(mpctl: Mpctl) -> None:
-    asked = ("search", *SMALL, "--micro-batch-size", 4, "--set",
-             "cluster.device.memory_bytes=8 GiB", "--top", 50, "--json")  # fmt: skip
+    asked = (
+        "search",
+        *SMALL,
+        "--micro-batch-size",
+        4,
+        "--set",
+        "cluster.device.memory_bytes=8 GiB",
+        "--top",
+        50,
+        "--json",
+    )
     whole, less = (mpctl(*asked, "--headroom", share).document for share in (0, 50))
     assert max(entry["peak_bytes"] for entry in whole["best"]) > 4 * 2**30
     assert all(entry["peak_bytes"] <= 4 * 2**30 and entry["fits"] for entry in less["best"])
@@ -317,9 +358,12 @@ def test_the_page_of_a_search_begins_with_its_answer(mpctl: Mpctl, tmp_path: Pat
 
 def test_a_command_line_is_read_as_it_was_meant() -> None:
     settings = {
-        "parallel.tp": 2, "parallel.sequence_parallel": True, "training.dtype": "bf16",
-        "data.corpus": ["a b", "c"], "parallel.schedule": "zero-bubble",
-    }  # fmt: skip
+        "parallel.tp": 2,
+        "parallel.sequence_parallel": True,
+        "training.dtype": "bf16",
+        "data.corpus": ["a b", "c"],
+        "parallel.schedule": "zero-bubble",
+    }
     words = shlex.split(command_line("plan", "demo", settings))
     assert words[:5] == ["mpctl", "plan", "demo", "--tp", "2"]
     assert "--sequence-parallel" in words
@@ -342,16 +386,21 @@ def test_a_batch_from_a_file_and_from_stdin(tmp_path: Path) -> None:
     assert answers[1]["issues"][0]["rule"] == "bad-syntax"
     piped = subprocess.run(
         [sys.executable, "-m", "mpctl", "plan", "--batch", "-"],
-        input=file.read_bytes(), capture_output=True, timeout=60, check=True,
-    )  # fmt: skip
+        input=file.read_bytes(),
+        capture_output=True,
+        timeout=60,
+        check=True,
+    )
     assert piped.stdout.decode() == said.out
 
 
 def test_a_batch_answers_each_line_when_it_comes_and_ends_on_ctrl_c() -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "mpctl", "plan", "--batch", "-"],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    ) as process:  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
         assert process.stdin and process.stdout and process.stderr
         for name in ("a", "b"):
             process.stdin.write(json.dumps({**LINE, "id": name}).encode() + b"\n")

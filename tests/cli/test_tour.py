@@ -42,9 +42,8 @@ def test_what_the_page_counts_is_what_is_planned_and_was_sent() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("command", "block"), LAUNCHES, ids=[c for c, _ in LAUNCHES])
 def test_a_training_of_the_page(
-    command: str, block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    command: str, block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Its losses and messages, and the way on from its checkpoint."""
     monkeypatch.chdir(tmp_path)
     assert run(shlex.split(readme.CUT.sub("", command))[1:]) == 0

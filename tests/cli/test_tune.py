@@ -33,14 +33,7 @@ def assert_told(said: Said, *words: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [
-        ("90s", 90.0),
-        ("5m", 300.0),
-        ("1h30m", 5400.0),
-        ("2 h", 7200.0),
-        ("45", 45.0),
-        ("0.5m", 30.0),
-    ],
+    [("90s", 90.0), ("5m", 300.0), ("1h30m", 5400.0), ("2 h", 7200.0), ("45", 45.0), ("0.5m", 30.0)],
 )
 def test_a_budget_is_read(text: str, seconds: float) -> None:
     assert read_budget(text) == seconds
@@ -59,9 +52,7 @@ def test_a_budget_that_is_too_small_is_refused(mpctl: Mpctl, tmp_path: Path) -> 
         assert not (tmp_path / "t").exists()
 
 
-def test_all_that_is_wrong_with_a_command_line_is_said_at_once(
-    mpctl: Mpctl, tmp_path: Path
-) -> None:
+def test_all_that_is_wrong_with_a_command_line_is_said_at_once(mpctl: Mpctl, tmp_path: Path) -> None:
     wrong = ("--trials", 0, "--budget", "5d", "--fix", "tp", "--fix", "=2")
     said = mpctl("tune", "demo", "--ranks", 2, *wrong, "--out", tmp_path / "t", "--json")
     assert_refused(said, wants_json=True)
@@ -165,9 +156,7 @@ def test_what_slurm_would_never_start_is_refused(
     assert not (tmp_path / "t").exists()
 
 
-def test_a_host_without_slurm_is_refused(
-    mpctl: Mpctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_host_without_slurm_is_refused(mpctl: Mpctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     line = ("tune", "demo", "--ranks", 2, "--on", "slurm", *FEW, "--out", tmp_path / "t")
     assert_told(mpctl(*line), "no-slurm", "sinfo is not on this host", "--on local")
@@ -196,9 +185,7 @@ def test_a_cluster_that_does_not_answer_is_refused(
     assert not (mount / "t").exists()
 
 
-def test_trials_are_jobs_of_kubernetes(
-    mpctl: Mpctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trials_are_jobs_of_kubernetes(mpctl: Mpctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """kubectl and a server of the tests, as pods that have ended at once; then no quota is left."""
     mount, submit = tmp_path / "mount", KubernetesSubmitter.submit
     mount.mkdir()
@@ -232,9 +219,7 @@ def test_a_whole_tuning_is_one_job_of_slurm(
     line = ("tune", "demo", "--ranks", 2, "--on", "slurm", "--out", tmp_path / "t", "--submit")
     monkeypatch.setattr(sys, "argv", ["mpctl", *map(str, line)])
     said = mpctl(*line, "--budget", "1h")
-    assert_told(
-        said, "--budget: 1:05:00, but partition 'main' allows 0:07:30", "leave out --submit"
-    )
+    assert_told(said, "--budget: 1:05:00, but partition 'main' allows 0:07:30", "leave out --submit")
     stand_in(slurm, "sinfo", f"echo '{NODES.replace('7:30', 'infinite')}'")
     said = mpctl(*line, "--budget", "1h", "--json")
     assert (said.code, said.document["job_id"]) == (0, "99"), said.err
@@ -247,9 +232,7 @@ def test_a_whole_tuning_is_one_job_of_slurm(
 
 
 @pytest.mark.parametrize("target", [("--on", "local"), ("--on", "kubernetes")])
-def test_only_slurm_has_an_allocation(
-    mpctl: Mpctl, tmp_path: Path, target: tuple[str, ...]
-) -> None:
+def test_only_slurm_has_an_allocation(mpctl: Mpctl, tmp_path: Path, target: tuple[str, ...]) -> None:
     said = mpctl("tune", "demo", "--ranks", 2, *target, "--submit", "--out", tmp_path / "t")
     assert_told(said, "nothing-to-submit", "is Slurm's", "leave out --submit")
 

@@ -23,14 +23,38 @@ from mpctl.render.search import run_cells, whole_run_text
 from tests.cli.calls import Mpctl
 
 LLAMA = {
-    "cluster": "llama3-h100", "model": "llama-3-70b", "nodes": 256, "tp": 8, "pp": 4,
-    "global_batch_size": 1024, "runtime": "megatron-core", "zero": 1, "sequence_parallel": True,
-}  # fmt: skip
+    "cluster": "llama3-h100",
+    "model": "llama-3-70b",
+    "nodes": 256,
+    "tp": 8,
+    "pp": 4,
+    "global_batch_size": 1024,
+    "runtime": "megatron-core",
+    "zero": 1,
+    "sequence_parallel": True,
+}
 COMMAND = [
-    "plan", "--cluster", "llama3-h100", "--model", "llama-3-70b", "--nodes", "256", "--tp", "8",
-    "--pp", "4", "--global-batch-size", "1024", "--runtime", "megatron-core", "--zero", "1",
-    "--sequence-parallel", "--tokens", "15T",
-]  # fmt: skip
+    "plan",
+    "--cluster",
+    "llama3-h100",
+    "--model",
+    "llama-3-70b",
+    "--nodes",
+    "256",
+    "--tp",
+    "8",
+    "--pp",
+    "4",
+    "--global-batch-size",
+    "1024",
+    "--runtime",
+    "megatron-core",
+    "--zero",
+    "1",
+    "--sequence-parallel",
+    "--tokens",
+    "15T",
+]
 
 
 def run_of(tokens: int = 10**12, **settings: Any) -> WholeRun:
@@ -49,9 +73,10 @@ def test_days_and_gpu_hours_are_steps_of_the_plan() -> None:
     assert run.days_ideal * 86_400 == pytest.approx(run.steps * plan.estimate.step_seconds)
     assert run.gpu_hours_ideal == pytest.approx(run.days_ideal * 24 * 2048)
     for ideal, real in (
-        (run.days_ideal, run.days), (run.gpu_hours_ideal, run.gpu_hours),
+        (run.days_ideal, run.days),
+        (run.gpu_hours_ideal, run.gpu_hours),
         (run.watt_hours_ideal, run.watt_hours),
-    ):  # fmt: skip
+    ):
         assert ideal and real and ideal / real == pytest.approx(run.useful)
     assert run.days_low < run.days < run.days_high
     assert run.useful + run.saves + run.lost + run.down == pytest.approx(1)
@@ -60,8 +85,9 @@ def test_days_and_gpu_hours_are_steps_of_the_plan() -> None:
 
 def test_llama_3_405b_fails_as_often_as_it_did() -> None:
     """466 interruptions in 54 days of 16,384 GPUs, 419 of them unexpected; 30.84M GPU-hours."""
-    run = run_of(15_600_000_000_000, model="llama-3.1-405b", nodes=2048, pp=16, vpp=8,
-                 global_batch_size=2048, headroom=0)  # fmt: skip
+    run = run_of(
+        15_600_000_000_000, model="llama-3.1-405b", nodes=2048, pp=16, vpp=8, global_batch_size=2048, headroom=0
+    )
     assert 54 * 24 / run.mtbf_hours == pytest.approx(419, rel=0.01)
     assert run.useful > 0.9
     assert run.gpu_hours == pytest.approx(30.84e6, rel=0.25)
@@ -69,13 +95,19 @@ def test_llama_3_405b_fails_as_often_as_it_did() -> None:
 
 def test_own_figures_of_a_cluster_count() -> None:
     base = run_of()
-    own = run_of(**{
-        "cluster.operations.gpu_mtbf_hours": 7_900.0, "cluster.operations.node_mtbf_hours": 1_760.0,
-        "cluster.operations.price_per_gpu_hour": 2.0, "cluster.operations.watts_per_gpu": 1000.0,
-        "cluster.operations.pue": 1.5, "cluster.operations.storage_write": 1e9,
-        "cluster.operations.storage_read": 2e9, "cluster.operations.restart_seconds": 10.0,
-        "cluster.operations.detect_seconds": 1.0,
-    })  # fmt: skip
+    own = run_of(
+        **{
+            "cluster.operations.gpu_mtbf_hours": 7_900.0,
+            "cluster.operations.node_mtbf_hours": 1_760.0,
+            "cluster.operations.price_per_gpu_hour": 2.0,
+            "cluster.operations.watts_per_gpu": 1000.0,
+            "cluster.operations.pue": 1.5,
+            "cluster.operations.storage_write": 1e9,
+            "cluster.operations.storage_read": 2e9,
+            "cluster.operations.restart_seconds": 10.0,
+            "cluster.operations.detect_seconds": 1.0,
+        }
+    )
     assert own.mtbf_hours == pytest.approx(base.mtbf_hours / 10)
     assert base.price is None and own.price == pytest.approx(2 * own.gpu_hours)
     assert own.watt_hours == pytest.approx(1500 * own.gpu_hours)
@@ -109,9 +141,7 @@ def test_the_checkpoint_interval_is_said_and_the_best_one() -> None:
         ({"steps": 100_000, "checkpoint.interval": 5000}, "every 5,000 steps ("),
     ],
 )
-def test_a_plan_says_how_often_to_save_where_that_matters(
-    settings: dict[str, Any], said: str | None
-) -> None:
+def test_a_plan_says_how_often_to_save_where_that_matters(settings: dict[str, Any], said: str | None) -> None:
     found = dict(main_figures(load_plan(None, {**LLAMA, **settings}))).get("saving")
     assert found is said is None or (said and found and found.startswith(said))
 
@@ -133,12 +163,18 @@ def test_elastic_runs_go_on_with_fewer_nodes() -> None:
 @pytest.mark.parametrize("elastic", [False, True])
 def test_a_run_that_is_never_done_says_so(elastic: bool) -> None:
     """Within the bounds of every figure all is finite."""
-    run = run_of(10**18, **{
-        "cluster.operations.gpu_mtbf_hours": 0.1, "cluster.operations.repair_hours": 1e4,
-        "cluster.operations.storage_write": 1e3, "cluster.operations.detect_seconds": 1e7,
-        "cluster.operations.restart_seconds": 1e7, "launch.elastic": elastic,
-        "global_batch_size": 64 * 63 * 5,
-    })  # fmt: skip
+    run = run_of(
+        10**18,
+        **{
+            "cluster.operations.gpu_mtbf_hours": 0.1,
+            "cluster.operations.repair_hours": 1e4,
+            "cluster.operations.storage_write": 1e3,
+            "cluster.operations.detect_seconds": 1e7,
+            "cluster.operations.restart_seconds": 1e7,
+            "launch.elastic": elastic,
+            "global_batch_size": 64 * 63 * 5,
+        },
+    )
     assert "never done: one in " in words(run)["time"]
     assert all(isfinite(value) for value in astuple(run) if isinstance(value, float))
 
@@ -150,9 +186,15 @@ def test_a_short_run_needs_no_checkpoint_before_its_end() -> None:
 
 @pytest.mark.parametrize(
     ("text", "tokens"),
-    [("15T", 15 * 10**12), ("300B", 3 * 10**11), ("1.4e12", 14 * 10**11), ("7 M", 7_000_000),
-     ("1000", 1000), ("0.5k", 500)],
-)  # fmt: skip
+    [
+        ("15T", 15 * 10**12),
+        ("300B", 3 * 10**11),
+        ("1.4e12", 14 * 10**11),
+        ("7 M", 7_000_000),
+        ("1000", 1000),
+        ("0.5k", 500),
+    ],
+)
 def test_forms_of_a_number_of_tokens(text: str, tokens: int) -> None:
     assert read_tokens(text) == tokens
 
@@ -190,8 +232,7 @@ def test_what_has_no_run(mpctl: Mpctl, more: list[str], rule: str) -> None:
     assert rule in mpctl("plan", *more, "--tokens", "1T", "--json").issues
 
 
-SMALL = {"cluster": "dgx-h100", "nodes": 2, "model": "gpt2", "global_batch_size": 64,
-         "runtime": "megatron-core"}  # fmt: skip
+SMALL = {"cluster": "dgx-h100", "nodes": 2, "model": "gpt2", "global_batch_size": 64, "runtime": "megatron-core"}
 
 
 def test_days_and_energy_prefer_what_they_name() -> None:
@@ -233,9 +274,29 @@ def test_the_fastest_layout_is_that_of_least_days() -> None:
 def test_a_search_tells_the_same_run_everywhere(mpctl: Mpctl, tmp_path: Path) -> None:
     """In words, as JSON, in the table of CSV and on the page, with the price of a GPU-hour."""
     sheet, page = tmp_path / "found.csv", tmp_path / "found.html"
-    command = ["search", "--cluster", "dgx-h100", "--nodes", "1", "--model", "gpt2", "--runtime",
-               "megatron-core", "--global-batch-size", "64", "--gpus", "1,8", "--top", "1",
-               "--tokens", "10B", "--objective", "days", "--price", "2.5"]  # fmt: skip
+    command = [
+        "search",
+        "--cluster",
+        "dgx-h100",
+        "--nodes",
+        "1",
+        "--model",
+        "gpt2",
+        "--runtime",
+        "megatron-core",
+        "--global-batch-size",
+        "64",
+        "--gpus",
+        "1,8",
+        "--top",
+        "1",
+        "--tokens",
+        "10B",
+        "--objective",
+        "days",
+        "--price",
+        "2.5",
+    ]
     found = json.loads(mpctl(*command, "--csv", sheet, "--html", page, "--json").out)
     best = found["best"][0]
     run = WholeRun(**best["run"])

@@ -24,9 +24,7 @@ BUSY = dict.fromkeys(AXIS_NAMES, 2)
         ("pp", {}, ("pp", "tp", "cp", "dp")),
     ],
 )
-def test_an_order_names_the_axes_fastest_first(
-    order: str, sizes: dict[str, int], parsed: tuple[str, ...]
-) -> None:
+def test_an_order_names_the_axes_fastest_first(order: str, sizes: dict[str, int], parsed: tuple[str, ...]) -> None:
     assert parse_order(order, sizes) == parsed
 
 
@@ -107,9 +105,7 @@ print(json.dumps({
 def test_a_row_adds_an_axis() -> None:
     """A toy axis before tp, which splits nothing: its key, the law that it divides the world, ranks
     and groups, the plan's JSON and the search follow from the row."""
-    done = subprocess.run(
-        [sys.executable, "-c", WITH_A_TOY_AXIS + USES_IT], capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-c", WITH_A_TOY_AXIS + USES_IT], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     document = found["document"]
@@ -130,8 +126,6 @@ def test_a_row_is_an_option_and_is_printed() -> None:
     command = "from mpctl.cli.entry import main; import sys; "
     words = ["plan", "--nodes", "2", "--gpus-per-node", "4", "--xp", "2", "--model", "gpt2"]
     run = f"sys.argv = ['mpctl', *{words!r}]; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", WITH_A_TOY_AXIS + command + run], capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-c", WITH_A_TOY_AXIS + command + run], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "xp 2 x dp 4" in done.stdout

@@ -8,14 +8,13 @@ import pytest
 
 from mpctl.core.cores import core_count, cpu_quota, usable_cores, within_quota
 
-NESTED = {
-    "pod/box/cpu.max": "600000 100000\n", "pod/cpu.max": "350000 100000\n",
-    "cpu.max": "max 100000\n",
-}  # fmt: skip
+NESTED = {"pod/box/cpu.max": "600000 100000\n", "pod/cpu.max": "350000 100000\n", "cpu.max": "max 100000\n"}
 VERSION_1 = {
-    "cpu/pod/box/cpu.cfs_quota_us": "-1\n", "cpu/pod/box/cpu.cfs_period_us": "100000\n",
-    "cpu/pod/cpu.cfs_quota_us": "150000\n", "cpu/pod/cpu.cfs_period_us": "100000\n",
-}  # fmt: skip
+    "cpu/pod/box/cpu.cfs_quota_us": "-1\n",
+    "cpu/pod/box/cpu.cfs_period_us": "100000\n",
+    "cpu/pod/cpu.cfs_quota_us": "150000\n",
+    "cpu/pod/cpu.cfs_period_us": "100000\n",
+}
 HYBRID = "5:memory:/other\n3:cpu,cpuacct:/pod/box\n0::/pod\n"
 
 
@@ -49,9 +48,7 @@ def test_the_least_quota_of_nested_groups(
     assert quota(tmp_path, files, own) == granted
 
 
-@pytest.mark.parametrize(
-    ("quota", "cores"), [(None, 8), (3.5, 3), (3.0, 3), (0.5, 1), (16.0, 8), (1.99, 1)]
-)
+@pytest.mark.parametrize(("quota", "cores"), [(None, 8), (3.5, 3), (3.0, 3), (0.5, 1), (16.0, 8), (1.99, 1)])
 def test_whole_processors_and_at_least_one(quota: float | None, cores: int) -> None:
     assert within_quota(8, quota) == cores
 

@@ -76,10 +76,7 @@ def test_what_is_locked_is_a_file_open_for_writing(tmp_path: Path) -> None:
 def test_a_second_holder_hears_who_the_first_is(tmp_path: Path) -> None:
     with hold_lock(tmp_path):
         assert is_held(tmp_path)
-        with (
-            pytest.raises(LockHeld, match=f"process {os.getpid()} on .*, since 20"),
-            hold_lock(tmp_path),
-        ):
+        with pytest.raises(LockHeld, match=f"process {os.getpid()} on .*, since 20"), hold_lock(tmp_path):
             pass
         assert is_held(tmp_path)
     assert not is_held(tmp_path)
@@ -121,9 +118,7 @@ def test_a_holder_on_another_host_that_is_alive(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("age", "least", "most"), [(3600, 0.3, 0.5), (-3600, 0.6, 1.0)])
-def test_a_holder_on_another_host_that_is_dead(
-    tmp_path: Path, age: float, least: float, most: float
-) -> None:
+def test_a_holder_on_another_host_that_is_dead(tmp_path: Path, age: float, least: float, most: float) -> None:
     """Clocks may differ: one that seems to be of the future is watched for longer."""
     left(tmp_path, age=age)
     began = time.monotonic()
@@ -137,11 +132,7 @@ def test_a_process_without_the_lock_is_known_by_what_it_writes(tmp_path: Path) -
     sign.touch()
     with hold_lock(tmp_path, also=other, signs=[sign]):
         pass
-    with (
-        touched(sign),
-        pytest.raises(LockHeld, match="n9"),
-        hold_lock(tmp_path, also=other, signs=[sign]),
-    ):
+    with touched(sign), pytest.raises(LockHeld, match="n9"), hold_lock(tmp_path, also=other, signs=[sign]):
         pass
     assert not (tmp_path / LOCK).exists() or not (tmp_path / LOCK).stat().st_size
 
@@ -156,9 +147,7 @@ def test_a_holder_touches_its_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
-def test_a_file_system_without_locks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
-) -> None:
+def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     """Its reason is told, and a holder of the same kernel is watched as well."""
 
     def refuse(handle: int, operation: int) -> None:

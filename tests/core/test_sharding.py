@@ -54,9 +54,7 @@ def test_fused_parts_are_each_split_by_themselves(per: list[int], parts: int) ->
 
 
 @given(vocab=st.integers(1, 300_000), tp=st.integers(1, 64), divisor=st.sampled_from([1, 64, 128]))
-def test_padded_vocab_is_the_least_multiple_that_holds_it(
-    vocab: int, tp: int, divisor: int
-) -> None:
+def test_padded_vocab_is_the_least_multiple_that_holds_it(vocab: int, tp: int, divisor: int) -> None:
     padded, multiple = padded_vocab(vocab, tp=tp, divisor=divisor), divisor * tp
     assert padded % multiple == 0
     assert padded - multiple < vocab <= padded
@@ -78,10 +76,7 @@ def test_contraction_names_each_axis_once_and_only_for_split_dimensions() -> Non
 def test_replicas_validate_every_sample_once_in_as_many_micro_batches(
     samples: int, micro_batch: int, parts: int
 ) -> None:
-    shares = [
-        validation_batches(samples, micro_batch=micro_batch, parts=parts, index=i)
-        for i in range(parts)
-    ]
+    shares = [validation_batches(samples, micro_batch=micro_batch, parts=parts, index=i) for i in range(parts)]
     assert len({len(share) for share in shares}) == 1
     assert sorted(n for share in shares for own in share for n in own) == list(range(samples))
     assert all(len(own) <= micro_batch for share in shares for own in share)

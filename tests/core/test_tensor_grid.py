@@ -14,9 +14,17 @@ from mpctl.core.topology import Topology
 
 # Of every kind that a layer, an embedding and a head have; matrices are [out, in].
 PARAMETERS = (
-    ("heads", "hidden"), ("ffn", "hidden"), ("hidden", "heads"), ("hidden", "ffn"),
-    ("vocab", "hidden"), ("positions", "hidden"), ("hidden",), ("heads",), ("ffn",), ("vocab",),
-)  # fmt: skip
+    ("heads", "hidden"),
+    ("ffn", "hidden"),
+    ("hidden", "heads"),
+    ("hidden", "ffn"),
+    ("vocab", "hidden"),
+    ("positions", "hidden"),
+    ("hidden",),
+    ("heads",),
+    ("ffn",),
+    ("vocab",),
+)
 VECTORS = tuple(dims for dims in PARAMETERS if len(dims) == 1 or dims[0] == "positions")
 
 
@@ -28,9 +36,7 @@ def grids(draw: st.DrawFn) -> TensorGrid:
     return TensorGrid.of(mode, ranks, depth)
 
 
-def _blocks(
-    grid: TensorGrid, dims: tuple[str, ...], shape: tuple[int, ...]
-) -> list[tuple[range, ...]]:
+def _blocks(grid: TensorGrid, dims: tuple[str, ...], shape: tuple[int, ...]) -> list[tuple[range, ...]]:
     """The part of each dimension that every rank keeps."""
     cuts = list(zip(shape, grid.weight_axes(dims), strict=True))
     places = [grid.coords(rank) for rank in range(grid.size)]
@@ -54,9 +60,7 @@ def test_the_parts_of_a_parameter_cover_it_evenly(grid: TensorGrid, dims: tuple[
 
 
 @given(grids(), st.sampled_from(PARAMETERS))
-def test_a_gradient_is_summed_over_all_that_hold_the_part(
-    grid: TensorGrid, dims: tuple[str, ...]
-) -> None:
+def test_a_gradient_is_summed_over_all_that_hold_the_part(grid: TensorGrid, dims: tuple[str, ...]) -> None:
     """So the ranks that hold a part are one group, by its name one of those that are made."""
     holders = defaultdict(list)
     for rank, blocks in enumerate(_blocks(grid, dims, _shape(grid, dims))):
@@ -116,11 +120,7 @@ def test_groups_are_those_of_the_topology(grid: TensorGrid, dp: int) -> None:
         assert own.items() <= topology.coords(rank).items()
         for name, axes in grid.groups.items():
             others = {axis: place for axis, place in own.items() if axis not in axes}
-            wanted = [
-                first + peer
-                for peer in range(grid.size)
-                if others.items() <= grid.coords(peer).items()
-            ]
+            wanted = [first + peer for peer in range(grid.size) if others.items() <= grid.coords(peer).items()]
             assert list(topology.group(rank, *axes)) == wanted
             assert grid.kind_of(axes) == name
 
@@ -149,12 +149,8 @@ def test_the_table_by_hand() -> None:
     assert deep.coords(6) == {"col": 0, "row": 1, "depth": 1}
     assert deep.block(8, deep.sample_axes(), deep.coords(6)) == range(6, 8)
     assert _blocks(deep, ("ffn", "hidden"), (8, 8))[6] == (range(4), range(4, 8))
-    assert deep.groups == {
-        "col": ("col",), "row": ("row",), "depth": ("depth",), "row-depth": ("row", "depth"),
-    }  # fmt: skip
-    assert (deep.partial_kind(("ffn", "hidden")), deep.partial_kind(("hidden",))) == (
-        "depth", "row-depth",
-    )  # fmt: skip
+    assert deep.groups == {"col": ("col",), "row": ("row",), "depth": ("depth",), "row-depth": ("row", "depth")}
+    assert (deep.partial_kind(("ffn", "hidden")), deep.partial_kind(("hidden",))) == ("depth", "row-depth")
 
 
 def test_a_cube_by_hand() -> None:
@@ -167,9 +163,7 @@ def test_a_cube_by_hand() -> None:
     assert cube.block(8, cube.sample_axes(inside=True), place) == range(2, 4)
     assert _blocks(cube, ("ffn", "hidden"), (8, 8))[3] == (range(4, 8), range(2, 4))
     assert _blocks(cube, ("hidden", "ffn"), (8, 8))[3] == (range(4), range(6, 8))
-    assert (cube.partial_kind(("hidden",)), cube.partial_kind(("ffn",))) == (
-        "weight-input", "weight-output",
-    )  # fmt: skip
+    assert (cube.partial_kind(("hidden",)), cube.partial_kind(("ffn",))) == ("weight-input", "weight-output")
     assert cube.partial_kind(("ffn", "hidden")) == ""
 
 
@@ -193,9 +187,7 @@ def test_a_cube_by_hand() -> None:
         ("3d", 9, None, None),
     ],
 )
-def test_which_ranks_are_a_grid(
-    mode: str, ranks: int, depth: int | None, axes: dict[str, int] | None
-) -> None:
+def test_which_ranks_are_a_grid(mode: str, ranks: int, depth: int | None, axes: dict[str, int] | None) -> None:
     assert grid_axes(mode, ranks, depth) == axes
     if axes is None:
         with pytest.raises(ValueError, match=f"{ranks} ranks are no grid of tensor_mode {mode}"):

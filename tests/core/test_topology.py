@@ -44,8 +44,7 @@ def cases(draw: st.DrawFn) -> Case:
     split = draw(st.none() | st.integers(0, sizes["pp"] - 1))
     slowest_first = order.split("-")[::-1]
     coords = [
-        dict(zip(slowest_first, at, strict=True))
-        for at in product(*(range(sizes[axis]) for axis in slowest_first))
+        dict(zip(slowest_first, at, strict=True)) for at in product(*(range(sizes[axis]) for axis in slowest_first))
     ]
     return Case(Topology.of(sizes, order=order, gpus_per_node=gpus, split_stage=split), coords)
 
@@ -67,9 +66,7 @@ def test_groups_are_those_of_the_enumeration_in_order(case: Case, axes: list[str
 
 
 @given(cases(), AXES, st.data())
-def test_group_of_a_rank_is_the_listed_one(
-    case: Case, axes: list[str], data: st.DataObject
-) -> None:
+def test_group_of_a_rank_is_the_listed_one(case: Case, axes: list[str], data: st.DataObject) -> None:
     rank = data.draw(st.integers(0, len(case.coords) - 1))
     (listed,) = [group for group in case.groups(axes) if rank in group]
     assert list(case.topology.group(rank, *axes)) == listed
@@ -88,8 +85,7 @@ def test_embedding_groups_are_the_ends_and_the_split_of_each_pipeline(case: Case
     split = set() if topology.split_stage is None else {topology.split_stage}
     for kind, stages in (("embedding", {0, last} | split), ("position_embedding", {0} | split)):
         expected = [
-            [rank for rank in pipeline if case.coords[rank]["pp"] in stages]
-            for pipeline in case.groups(["pp"])
+            [rank for rank in pipeline if case.coords[rank]["pp"] in stages] for pipeline in case.groups(["pp"])
         ]
         assert [list(group) for group in topology.kind_groups(kind)] == expected
 
@@ -125,9 +121,7 @@ def test_straddling_groups_are_those_with_ranks_on_two_nodes(case: Case, axis: s
 
 @pytest.mark.parametrize("gpus", [1, 2, 3, 4, 6, 8, 16])
 @pytest.mark.parametrize("order", ["tp-cp-dp-pp", "dp-tp-cp-pp"])
-def test_straddling_groups_of_unions_whose_members_are_unevenly_spaced(
-    gpus: int, order: str
-) -> None:
+def test_straddling_groups_of_unions_whose_members_are_unevenly_spaced(gpus: int, order: str) -> None:
     """A union of the first and last axis of a cube: ranks 0, 1, 4 and 5."""
     whole = Topology.of({"tp": 8, "dp": 3, "pp": 2}, order=order, gpus_per_node=gpus)
     ends = {"ends": ("a", "c")}
@@ -142,10 +136,7 @@ def test_straddling_groups_of_unions_whose_members_are_unevenly_spaced(
 @given(cases())
 def test_nodes_hold_consecutive_ranks(case: Case) -> None:
     topology = case.topology
-    held = [
-        topology.node(r) * topology.gpus_per_node + topology.local_rank(r)
-        for r in range(topology.world_size)
-    ]
+    held = [topology.node(r) * topology.gpus_per_node + topology.local_rank(r) for r in range(topology.world_size)]
     assert held == list(range(topology.world_size))
     assert topology.nodes == topology.node(topology.world_size - 1) + 1
     assert all(0 <= topology.local_rank(r) < topology.gpus_per_node for r in held)
@@ -164,9 +155,7 @@ def test_axes_of_size_one_may_be_left_out_of_the_order(case: Case, data: st.Data
 
 
 @given(cases(), st.sampled_from(AXIS_NAMES), st.data())
-def test_a_factored_axis_keeps_every_group_and_has_groups_inside_it(
-    case: Case, axis: str, data: st.DataObject
-) -> None:
+def test_a_factored_axis_keeps_every_group_and_has_groups_inside_it(case: Case, axis: str, data: st.DataObject) -> None:
     topology = case.topology
     rows = data.draw(st.sampled_from(divisors(topology.sizes[axis])))
     columns = topology.sizes[axis] // rows
@@ -215,26 +204,19 @@ REFUSED: dict[str, tuple[Callable[[], object], list[str]]] = {
     ),
     "an unknown group": (
         lambda: WORLD.group(5, "zz"),
-        ["zz: no group is called 'zz' (use tp, cp, dp, pp, dp_cp, mp, embedding, "
-         "position_embedding)"],
+        ["zz: no group is called 'zz' (use tp, cp, dp, pp, dp_cp, mp, embedding, position_embedding)"],
     ),
-    "an unknown coordinate": (
-        lambda: WORLD.rank(ep=1),
-        ["ep: no axis is called 'ep' (use tp, cp, dp, pp)"],
-    ),
-    "a coordinate beyond its axis": (
-        lambda: WORLD.rank(pp=4), ["pp: 4 is not below its size of 4 (use 0 to 3)"],
-    ),
+    "an unknown coordinate": (lambda: WORLD.rank(ep=1), ["ep: no axis is called 'ep' (use tp, cp, dp, pp)"]),
+    "a coordinate beyond its axis": (lambda: WORLD.rank(pp=4), ["pp: 4 is not below its size of 4 (use 0 to 3)"]),
     "an unknown axis to factor": (
         lambda: WORLD.factored("xp", {"a": 1}),
         ["xp: no axis is called 'xp' (use tp, cp, dp, pp)"],
     ),
     "parts without ranks": (
         lambda: WORLD.factored("tp", {"row": -2, "col": -1}),
-        ["row: -2 is no number of ranks (use 1 or more)",
-         "col: -1 is no number of ranks (use 1 or more)"],
+        ["row: -2 is no number of ranks (use 1 or more)", "col: -1 is no number of ranks (use 1 or more)"],
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -249,10 +231,14 @@ def test_bad_sizes_and_names_are_refused_in_words(case: str) -> None:
 @pytest.mark.parametrize(
     "ask",
     [
-        WORLD.coords, WORLD.whole_coords, WORLD.node, WORLD.local_rank,
-        lambda rank: WORLD.group(rank, "pp"), lambda rank: WORLD.find_group("embedding", rank),
+        WORLD.coords,
+        WORLD.whole_coords,
+        WORLD.node,
+        WORLD.local_rank,
+        lambda rank: WORLD.group(rank, "pp"),
+        lambda rank: WORLD.find_group("embedding", rank),
     ],
-)  # fmt: skip
+)
 def test_a_rank_outside_of_the_world_is_refused(ask: Callable[[int], object], rank: int) -> None:
     with pytest.raises(InputError) as refused:
         ask(rank)
@@ -261,10 +247,8 @@ def test_a_rank_outside_of_the_world_is_refused(ask: Callable[[int], object], ra
 
 
 @pytest.mark.parametrize(
-    "ask",
-    [WORLD.groups, WORLD.group_size, WORLD.straddling, WORLD.kind_groups,
-     lambda kind: WORLD.find_group(kind, 0)],
-)  # fmt: skip
+    "ask", [WORLD.groups, WORLD.group_size, WORLD.straddling, WORLD.kind_groups, lambda kind: WORLD.find_group(kind, 0)]
+)
 def test_every_question_about_an_unknown_group_is_refused(ask: Callable[[str], object]) -> None:
     with pytest.raises(InputError, match="no group is called 'eddp'"):
         ask("eddp")

@@ -26,8 +26,9 @@ PAGE = ROOT / "docs/gpu.md"
 @pytest.mark.skipif(torch.cuda.is_available(), reason="would measure for minutes")
 def test_without_a_device_nothing_is_measured_and_the_page_stays() -> None:
     before = PAGE.read_bytes()
-    done = subprocess.run([sys.executable, "-m", "benchmarks.gpu"], cwd=ROOT, capture_output=True,
-                          text=True, timeout=120)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu"], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 1 and "no CUDA device: nothing was measured" in done.stderr
     assert PAGE.read_bytes() == before
 
@@ -41,8 +42,9 @@ def test_the_page_has_each_part_that_is_written_once() -> None:
 
 def python(*lines: str) -> str:
     """What a program of these lines prints; benchmarks are no part of the tests' own process."""
-    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], cwd=ROOT, capture_output=True,
-                          text=True, timeout=120)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 
@@ -54,8 +56,18 @@ def listed(*budgets: int) -> list[dict[str, Any]]:
     return [json.loads(one) for one in text.split(chr(0))[:-1]]
 
 
-RISKS = {"small, fp32", "small, bf16", "bf16", "fp8", "tp slice", "dropout", "recompute", "offload",
-         "save", "long context"}  # fmt: skip
+RISKS = {
+    "small, fp32",
+    "small, bf16",
+    "bf16",
+    "fp8",
+    "tp slice",
+    "dropout",
+    "recompute",
+    "offload",
+    "save",
+    "long context",
+}
 
 
 def test_six_minutes_compare_with_plain_torch_and_an_hour_shows_all() -> None:
@@ -66,9 +78,7 @@ def test_six_minutes_compare_with_plain_torch_and_an_hour_shows_all() -> None:
         # the next, or but for a case of seconds: a visit that is cut has the comparison
         assert f"gpt-1.5b, torch, bf16 with float32 {theirs}" in titles[place + 1 : place + 3]
     assert sum(case["seconds"] for case in short["cases"]) <= 360
-    assert {"small, fp32", "small, bf16", "bf16", "fp8", "dropout"} < {
-        case["kind"] for case in short["cases"]
-    }
+    assert {"small, fp32", "small, bf16", "bf16", "fp8", "dropout"} < {case["kind"] for case in short["cases"]}
     assert {case["kind"] for case in more["cases"]} >= RISKS
     assert len(long["cases"]) == long["of"] and long["steps"] > short["steps"]
     order = [case["kind"] for case in long["cases"]]
@@ -96,14 +106,16 @@ def test_offload_has_to_free_half_of_its_plan_of_the_allocators_memory(
     """Of 40 GB, planned to become 38; that tensors take less says nothing. And GPT 1.5B's MFU by
     hand: 16,384 tokens of 9.779e9 FLOP, or 10.483e9, in 0.3 s, of 989.4e12 and of 700e12 FLOP/s."""
     figures = tmp_path / "figures.json"
-    before = {"seconds": 0.3, "bytes": 39e9, "planned_bytes": 39e9, "reserved": 40e9,
-              "planned_reserved": 40e9}  # fmt: skip
+    before = {"seconds": 0.3, "bytes": 39e9, "planned_bytes": 39e9, "reserved": 40e9, "planned_reserved": 40e9}
     after = {**before, "bytes": 1e9, "reserved": reserved, "planned_reserved": 38e9}
     cases = [
         {"case": f"gpt-1.5b, mpctl, {name}", "figures": found, "reason": ""}
-        for name, found in (("layer by layer", before), ("recompute full", before),
-                            ("recompute full, offloaded", after))
-    ]  # fmt: skip
+        for name, found in (
+            ("layer by layer", before),
+            ("recompute full", before),
+            ("recompute full, offloaded", after),
+        )
+    ]
     peaks = {"sheet": 989.4e12, "product": 700e12}
     figures.write_text(json.dumps({"machine": "", "peaks": peaks, "cases": cases}))
     command = [sys.executable, "-m", "benchmarks.gpu", "--figures", str(figures)]
@@ -120,11 +132,8 @@ def test_the_script_works_on_small_models(tmp_path: Path) -> None:
     before is kept and not measured again."""
     file = tmp_path / "figures.json"
     before = {"case": "llama-8b-tp8, mpctl, compiled", "figures": {"seconds": 0.123}, "reason": ""}
-    file.write_text(json.dumps(
-        {"machine": "", "peaks": {"sheet": None, "product": 1e12}, "cases": [before]}
-    ))  # fmt: skip
-    command = [sys.executable, "-m", "benchmarks.gpu", "--tiny", "--only", "llama-8b-tp8 ",
-               "--json", str(file)]  # fmt: skip
+    file.write_text(json.dumps({"machine": "", "peaks": {"sheet": None, "product": 1e12}, "cases": [before]}))
+    command = [sys.executable, "-m", "benchmarks.gpu", "--tiny", "--only", "llama-8b-tp8 ", "--json", str(file)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=230)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "llama-8b-tp8, torch, bf16 with float32 masters, compiled: " in done.stderr
@@ -200,8 +209,7 @@ def test_a_check_that_hangs_is_ended_and_the_others_go_on() -> None:
 def test_a_failed_check_is_the_exit_code(tmp_path: Path) -> None:
     """There is no GPU here, or else one: then the check is made there."""
     file, is_cuda = tmp_path / "smoke.json", torch.cuda.is_available()
-    command = [sys.executable, "-m", "benchmarks.gpu.smoke", "--only", "host copies",
-               "--json", str(file)]  # fmt: skip
+    command = [sys.executable, "-m", "benchmarks.gpu.smoke", "--only", "host copies", "--json", str(file)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
     (held,) = json.loads(file.read_text())["checks"]
     assert done.returncode == (0 if is_cuda else 1)
@@ -216,9 +224,7 @@ def test_all_checks_pass_on_a_cpu(tmp_path: Path) -> None:
     checks = json.loads(file.read_text())["checks"]
     assert done.returncode == 0, done.stdout
     assert len(checks) == 27
-    assert {one["name"] for one in checks if one["status"] == "skipped"} == {
-        "second launches", "cuda graph",
-    }  # fmt: skip
+    assert {one["name"] for one in checks if one["status"] == "skipped"} == {"second launches", "cuda graph"}
 
 
 def test_the_wheels_are_all_that_such_a_machine_lacks() -> None:

@@ -38,9 +38,8 @@ def join_nccl(store: dist.Store, rank: int, size: int, timeout: timedelta) -> No
     os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")
     torch.cuda.set_device(0)
     dist.init_process_group(
-        BACKENDS["cuda"], store=store, rank=rank, world_size=size, timeout=timeout,
-        device_id=torch.device("cuda", 0),
-    )  # fmt: skip
+        BACKENDS["cuda"], store=store, rank=rank, world_size=size, timeout=timeout, device_id=torch.device("cuda", 0)
+    )
 
 
 def on_ranks(function: Callable[..., Any], n: int, device: torch.device, *args: Any) -> list[Any]:
@@ -58,9 +57,14 @@ def test_a_communicator_of_one_rank(device: torch.device) -> None:
     (found,) = on_ranks(_collectives, 1, device)
     expected = torch.arange(12.0).view(3, 4)
     assert set(found) == {
-        "all_reduce", "all_gather", "reduce_scatter", "broadcast", "group", "gather in slices",
+        "all_reduce",
+        "all_gather",
+        "reduce_scatter",
+        "broadcast",
+        "group",
+        "gather in slices",
         "scatter in slices",
-    }  # fmt: skip
+    }
     assert all(torch.equal(value, expected) for value in found.values())
 
 
@@ -112,12 +116,9 @@ QUICK = ("tp", "zero 3")
 
 
 @pytest.mark.parametrize(
-    "layout",
-    [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in LAYOUTS],
+    "layout", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in LAYOUTS]
 )
-def test_two_ranks_on_one_device(
-    layout: str, device: torch.device, data: Path, tmp_path: Path
-) -> None:
+def test_two_ranks_on_one_device(layout: str, device: torch.device, data: Path, tmp_path: Path) -> None:
     settings = {"launch__shared_memory": False, **LAYOUTS[layout]}
     job = small_job(device, data, **settings)
     found = on_ranks(_train, 2, device, job.model_dump(mode="json"), str(tmp_path / "two"))
@@ -134,8 +135,13 @@ def _train(rank: int, size: int, kind: str, raw: dict[str, Any], run_dir: str) -
 
 def test_torch_reports_the_device(device: torch.device) -> None:
     """What `mpctl doctor` asks of a host, with an all-reduce of NCCL where there is a GPU."""
-    done = subprocess.run([sys.executable, "-m", "mpctl.train.runtime.probes.torch_report"],
-                          capture_output=True, text=True, check=True, timeout=200)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "mpctl.train.runtime.probes.torch_report"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=200,
+    )
     facts = json.loads(done.stdout.splitlines()[-1])
     assert facts["gloo_error"] is None
     if device.type == "cuda":

@@ -39,9 +39,7 @@ def outcome(kernels: KernelBackend, operation: Any, *inputs: Tensor) -> list[Ten
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("heads", [None, range(2, 5)])
-def test_dropout_has_the_bits_of_a_cpu(
-    dtype: torch.dtype, heads: range | None, device: torch.device
-) -> None:
+def test_dropout_has_the_bits_of_a_cpu(dtype: torch.dtype, heads: range | None, device: torch.device) -> None:
     shape = (2, 96, 64) if heads is None else (2, 3, 96, 64)
     x = draw(*shape).to(dtype)
 
@@ -49,8 +47,9 @@ def test_dropout_has_the_bits_of_a_cpu(
         mask = mask_on(on, heads)
         return outcome(kernels, lambda k, own: k.dropout(own, mask), x.to(on))
 
-    for found, expected in zip(dropped(device, machine_kernels(device, Group())),
-                               dropped(CPU, TORCH_BACKEND), strict=True):  # fmt: skip
+    for found, expected in zip(
+        dropped(device, machine_kernels(device, Group())), dropped(CPU, TORCH_BACKEND), strict=True
+    ):
         assert torch.equal(found, expected)
 
 
@@ -59,8 +58,7 @@ def test_dropout_and_residual_have_the_bits_of_a_cpu(device: torch.device) -> No
 
     def added(on: torch.device, kernels: KernelBackend) -> list[Tensor]:
         mask = mask_on(on)
-        return outcome(kernels, lambda k, a, b: k.dropout_add(a, mask, b), x.to(on),
-                       residual.to(on))  # fmt: skip
+        return outcome(kernels, lambda k, a, b: k.dropout_add(a, mask, b), x.to(on), residual.to(on))
 
     kernels = machine_kernels(device, Group())
     for found, expected in zip(added(device, kernels), added(CPU, TORCH_BACKEND), strict=True):
@@ -74,11 +72,9 @@ OPERATIONS: dict[str, Any] = {
     "relu2": (lambda k, x: k.activation(x, "relu2"), (2, 96, 64)),
     "swiglu": (lambda k, x: k.activation(x, "swiglu"), (2, 96, 128)),
     "geglu": (lambda k, x: k.activation(x, "geglu"), (2, 96, 128)),
-    "rotate": (lambda k, x: k.rotate(x, *(t.to(x.device, x.dtype) for t in ROTATION)),
-               (2, 4, 96, 16)),
-    "rms_norm": (lambda k, x: k.rms_norm(x, torch.ones(64, device=x.device, dtype=x.dtype), 1e-5),
-                 (2, 96, 64)),
-}  # fmt: skip
+    "rotate": (lambda k, x: k.rotate(x, *(t.to(x.device, x.dtype) for t in ROTATION)), (2, 4, 96, 16)),
+    "rms_norm": (lambda k, x: k.rms_norm(x, torch.ones(64, device=x.device, dtype=x.dtype), 1e-5), (2, 96, 64)),
+}
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
@@ -114,13 +110,9 @@ def test_attention_agrees(name: str, dtype: torch.dtype, device: torch.device) -
 
     def attended(on: torch.device, kernels: KernelBackend) -> list[Tensor]:
         variant = variant_of(name, on)
-        return outcome(kernels, lambda k, *qkv: k.attention(*qkv, variant),
-                       *(x.to(on) for x in inputs))  # fmt: skip
+        return outcome(kernels, lambda k, *qkv: k.attention(*qkv, variant), *(x.to(on) for x in inputs))
 
-    found, bits = (
-        attended(device, machine_kernels(device, Group())),
-        {torch.float32: 2e-5}.get(dtype, 2e-2),
-    )
+    found, bits = (attended(device, machine_kernels(device, Group())), {torch.float32: 2e-5}.get(dtype, 2e-2))
     for here, there in zip(found, attended(CPU, TORCH_BACKEND), strict=True):
         torch.testing.assert_close(here, there, rtol=bits, atol=bits)
 
@@ -154,6 +146,5 @@ def test_fp8_casts_have_the_bits_of_a_cpu(device: torch.device) -> None:
         assert torch.equal(found.by_rows.t().float(), found.by_columns.float())
         return found.by_rows.view(torch.uint8).cpu(), amax.cpu()
 
-    for here, there in zip(cast(device, machine_kernels(device, Group())), cast(CPU, TORCH_BACKEND),
-                           strict=True):  # fmt: skip
+    for here, there in zip(cast(device, machine_kernels(device, Group())), cast(CPU, TORCH_BACKEND), strict=True):
         assert torch.equal(here, there)

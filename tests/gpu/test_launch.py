@@ -21,21 +21,39 @@ named, since the workspaces of matrix products depend on it."""
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_a_launch_runs_as_planned(
-    dtype: str, device: torch.device, data: Path, tmp_path: Path
-) -> None:
+def test_a_launch_runs_as_planned(dtype: str, device: torch.device, data: Path, tmp_path: Path) -> None:
     settings = {
-        "model.layers": 4, "model.hidden": 256, "model.heads": 4, "model.vocab": 300,
-        "model.seq_length": 256, "training.micro_batch_size": 4, "training.steps": 6,
-        "training.eval_samples": 0, "training.dtype": dtype, "data.path": str(data),
-        "launch.threads_per_rank": 1, "checkpoint.interval": 3,
-    }  # fmt: skip
+        "model.layers": 4,
+        "model.hidden": 256,
+        "model.heads": 4,
+        "model.vocab": 300,
+        "model.seq_length": 256,
+        "training.micro_batch_size": 4,
+        "training.steps": 6,
+        "training.eval_samples": 0,
+        "training.dtype": dtype,
+        "data.path": str(data),
+        "launch.threads_per_rank": 1,
+        "checkpoint.interval": 3,
+    }
     reported = device_name(device)
     preset = reported and find_device_preset(reported)
     if preset:
         settings["cluster.device"] = preset
-    command = [sys.executable, "-m", "mpctl", "launch", "--device", device.type, "--nodes", "1",
-               "--gpus-per-node", "1", "--run-dir", str(tmp_path / "run")]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "mpctl",
+        "launch",
+        "--device",
+        device.type,
+        "--nodes",
+        "1",
+        "--gpus-per-node",
+        "1",
+        "--run-dir",
+        str(tmp_path / "run"),
+    ]
     command += [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=220)
     assert done.returncode == 0, done.stderr[-3000:]

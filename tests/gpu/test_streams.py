@@ -25,8 +25,7 @@ def test_offloaded_inputs_come_back_to_the_bit(device: torch.device) -> None:
     for offload in (None, HostOffload.of(side_stream(device), device)):
         generator = torch.Generator(device).manual_seed(1)
         weights = [
-            (torch.randn(SIZE, SIZE, device=device, generator=generator) / 32).requires_grad_()
-            for _ in range(5)
+            (torch.randn(SIZE, SIZE, device=device, generator=generator) / 32).requires_grad_() for _ in range(5)
         ]
         losses = []
         for number in range(2):

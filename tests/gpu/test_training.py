@@ -41,9 +41,7 @@ def expected(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.parametrize(
     "shape", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in SHAPES]
 )
-def test_every_family_in_bf16(
-    shape: str, device: torch.device, data: Path, tmp_path: Path, expected: Any
-) -> None:
+def test_every_family_in_bf16(shape: str, device: torch.device, data: Path, tmp_path: Path, expected: Any) -> None:
     job = small_job(device, data, training__dtype="bf16", **SHAPES[shape])
     found = losses(job, tmp_path / "run")
     if device.type == "cuda" or shape == "gpt":  # a CPU's kernels are the same for all
@@ -53,9 +51,7 @@ def test_every_family_in_bf16(
 
 
 @pytest.mark.parametrize("dtype", ["fp64", "fp32", "tf32", "fp16"])
-def test_every_data_type(
-    dtype: str, device: torch.device, data: Path, tmp_path: Path, expected: Any
-) -> None:
+def test_every_data_type(dtype: str, device: torch.device, data: Path, tmp_path: Path, expected: Any) -> None:
     """fp16 skips its first steps until the loss scale fits; those that it does not skip count."""
     job = small_job(device, data, training__dtype=dtype)
     found = [loss for loss in losses(job, tmp_path) if loss is not None]
@@ -63,29 +59,26 @@ def test_every_data_type(
 
 
 @pytest.mark.parametrize("recompute", ["selective", "full"])
-def test_recomputation_draws_the_same_masks(
-    recompute: str, device: torch.device, data: Path, tmp_path: Path
-) -> None:
+def test_recomputation_draws_the_same_masks(recompute: str, device: torch.device, data: Path, tmp_path: Path) -> None:
     plain, again = (
-        losses(small_job(device, data, training__recompute=how), tmp_path / how)
-        for how in ("none", recompute)
+        losses(small_job(device, data, training__recompute=how), tmp_path / how) for how in ("none", recompute)
     )
     assert again == pytest.approx(plain, abs=1e-6)
 
 
 def test_offloaded_inputs_come_back(device: torch.device, data: Path, tmp_path: Path) -> None:
     plain, offloaded = (
-        losses(small_job(device, data, training__recompute="full",
-                         training__offload_activations=offload), tmp_path / str(offload))
+        losses(
+            small_job(device, data, training__recompute="full", training__offload_activations=offload),
+            tmp_path / str(offload),
+        )
         for offload in (False, True)
-    )  # fmt: skip
+    )
     assert offloaded == plain
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-def test_a_resumed_run_goes_on_bit_for_bit(
-    dtype: str, device: torch.device, data: Path, tmp_path: Path
-) -> None:
+def test_a_resumed_run_goes_on_bit_for_bit(dtype: str, device: torch.device, data: Path, tmp_path: Path) -> None:
     saving = {"training__dtype": dtype, "checkpoint__interval": 2}
     whole = losses(small_job(device, data, **saving), tmp_path / "whole")
     checkpoint = tmp_path / "whole/checkpoints/step-2"
@@ -93,17 +86,13 @@ def test_a_resumed_run_goes_on_bit_for_bit(
     assert losses(small_job(device, data, **saving), tmp_path / "rest") == whole[2:]
 
 
-def test_a_checkpoint_moves_between_devices(
-    device: torch.device, data: Path, tmp_path: Path
-) -> None:
+def test_a_checkpoint_moves_between_devices(device: torch.device, data: Path, tmp_path: Path) -> None:
     """Written here, read on a CPU: the same values, the same position in the data."""
     first = trainer_of(small_job(device, data, checkpoint__interval=4), tmp_path / "run")
     list(first.run())
     there = trainer_of(small_job(CPU, data, training__steps=5), tmp_path / "run")
     assert there.step == first.step == 4
-    for (name, here), moved in zip(
-        first.model.named_parameters(), there.model.parameters(), strict=True
-    ):
+    for (name, here), moved in zip(first.model.named_parameters(), there.model.parameters(), strict=True):
         assert torch.equal(here.cpu(), moved), name
 
 
@@ -111,21 +100,19 @@ def test_a_checkpoint_moves_between_devices(
 @pytest.mark.timeout(900)  # minutes of a C++ compiler on a CPU
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile on a CPU needs a compiler")
 @pytest.mark.parametrize("recompute", ["none", "full"])
-def test_compiled_layers_compute_the_same(
-    recompute: str, device: torch.device, data: Path, tmp_path: Path
-) -> None:
+def test_compiled_layers_compute_the_same(recompute: str, device: torch.device, data: Path, tmp_path: Path) -> None:
     plain, compiled = (
-        losses(small_job(device, data, training__recompute=recompute, launch__compile=compiles,
-                         model__layers=1), tmp_path / str(compiles))
+        losses(
+            small_job(device, data, training__recompute=recompute, launch__compile=compiles, model__layers=1),
+            tmp_path / str(compiles),
+        )
         for compiles in (False, True)
-    )  # fmt: skip
+    )
     assert compiled == pytest.approx(plain, abs=1e-4)
 
 
 @pytest.mark.parametrize("recipe", ["delayed", "tensorwise"])
-def test_fp8_products(
-    recipe: str, device: torch.device, data: Path, tmp_path: Path, expected: Any
-) -> None:
+def test_fp8_products(recipe: str, device: torch.device, data: Path, tmp_path: Path, expected: Any) -> None:
     """Operands of 4 bits (e4m3) and gradients of 3: the first loss within their rounding."""
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
         pytest.skip("this device has no fp8 products")

@@ -12,8 +12,13 @@ from mpctl.train.runtime.device import prepare_device
 from mpctl.train.runtime.train import Trainer
 from tests.train.runtime.tiny import make_trainer, tiny_job
 
-SMALL = {"model__hidden": 64, "training__steps": 4, "checkpoint__interval": 0,
-         "checkpoint__at_end": False, "training__eval_samples": 0}  # fmt: skip
+SMALL = {
+    "model__hidden": 64,
+    "training__steps": 4,
+    "checkpoint__interval": 0,
+    "checkpoint__at_end": False,
+    "training__eval_samples": 0,
+}
 
 
 def small_job(device: torch.device, data: Path, **changes: Any) -> JobSpec:

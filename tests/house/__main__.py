@@ -34,7 +34,7 @@ def figures(source: Source) -> dict[str, str]:
         "fmt: skip": str(measures.occurrences(source, r"# fmt: skip")),
         "assert ... is not None": str(measures.occurrences(source, r"assert [^\n]* is not None")),
         "uses of mock": str(sum(len(measures.patches(m)) for m in source.modules.values())),
-    }  # fmt: skip
+    }
 
 
 def main(arguments: list[str]) -> None:

@@ -20,17 +20,17 @@ def repeated_classes(source: Source) -> dict[str, list[str]]:
 
 
 def function_lengths(source: Source) -> list[tuple[int, str]]:
-    """Lines of every function without its docstring, shortest first, with its place."""
+    """Lines of each function's body without its docstring, shortest first, with its place."""
     return sorted(
-        (_lines(node) - (_lines(node.body[0]) if ast.get_docstring(node) else 0),
-         f"{module.at(node)} {node.name}")
+        (_body_lines(node), f"{module.at(node)} {node.name}")
         for module in source.modules.values()
         for node in module.functions
-    )  # fmt: skip
+    )
 
 
-def _lines(node: ast.stmt) -> int:
-    return (node.end_lineno or 0) - node.lineno + 1
+def _body_lines(node: Function) -> int:
+    start = node.body[0].end_lineno or 0 if ast.get_docstring(node) else node.body[0].lineno - 1
+    return (node.end_lineno or 0) - start
 
 
 def lone_shards(source: Source) -> list[str]:
@@ -42,8 +42,7 @@ def lone_shards(source: Source) -> list[str]:
     return [
         module.name
         for module in source.modules.values()
-        if module.text.count("\n") <= 60
-        and [other.room for other in importers[module.name]] == [module.room]
+        if module.text.count("\n") <= 60 and [other.room for other in importers[module.name]] == [module.room]
     ]
 
 
@@ -69,19 +68,19 @@ def patches(module: Module) -> list[str]:
     for name, statement in module.imports:
         if "mock" in name.split("."):
             found.append(f"{module.at(statement)}: imports {name}")
-    modules = {alias.asname or alias.name.split(".")[0] for node in module.nodes
-               if isinstance(node, ast.Import) for alias in node.names}  # fmt: skip
+    modules = {
+        alias.asname or alias.name.split(".")[0]
+        for node in module.nodes
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    }
     for node in module.nodes:
         targets = node.targets if isinstance(node, ast.Assign) else []
         for target in targets:
             root: ast.expr = target
             while isinstance(root, ast.Attribute):
                 root = root.value
-            if (
-                isinstance(target, ast.Attribute)
-                and isinstance(root, ast.Name)
-                and root.id in modules
-            ):
+            if isinstance(target, ast.Attribute) and isinstance(root, ast.Name) and root.id in modules:
                 found.append(f"{module.at(target)}: sets {ast.unparse(target)}")
     return found
 

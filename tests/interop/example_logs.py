@@ -147,8 +147,7 @@ def torchtitan(times: Sequence[float] = TIMES, *, dp: int = WORLD) -> str:
     """With colours and torchrun's rank, and the mesh and batch of its start."""
     tokens = BATCH * LENGTH / WORLD
     head = [
-        f"Building device mesh with parallelism: pp=1, dp_replicate=1, dp_shard={dp}, cp=1, tp=1, "
-        "ep=1, etp=1",
+        f"Building device mesh with parallelism: pp=1, dp_replicate=1, dp_shard={dp}, cp=1, tp=1, ep=1, etp=1",
         "Building llama3 8B with TransformerModelArgs(dim=4096)",
         f"Trainer is initialized with local batch size 1, global batch size {BATCH}, gradient "
         f"accumulation steps 2, sequence length {LENGTH}, total steps 500 (warmup 100)",
@@ -244,8 +243,7 @@ def trainer(times: Sequence[float] = TIMES) -> str:
     loading = "Loading checkpoint shards: 100%|####| 4/4 [00:03<00:00,  1.20it/s]\n"
     evaluation = "".join(f"\r {n}/8 [00:0{n}<00:01,  7.00it/s]" for n in range(1, 8))
     bars = "".join(
-        f"\r  {n}%|#    | {n}/500 [00:{4 * n:02d}<16:40,  {t:.2f}s/it, loss=2.1]"
-        for n, t in enumerate(times, 1)
+        f"\r  {n}%|#    | {n}/500 [00:{4 * n:02d}<16:40,  {t:.2f}s/it, loss=2.1]" for n, t in enumerate(times, 1)
     )
     return (
         f"{loading}  0%|     | 0/500 [00:00<?, ?it/s]{bars}\n"
@@ -259,6 +257,11 @@ SUMMARY = (
     "'train_loss': 1.2, 'epoch': 0.32}\n"
 )
 LOGS = {
-    "megatron": megatron, "megatron-bridge": bridge, "nemo": nemo, "torchtitan": torchtitan,
-    "deepspeed": deepspeed, "nanotron": nanotron, "trainer": trainer,
-}  # fmt: skip
+    "megatron": megatron,
+    "megatron-bridge": bridge,
+    "nemo": nemo,
+    "torchtitan": torchtitan,
+    "deepspeed": deepspeed,
+    "nanotron": nanotron,
+    "trainer": trainer,
+}

@@ -36,9 +36,7 @@ def main() -> None:
         answers = [answer(arguments, line) for line in request["lines"]]
     names = {name: row.dest for row in parser._actions for name in row.option_strings}
     has_engine = importlib.util.find_spec("transformer_engine") is not None
-    json.dump(
-        {"names": names, "has_transformer_engine": has_engine, "answers": answers}, sys.stdout
-    )
+    json.dump({"names": names, "has_transformer_engine": has_engine, "answers": answers}, sys.stdout)
 
 
 def answer(arguments: Any, line: dict[str, Any]) -> dict[str, Any]:

@@ -52,9 +52,8 @@ def parse_lines(lines: Sequence[Line]) -> Parsed:
         pytest.skip(f"megatron-core's training arguments are not here, and {VARIABLE} is not set")
     request = json.dumps({"lines": [line._asdict() for line in lines]})
     done = subprocess.run(
-        [python or sys.executable, PROGRAM],
-        input=request, capture_output=True, text=True, timeout=500, check=False,
-    )  # fmt: skip
+        [python or sys.executable, PROGRAM], input=request, capture_output=True, text=True, timeout=500, check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     return Parsed(**json.loads(done.stdout))
 

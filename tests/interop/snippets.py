@@ -29,10 +29,7 @@ def calls_in(text: str) -> dict[str, dict[str, Any]]:
     """The keyword arguments of every call by name, `{"Plugin": {"tp_size": 4}}`."""
     calls = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call))
     return {
-        ast.unparse(call.func): {
-            word.arg: value_of(word.value) for word in call.keywords if word.arg
-        }
-        for call in calls
+        ast.unparse(call.func): {word.arg: value_of(word.value) for word in call.keywords if word.arg} for call in calls
     }
 
 

@@ -83,9 +83,7 @@ def test_accelerate_reads_the_file_and_builds_the_groups_of_the_plan(
 
 
 def test_the_stage_of_zero_is_whether_parameters_are_sharded_again() -> None:
-    by_stage = {
-        stage: config_of(plan_of({"parallel.zero": stage}))["fsdp_config"] for stage in (2, 3)
-    }
+    by_stage = {stage: config_of(plan_of({"parallel.zero": stage}))["fsdp_config"] for stage in (2, 3)}
     assert not by_stage[2]["fsdp_reshard_after_forward"]
     assert by_stage[3]["fsdp_reshard_after_forward"]
 
@@ -106,13 +104,11 @@ def test_the_example_without_its_pipeline() -> None:
         ({"parallel.zero": 1}, {"emit-zero"}),
         ({"parallel.cp": 2}, {"emit-zero"}),
         ({"parallel.tp": 2}, {"emit-zero"}),
-        ({"parallel.tp": 2, "parallel.zero": 3, "parallel.sequence_parallel": True},
-         {"emit-sequence-parallel"}),
+        ({"parallel.tp": 2, "parallel.zero": 3, "parallel.sequence_parallel": True}, {"emit-sequence-parallel"}),
         ({"training.recompute": "selective"}, {"emit-recompute"}),
-        ({"parallel.tp": 2, "parallel.zero": 2, "parallel.order": "tp-dp-cp-pp",
-          "parallel.cp": 2}, {"emit-order"}),
+        ({"parallel.tp": 2, "parallel.zero": 2, "parallel.order": "tp-dp-cp-pp", "parallel.cp": 2}, {"emit-order"}),
         ({**MIXTURE, "parallel.ep": 2}, {"emit-ep"}),
     ],
-)  # fmt: skip
+)
 def test_what_accelerate_cannot_say(settings: Settings, rules: set[str]) -> None:
     assert set(refusals(settings, "accelerate")) == rules

@@ -22,8 +22,7 @@ def test_every_field_is_one_of_its_config(name: str) -> None:
             assert rest[0] in fields_of("megatron-bridge", part), path
         assert part in fields_of("megatron-bridge", "cfg"), path
     p = plan.job.parallel
-    sizes = [fields[f"cfg.model.{axis}_parallel_size"] for axis in
-             ("tensor_model", "pipeline_model", "context")]  # fmt: skip
+    sizes = [fields[f"cfg.model.{axis}_parallel_size"] for axis in ("tensor_model", "pipeline_model", "context")]
     assert sizes == [p.tp, p.pp, p.cp]
     assert (fields["cfg.model.virtual_pipeline_model_parallel_size"] or 1) == p.vpp
     assert fields["cfg.train.global_batch_size"] == plan.job.training.global_batch_size
@@ -42,10 +41,15 @@ def test_experts_and_latents_are_fields_of_the_model() -> None:
     emitted = emit_plan(plan, "megatron-bridge")
     fields = assigned_in(emitted.text)
     wanted = {
-        "num_moe_experts": 16, "moe_router_topk": 4, "moe_layer_freq": [0] + [1] * 11,
-        "moe_router_enable_expert_bias": True, "expert_model_parallel_size": 8,
-        "expert_tensor_parallel_size": 1, "q_lora_rank": 48, "rotary_scaling_factor": 1.0,
-    }  # fmt: skip
+        "num_moe_experts": 16,
+        "moe_router_topk": 4,
+        "moe_layer_freq": [0] + [1] * 11,
+        "moe_router_enable_expert_bias": True,
+        "expert_model_parallel_size": 8,
+        "expert_tensor_parallel_size": 1,
+        "q_lora_rank": 48,
+        "rotary_scaling_factor": 1.0,
+    }
     assert {f"cfg.model.{key}": value for key, value in wanted.items()}.items() <= fields.items()
     assert any("MLAModelProvider" in note for note in emitted.notes)
 

@@ -14,11 +14,16 @@ LAYOUTS: dict[str, Settings] = {
     "replicas": {},
     "ring": {"parallel.tp": 2, "parallel.cp": 2, "parallel.zero": 2},
     "split": {"parallel.tp": 4, "parallel.sequence_parallel": True, "training.dtype": "bf16"},
-    "pipeline": {"parallel.tp": 2, "parallel.pp": 4, "parallel.zero": 1,
-                 "parallel.first_stage_layers": 2, "parallel.last_stage_layers": 4},
+    "pipeline": {
+        "parallel.tp": 2,
+        "parallel.pp": 4,
+        "parallel.zero": 1,
+        "parallel.first_stage_layers": 2,
+        "parallel.last_stage_layers": 4,
+    },
     "chunks": {"parallel.pp": 4, "parallel.vpp": 3, "training.dtype": "fp16"},
     "dp outside": {"parallel.tp": 2, "parallel.pp": 4, "parallel.order": "tp-cp-pp-dp"},
-}  # fmt: skip
+}
 GRIDS: dict[str, Settings] = {
     "2d": {"parallel.tp": 4, "parallel.tensor_mode": "2d", "parallel.pp": 2},
     "2.5d": {"parallel.tp": 8, "parallel.tensor_mode": "2.5d", "parallel.tensor_depth": 2},
@@ -63,16 +68,23 @@ def test_experts_have_a_plugin_with_the_plan_s_groups(name: str) -> None:
     starts = [(stage * edp + n) * ep for stage in range(pp) for n in range(edp)]
     theirs = [list(range(start, start + ep)) for start in starts]
     assert [list(group) for group in ours.groups("ep")] == theirs
-    apart = [[(stage * edp + n) * ep + at for n in range(edp)] for stage in range(pp)
-             for at in range(ep)]  # fmt: skip
+    apart = [[(stage * edp + n) * ep + at for n in range(edp)] for stage in range(pp) for at in range(ep)]
     assert [list(group) for group in ours.groups("edp")] == apart
 
 
 def test_the_example() -> None:
     settings = {"parallel.sequence_parallel": False, "training.recompute": "none"}
     given = calls_in(emit_plan(plan_of(settings, base=EXAMPLE), "colossalai").text)
-    wanted = {"tp_size": 4, "pp_size": 4, "sp_size": 2, "num_model_chunks": 5, "zero_stage": 1,
-              "precision": "bf16", "dp_outside": False, "microbatch_size": 1}  # fmt: skip
+    wanted = {
+        "tp_size": 4,
+        "pp_size": 4,
+        "sp_size": 2,
+        "num_model_chunks": 5,
+        "zero_stage": 1,
+        "precision": "bf16",
+        "dp_outside": False,
+        "microbatch_size": 1,
+    }
     assert wanted.items() <= given["HybridParallelPlugin"].items()
 
 
@@ -99,13 +111,16 @@ def test_the_legacy_config_has_the_plan_s_groups(name: str) -> None:
     apart, stage = world // dp, world // dp // pp
     data = [[i + j * apart for j in range(dp)] for i in range(apart)]
     assert [list(group) for group in ours.groups("dp")] == data
-    pipes = [list(range(i * apart + j, (i + 1) * apart, stage)) for i in range(dp)
-             for j in range(stage)]  # fmt: skip
+    pipes = [list(range(i * apart + j, (i + 1) * apart, stage)) for i in range(dp) for j in range(stage)]
     assert sorted(map(list, ours.groups("pp"))) == sorted(pipes)
     fastest = {"2d": "col", "2.5d": "col", "3d": "weight"}[name]
     side, depth = 2, tp // 4
-    rows = [[h * tp + i + side * (j + side * k) for i in range(side)]
-            for h in range(world // tp) for k in range(depth) for j in range(side)]  # fmt: skip
+    rows = [
+        [h * tp + i + side * (j + side * k) for i in range(side)]
+        for h in range(world // tp)
+        for k in range(depth)
+        for j in range(side)
+    ]
     assert sorted(map(list, ours.groups(fastest))) == sorted(rows)
 
 
@@ -115,19 +130,31 @@ def test_the_legacy_config_has_the_plan_s_groups(name: str) -> None:
         ({"parallel.zero": 3}, {"emit-zero"}),
         ({"parallel.zero": 1, "parallel.zero_size": 8}, {"emit-zero-size"}),
         ({"parallel.pp": 2, "parallel.zero": 2}, {"emit-zero"}),
-        ({"parallel.tp": 2, "parallel.cp": 2, "parallel.sequence_parallel": True},
-         {"emit-sequence-parallel"}),
+        ({"parallel.tp": 2, "parallel.cp": 2, "parallel.sequence_parallel": True}, {"emit-sequence-parallel"}),
         ({"training.recompute": "selective"}, {"emit-recompute"}),
-        ({**GRIDS["3d"], "training.micro_batch_size": 4, "training.dtype": "bf16",
-          "parallel.zero": 1}, {"emit-dtype", "emit-zero"}),
+        (
+            {**GRIDS["3d"], "training.micro_batch_size": 4, "training.dtype": "bf16", "parallel.zero": 1},
+            {"emit-dtype", "emit-zero"},
+        ),
         ({**GRIDS["2d"], "training.micro_batch_size": 2}, {"emit-order"}),
-        ({**MIXTURE, "parallel.ep": 8, "parallel.tp": 2, "parallel.sequence_parallel": True,
-          "parallel.cp": 2, "parallel.zero": 1, "training.dtype": "fp32"},
-         {"emit-tp", "emit-cp", "emit-ep", "emit-dtype", "emit-sequence-parallel"}),
-        ({**MIXTURE, "parallel.ep": 4, "model.router_score": "sigmoid", "model.router_bias": True},
-         {"emit-zero", "emit-router-bias"}),
+        (
+            {
+                **MIXTURE,
+                "parallel.ep": 8,
+                "parallel.tp": 2,
+                "parallel.sequence_parallel": True,
+                "parallel.cp": 2,
+                "parallel.zero": 1,
+                "training.dtype": "fp32",
+            },
+            {"emit-tp", "emit-cp", "emit-ep", "emit-dtype", "emit-sequence-parallel"},
+        ),
+        (
+            {**MIXTURE, "parallel.ep": 4, "model.router_score": "sigmoid", "model.router_bias": True},
+            {"emit-zero", "emit-router-bias"},
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_it_cannot_say(settings: Settings, rules: set[str]) -> None:
     assert set(refusals(settings, "colossalai")) == rules
 

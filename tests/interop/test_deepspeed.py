@@ -40,17 +40,15 @@ def test_batch_and_sizes(name: str) -> None:
     plan = plan_of(LAYOUTS[name])
     job, config = plan.job, config_of(plan)
     assert config["train_batch_size"] == (
-        config["train_micro_batch_size_per_gpu"] * config["gradient_accumulation_steps"]
-        * job.sizes["dp"]
-    )  # fmt: skip
+        config["train_micro_batch_size_per_gpu"] * config["gradient_accumulation_steps"] * job.sizes["dp"]
+    )
     assert config["zero_optimization"]["stage"] == job.parallel.zero
     assert config["zero_optimization"].get("mics_shard_size") == job.parallel.zero_size
     calls = calls_in(emit_plan(plan, "deepspeed").text)
     if job.parallel.pp > 1:
         topology = calls["PipeModelDataParallelTopology"]
         assert set(topology) == fields_of("deepspeed", "PipeModelDataParallelTopology")
-        assert topology == {"num_pp": job.sizes["pp"], "num_mp": job.sizes["tp"],
-                            "num_dp": job.sizes["dp"]}  # fmt: skip
+        assert topology == {"num_pp": job.sizes["pp"], "num_mp": job.sizes["tp"], "num_dp": job.sizes["dp"]}
         assert set(calls["PipelineModule"]) <= fields_of("deepspeed", "PipelineModule")
     elif job.parallel.tp > 1:
         assert config["tensor_parallel"] == {"autotp_size": job.parallel.tp}
@@ -81,17 +79,19 @@ def test_its_own_classes_agree(name: str) -> None:
 @pytest.mark.parametrize("name", ["experts", "experts and ulysses"])
 def test_its_own_groups_of_experts_are_the_plan_s(name: str) -> None:
     folding = pytest.importorskip(
-        "deepspeed.module_inject.auto_ep_folding", reason="deepspeed is not installed",
-        exc_type=ImportError,
-    )  # fmt: skip
+        "deepspeed.module_inject.auto_ep_folding", reason="deepspeed is not installed", exc_type=ImportError
+    )
     configs = pytest.importorskip("deepspeed.module_inject.auto_ep_config", exc_type=ImportError)
     plan = plan_of(LAYOUTS[name])
     job, ours = plan.job, plan.require_legal()
     read = configs.parse_autoep_config(config_of(plan)["expert_parallel"])
     spec = folding.build_folding_spec(
-        world_size=job.world_size, pp_size=1, tp_size=1, ep_size=read.autoep_size,
+        world_size=job.world_size,
+        pp_size=1,
+        tp_size=1,
+        ep_size=read.autoep_size,
         etp_size=read.expert_tensor_parallel_size,
-    )  # fmt: skip
+    )
     folding.validate_folding_global(spec)
     theirs = folding.expected_folding_group_tables(spec)
     assert [tuple(group) for group in ours.groups("ep")] == list(theirs.ep_groups)
@@ -114,9 +114,8 @@ def test_its_own_groups_of_experts_are_the_plan_s(name: str) -> None:
         ({"training.dtype": "fp16", "training.loss_scale": 1000.0}, {"emit-loss-scale"}),
         ({**MIXTURE, "parallel.ep": 2, "parallel.pp": 2}, {"emit-ep"}),
         ({**MIXTURE, "parallel.etp": 2}, {"emit-etp"}),
-        ({**MIXTURE, "model.router_score": "sigmoid", "model.router_bias": True},
-         {"emit-router-bias"}),
+        ({**MIXTURE, "model.router_score": "sigmoid", "model.router_bias": True}, {"emit-router-bias"}),
     ],
-)  # fmt: skip
+)
 def test_what_it_cannot_say(settings: Settings, rules: set[str]) -> None:
     assert set(refusals(settings, "deepspeed")) == rules

@@ -21,9 +21,11 @@ from tests.interop import example_logs as logs
 from tests.interop.jobs import LAYOUTS, plan_of
 
 JOB: dict[str, Any] = {
-    "model": {"preset": "llama-3-8b"}, "cluster": {"preset": "dgx-h100"},
-    "parallel": {"zero": 1}, "training": {"global_batch_size": logs.BATCH},
-}  # fmt: skip
+    "model": {"preset": "llama-3-8b"},
+    "cluster": {"preset": "dgx-h100"},
+    "parallel": {"zero": 1},
+    "training": {"global_batch_size": logs.BATCH},
+}
 H100 = LogLayout(job=JOB, cluster="dgx-h100")
 
 
@@ -85,9 +87,10 @@ def test_a_megatron_log_needs_nothing_but_its_cluster(tmp_path: Path) -> None:
     path = write(tmp_path / "sweep" / "a.log", logs.megatron(arguments=logs.ARGUMENTS))
     row, notes = log_row(path, LogLayout(cluster="dgx-h100"))
     assert row["measured"] == {
-        "step_seconds": pytest.approx(logs.STEP), "steps": 5,
+        "step_seconds": pytest.approx(logs.STEP),
+        "steps": 5,
         "spread": pytest.approx(0.0074, rel=0.01),
-    }  # fmt: skip
+    }
     assert (row["id"], row["group"]) == (str(path), "sweep")
     (run,), _ = usable_runs([row])
     p, model = run.job.parallel, run.job.model
@@ -106,13 +109,9 @@ def test_bridges_log_says_its_layout_but_for_the_ranks(tmp_path: Path) -> None:
     assert (t.global_batch_size, t.dtype, t.dropout, t.recompute) == (32, "bf16", 0.0, "selective")
     assert t.recompute_modules == ["core_attn", "mlp"]
     assert model is not None and (model.seq_length, model.max_positions) == (4096, 131072)
-    assert (model.kv_heads, model.activation, model.bias, model.vocab) == (
-        8, "swiglu", False, 128256,
-    )  # fmt: skip
+    assert (model.kv_heads, model.activation, model.bias, model.vocab) == (8, "swiglu", False, 128256)
     assert not model.tied_embeddings and run.parts["runtimes"] == "megatron-core"
-    other = logs.BRIDGE_CONFIG.replace(
-        "tensor_model_parallel_size: 4", "tensor_model_parallel_size: 2"
-    )
+    other = logs.BRIDGE_CONFIG.replace("tensor_model_parallel_size: 4", "tensor_model_parallel_size: 2")
     write(path, logs.BRIDGE_CONFIG + logs.bridge() + other + logs.bridge())
     assert "parallel_size 4 becomes 2" in issues_of(path, layout)["log-mixed"]
 
@@ -139,8 +138,10 @@ def test_nanotrons_and_torchtitans_logs_say_their_layout_too(tmp_path: Path) -> 
 
 
 def test_torchtitans_printed_config_says_more(tmp_path: Path) -> None:
-    config = {"activation_checkpoint": {"mode": "full"},
-              "parallelism": {"fsdp_reshard_after_forward": "never", "note": None}}  # fmt: skip
+    config = {
+        "activation_checkpoint": {"mode": "full"},
+        "parallelism": {"fsdp_reshard_after_forward": "never", "note": None},
+    }
     text = f"Running with configs: {json.dumps(config, indent=2)}\n{logs.torchtitan()}"
     path = write(tmp_path / "t.log", text)
     (run,), _ = usable_runs([log_row(path, LogLayout(cluster="grand-teton-h100"))[0]])
@@ -205,8 +206,7 @@ def test_the_vocabulary_of_flags_without_one_is_the_logs(tmp_path: Path) -> None
 
 def test_what_log_and_layout_both_say_must_agree_and_all_of_it_is_told(tmp_path: Path) -> None:
     path = write(tmp_path / "run.log", logs.nanotron())
-    layout = H100._replace(settings={"cluster.nodes": 1, "model.seq_length": 2048,
-                                     "training.global_batch_size": 64})  # fmt: skip
+    layout = H100._replace(settings={"cluster.nodes": 1, "model.seq_length": 2048, "training.global_batch_size": 64})
     told = issues_of(path, layout)
     assert told.keys() == {"log-ranks", "log-batch", "log-tokens"}
     assert "the log is of 16 ranks, the layout of 8" in told["log-ranks"]

@@ -73,9 +73,7 @@ def test_steps_after_checkpoints_ramps_and_outliers_are_left_out_and_counted() -
     rows[9] = rows[9].replace("(ms): 2000.0", "(ms): 40000.0")
     rows.insert(6, "saving checkpoint at iteration       5 to /checkpoints in torch_dist format")
     run = read_log("\n".join(rows))
-    assert run.dropped == {
-        "warm-up": 2, "after a checkpoint or evaluation": 1, "of another batch": 1, "outlier": 1,
-    }  # fmt: skip
+    assert run.dropped == {"warm-up": 2, "after a checkpoint or evaluation": 1, "of another batch": 1, "outlier": 1}
     assert len(run.steps) == 15 and run.step_seconds == 2.0
     assert "15 steady lines, left out: 2 warm-up, 1 after a checkpoint" in run.text
 
@@ -95,8 +93,13 @@ def test_restarts_are_one_run_and_each_has_a_warm_up() -> None:
 def test_other_ranks_and_repeated_lines_are_no_restart() -> None:
     """srun --label and torchrun --tee print every rank; without a label the lines are mixed."""
     rows = logs.deepspeed().splitlines()
-    for prefixes in (("0: ", "1: "), ("[default0]:", "[default7]:"), ("[rank0]: ", ""), ("", ""),
-                     ("[default0]:[rank0]: ", "[default1]:[rank1]: ")):  # fmt: skip
+    for prefixes in (
+        ("0: ", "1: "),
+        ("[default0]:", "[default7]:"),
+        ("[rank0]: ", ""),
+        ("", ""),
+        ("[default0]:[rank0]: ", "[default1]:[rank1]: "),
+    ):
         text = "\n".join(f"{prefix}{row}" for row in rows for prefix in prefixes)
         run = read_log(text)
         assert (run.restarts, len(run.steps)) == (0, len(rows) - 2)
@@ -114,9 +117,7 @@ def test_arguments_are_found_behind_what_a_cluster_puts_before_its_lines() -> No
 def test_several_runs_in_a_log_are_refused_with_the_line_to_cut_at() -> None:
     one = logs.megatron(arguments=logs.ARGUMENTS)
     line = one.count("\n") + 2
-    other = one.replace(
-        "model_parallel_size ...................... 4", "model_parallel_size ...... 2"
-    )
+    other = one.replace("model_parallel_size ...................... 4", "model_parallel_size ...... 2")
     told = refusal(one + other)["log-mixed"]
     assert f"tensor_model_parallel_size 4 becomes 2 from line {line} on" in told
     assert f"cut the log at line {line}" in told
@@ -132,9 +133,7 @@ def test_several_runs_in_a_log_are_refused_with_the_line_to_cut_at() -> None:
     assert "recompute_modules ['core_attn'] becomes" in refusal(one + other)["log-mixed"]
 
 
-OF_ONE_RUN = {frozenset(pair) for pair in (
-    ("megatron", "megatron-bridge"), *(("trainer", name) for name in logs.LOGS),
-)}  # fmt: skip
+OF_ONE_RUN = {frozenset(pair) for pair in (("megatron", "megatron-bridge"), *(("trainer", name) for name in logs.LOGS))}
 """Launchers that print beside each other, and bars, which are of loading too."""
 
 
@@ -199,9 +198,7 @@ def test_a_time_that_is_no_number_above_0_is_no_step(figure: str) -> None:
     run = read_log("\n".join(rows))
     assert (run.step_seconds, run.figure("tflops"), len(run.steps)) == (2.0, 400.0, 6)
     rows = [row.replace("(ms): 2000.0", f"(ms): {figure} | samples per second: 3") for row in rows]
-    assert "log-too-short" in refusal("\n".join(rows)) or "log-no-figures" in refusal(
-        "\n".join(rows)
-    )
+    assert "log-too-short" in refusal("\n".join(rows)) or "log-no-figures" in refusal("\n".join(rows))
 
 
 def test_what_is_missing_is_said() -> None:
@@ -221,9 +218,7 @@ def test_a_summary_counts_where_there_is_nothing_better() -> None:
     assert read_log(logs.trainer(), "accelerate").launcher == "trainer"
 
 
-def test_a_file_is_read_in_pieces_whose_ends_lie_anywhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_read_in_pieces_whose_ends_lie_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "run.log"
     path.write_text(logs.trainer() + logs.deepspeed(), encoding="utf-8")
     whole = read_log(path.read_bytes().decode())
@@ -246,12 +241,37 @@ def test_lines_are_bounded_and_nothing_of_a_log_is_an_escape_sequence() -> None:
 
 WORDS = [
     *(line.mark for *_, line in STEP_LINES),
-    *(words for *_, line in STEP_LINES for words in line.figures.get("number", ())), "nan", "-inf",
-    "iteration", "step:", "1.5", "1e999", "-1e999", "-3", "0", "/", "|", ":", "=", "\n", "\r",
-    "\x1b[31m", "K", "12/100 [00:20<02:20, 1.60s/it]", "---- arguments ----", "world_size ...... 0",
-    "Config(general=GeneralArgs(", ")", "Running with configs: {", "}", "MEMBER: 1/", "8",
-    "device mesh with ['dp_shard', 'tp'], [4, 2]", "'train_steps_per_second': 0", "[rank9]:",
-]  # fmt: skip
+    *(words for *_, line in STEP_LINES for words in line.figures.get("number", ())),
+    "nan",
+    "-inf",
+    "iteration",
+    "step:",
+    "1.5",
+    "1e999",
+    "-1e999",
+    "-3",
+    "0",
+    "/",
+    "|",
+    ":",
+    "=",
+    "\n",
+    "\r",
+    "\x1b[31m",
+    "K",
+    "12/100 [00:20<02:20, 1.60s/it]",
+    "---- arguments ----",
+    "world_size ...... 0",
+    "Config(general=GeneralArgs(",
+    ")",
+    "Running with configs: {",
+    "}",
+    "MEMBER: 1/",
+    "8",
+    "device mesh with ['dp_shard', 'tp'], [4, 2]",
+    "'train_steps_per_second': 0",
+    "[rank9]:",
+]
 
 
 @settings(max_examples=150, deadline=None)

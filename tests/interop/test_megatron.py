@@ -55,12 +55,17 @@ def test_what_is_written_is_read_as_the_same_job(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["mixtral-8x7b", "qwen1.5-moe-a2.7b", "qwen3-30b-a3b", "deepseek-v2-lite", "deepseek-v3"],
+    "name", ["mixtral-8x7b", "qwen1.5-moe-a2.7b", "qwen3-30b-a3b", "deepseek-v2-lite", "deepseek-v3"]
 )
 def test_a_preset_with_experts_is_read_back_as_it_is(name: str) -> None:
-    layout = {"model": name, "cluster.nodes": 8, "cluster.gpus_per_node": 8, "parallel.ep": 4,
-              "parallel.tp": 2, "parallel.sequence_parallel": True}  # fmt: skip
+    layout = {
+        "model": name,
+        "cluster.nodes": 8,
+        "cluster.gpus_per_node": 8,
+        "parallel.ep": 4,
+        "parallel.tp": 2,
+        "parallel.sequence_parallel": True,
+    }
     plan = plan_of(MEGATRON, base=layout)
     text = emit_plan(plan, "megatron").body
     settings, warnings = read_megatron(text)
@@ -84,9 +89,11 @@ def test_the_example_is_said_as_megatron_documents_it() -> None:
         --recompute-modules core_attn"""
     assert flags_of(f"pretrain_gpt.py {wanted}").items() <= flags.items()
     assert "CUDA_DEVICE_MAX_CONNECTIONS=1 torchrun --nnodes 8 --nproc-per-node 8" in emitted.text
-    for note in ("dp 2 = 64 ranks / (tp 4 x cp 2 x pp 4)",
-                 "global batch 128 = micro batch 1 x dp 2 x 64 micro batches a step",
-                 "vocabulary 128256, padded to 128512, a multiple of 128 x tp 4"):  # fmt: skip
+    for note in (
+        "dp 2 = 64 ranks / (tp 4 x cp 2 x pp 4)",
+        "global batch 128 = micro batch 1 x dp 2 x 64 micro batches a step",
+        "vocabulary 128256, padded to 128512, a multiple of 128 x tp 4",
+    ):
         assert note in emitted.notes
         assert f"# {note}\n" in emitted.text
 
@@ -99,10 +106,16 @@ def refusals(settings: Settings, target: str = "megatron") -> dict[str, str]:
 
 
 def test_what_megatron_has_no_flag_for_is_refused_all_at_once() -> None:
-    found = refusals({
-        "parallel.tp": 2, "parallel.order": "dp-tp-cp-pp", "parallel.allow_tp_across_nodes": True,
-        "model.activation": "relu", "training.dtype": "fp64", "training.freeze": ["embedding.*"],
-    })  # fmt: skip
+    found = refusals(
+        {
+            "parallel.tp": 2,
+            "parallel.order": "dp-tp-cp-pp",
+            "parallel.allow_tp_across_nodes": True,
+            "model.activation": "relu",
+            "training.dtype": "fp64",
+            "training.freeze": ["embedding.*"],
+        }
+    )
     assert set(found) == {"emit-order", "emit-activation", "emit-dtype", "emit-freeze"}
     assert found["emit-order"] == (
         "parallel.order: dp-tp-cp-pp, and Megatron-LM numbers its ranks tp-cp-dp-pp or "
@@ -115,13 +128,12 @@ def test_what_megatron_has_no_flag_for_is_refused_all_at_once() -> None:
     [
         (GRID, "emit-tensor-mode"),
         ({"model.family": "bert"}, "emit-family"),
-        ({"training.recompute": "full", "training.offload_activations": True},
-         "emit-offload-activations"),
+        ({"training.recompute": "full", "training.offload_activations": True}, "emit-offload-activations"),
         ({"training.seed": 0}, "emit-seed"),
         ({"training.gradient_dtype": "fp16"}, "emit-gradient-dtype"),
         ({"model.activation": "gelu_tanh", "model.bias": False}, "emit-activation"),
     ],
-)  # fmt: skip
+)
 def test_a_refusal(settings: Settings, rule: str) -> None:
     assert rule in refusals(settings)
 
@@ -162,8 +174,10 @@ def test_megatron_s_own_spellings_of_a_layout_are_read() -> None:
             layer_counts(wrong)
 
 
-SHAPE = "--num-layers 24 --hidden-size 1024 --num-attention-heads 16 --seq-length 1024 " \
-        "--max-position-embeddings 1024 --vocab-size 50257 --micro-batch-size 2"  # fmt: skip
+SHAPE = (
+    "--num-layers 24 --hidden-size 1024 --num-attention-heads 16 --seq-length 1024 "
+    "--max-position-embeddings 1024 --vocab-size 50257 --micro-batch-size 2"
+)
 
 
 EXPERTS = "--num-experts 8 --disable-bias-linear"
@@ -196,11 +210,16 @@ def test_what_the_flags_leave_out_is_what_megatron_takes() -> None:
         ("--use-megatron-fsdp", "parallel.zero", 3),
         ("--use-rotary-position-embeddings", "model.position", "rotary"),
         ("--group-query-attention --num-query-groups 4", "model.kv_heads", 4),
-        ("--pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 3 "
-         "--global-batch-size 16",
-         "parallel.vpp", 2),
-        ("--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Et*13|t*11,L'",
-         "parallel.first_stage_layers", 13),
+        (
+            "--pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 3 --global-batch-size 16",
+            "parallel.vpp",
+            2,
+        ),
+        (
+            "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Et*13|t*11,L'",
+            "parallel.first_stage_layers",
+            13,
+        ),
         ("--expert-model-parallel-size 1 --optimizer adam", "parallel.tp", 1),
         ("--squared-relu", "model.activation", "relu2"),
         ("--add-qkv-bias --disable-bias-linear", "model.bias", "qkv"),
@@ -213,18 +232,24 @@ def test_what_the_flags_leave_out_is_what_megatron_takes() -> None:
         ("--num-experts 8", "training.moe_aux_loss_coeff", 0.0),
         ("--num-experts 8", "model.router_renormalize", True),
         ("--num-experts 8 --moe-router-pre-softmax", "model.router_renormalize", False),
-        ("--num-experts 8 --moe-router-topk 1 --moe-router-score-function sigmoid",
-         "model.router_renormalize", False),
+        ("--num-experts 8 --moe-router-topk 1 --moe-router-score-function sigmoid", "model.router_renormalize", False),
         ("--num-experts 8 --moe-layer-freq ([0]*3+[1]*21)", "model.dense_layers", 3),
         ("--num-experts 8 --moe-layer-freq [0,1]*12", "model.moe_layer_every", 2),
         ("--num-experts 8 --moe-layer-freq 1", "model.dense_layers", 0),
-        ("--num-experts 8 --moe-router-topk 4 --moe-router-score-function sigmoid "
-         "--moe-router-num-groups 4 --moe-router-group-topk 2", "model.router_groups", 4),
+        (
+            "--num-experts 8 --moe-router-topk 4 --moe-router-score-function sigmoid "
+            "--moe-router-num-groups 4 --moe-router-group-topk 2",
+            "model.router_groups",
+            4,
+        ),
         ("--num-experts 8 --moe-expert-capacity-factor -1", "model.experts", 8),
         ("--num-experts 0 --bf16", "model.experts", None),
         ("--num-experts 8 --tensor-model-parallel-size 2 --sequence-parallel", "parallel.etp", 2),
-        ("--num-experts 8 --tensor-model-parallel-size 2 --sequence-parallel "
-         "--expert-tensor-parallel-size 1", "parallel.etp", 1),
+        (
+            "--num-experts 8 --tensor-model-parallel-size 2 --sequence-parallel --expert-tensor-parallel-size 1",
+            "parallel.etp",
+            1,
+        ),
         (f"{LATENT} --q-lora-rank 48", "model.q_lora_rank", 48),
         (LATENT, "model.kv_lora_rank", 32),
         (LATENT, "model.qk_nope_head_dim", 128),
@@ -232,10 +257,13 @@ def test_what_the_flags_leave_out_is_what_megatron_takes() -> None:
         (f"{LATENT} --rope-type rope --rotary-scaling-factor 40", "model.yarn_scaling", None),
         (f"{LATENT} --rotary-scaling-factor 40", "model.attention_scale", None),
         # DeepSeek-V3's: (0.1 ln 40 + 1)^2 / sqrt(192)
-        (f"{LATENT} --rotary-scaling-factor 40 --mscale 1 --mscale-all-dim 1",
-         "model.attention_scale", pytest.approx(0.1352337788608801, abs=1e-15)),
+        (
+            f"{LATENT} --rotary-scaling-factor 40 --mscale 1 --mscale-all-dim 1",
+            "model.attention_scale",
+            pytest.approx(0.1352337788608801, abs=1e-15),
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_flag_is_read(flags: str, setting: str, value: object) -> None:
     table, key = setting.split(".")
     assert getattr(getattr(read_plan(flags).job, table), key) == value
@@ -249,26 +277,26 @@ def test_a_flag_is_read(flags: str, setting: str, value: object) -> None:
         ("--kv-lora-rank 64", "--kv-lora-rank"),
         ("--num-experts 8 --moe-router-topk 1", "--moe-router-topk"),
         ("--num-experts 8 --moe-expert-capacity-factor 1.25", "--moe-expert-capacity-factor"),
-        ("--num-experts 8 --moe-pad-expert-input-to-capacity",
-         "--moe-pad-expert-input-to-capacity"),
-        ("--num-experts 8 --moe-router-load-balancing-type sinkhorn",
-         "--moe-router-load-balancing-type"),
-        ("--num-experts 8 --moe-router-load-balancing-type aux_loss seq_aux_loss",
-         "--moe-router-load-balancing-type"),
-        ("--num-experts 8 --moe-router-score-function sqrtsoftplus",
-         "--moe-router-score-function"),
-        ("--num-experts 8 --moe-router-topk 4 --moe-router-num-groups 4 "
-         "--moe-router-group-topk 2", "--moe-router-group-topk"),
+        ("--num-experts 8 --moe-pad-expert-input-to-capacity", "--moe-pad-expert-input-to-capacity"),
+        ("--num-experts 8 --moe-router-load-balancing-type sinkhorn", "--moe-router-load-balancing-type"),
+        ("--num-experts 8 --moe-router-load-balancing-type aux_loss seq_aux_loss", "--moe-router-load-balancing-type"),
+        ("--num-experts 8 --moe-router-score-function sqrtsoftplus", "--moe-router-score-function"),
+        (
+            "--num-experts 8 --moe-router-topk 4 --moe-router-num-groups 4 --moe-router-group-topk 2",
+            "--moe-router-group-topk",
+        ),
         ("--num-experts 8 --moe-layer-freq 2", "--moe-layer-freq"),
         ("--num-experts 8 --moe-layer-freq [0]*24", "--moe-layer-freq"),
         ("--num-experts 8 --moe-layer-freq [1]*23", "--moe-layer-freq"),
         ("--num-experts 8 --moe-layer-freq ([1]*2", "--moe-layer-freq"),
         ("--num-experts 8 --moe-layer-freq ([1]*99999)*99999", "--moe-layer-freq"),
         ("--num-experts eight", "--num-experts"),
-        ("--num-experts 8 --expert-model-parallel-size 2 --moe-token-dispatcher-type flex "
-         "--moe-flex-dispatcher-backend ncclep", "--moe-flex-dispatcher-backend"),
-        ("--multi-latent-attention --group-query-attention --num-query-groups 2",
-         "--group-query-attention"),
+        (
+            "--num-experts 8 --expert-model-parallel-size 2 --moe-token-dispatcher-type flex "
+            "--moe-flex-dispatcher-backend ncclep",
+            "--moe-flex-dispatcher-backend",
+        ),
+        ("--multi-latent-attention --group-query-attention --num-query-groups 2", "--group-query-attention"),
         ("--some-new-parallel-size 2", "--some-new-parallel-size"),
         ("--optimizer sgd", "--optimizer"),
         ("--tensor-model-parallel-size two", "--tensor-model-parallel-size"),
@@ -276,11 +304,15 @@ def test_a_flag_is_read(flags: str, setting: str, value: object) -> None:
         ("--position-embedding-type yarn", "--position-embedding-type"),
         ("--recompute-granularity selective --recompute-modules mhc", "--recompute-modules"),
         ("--recompute-granularity full --recompute-method block", "--recompute-method"),
-        ("--num-virtual-stages-per-pipeline-rank 2 --pipeline-model-parallel-layout EtL",
-         "--num-virtual-stages-per-pipeline-rank"),
+        (
+            "--num-virtual-stages-per-pipeline-rank 2 --pipeline-model-parallel-layout EtL",
+            "--num-virtual-stages-per-pipeline-rank",
+        ),
         ("--num-layers-per-virtual-pipeline-stage 7", "--num-layers-per-virtual-pipeline-stage"),
-        ("--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Et*4|t*4L'",
-         "--pipeline-model-parallel-layout"),
+        (
+            "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Et*4|t*4L'",
+            "--pipeline-model-parallel-layout",
+        ),
         ("--sequence-parallel --tensor-model-parallel-size x", "--tensor-model-parallel-size"),
         ("--checkpoint-activations", "--checkpoint-activations"),
         ("--no-position-embedding", "--no-position-embedding"),
@@ -290,14 +322,16 @@ def test_a_flag_is_read(flags: str, setting: str, value: object) -> None:
         ("--step-batch-size-schedule many", "--step-batch-size-schedule"),
         ("--lr-warmup-fraction 0.1 --lr-warmup-iters 3", "--lr-warmup-fraction"),
         ("--transformer-impl inference_optimized", "--transformer-impl"),
-        ("--use-distributed-optimizer --num-distributed-optimizer-instances two",
-         "--num-distributed-optimizer-instances"),
+        (
+            "--use-distributed-optimizer --num-distributed-optimizer-instances two",
+            "--num-distributed-optimizer-instances",
+        ),
         ("--window-size 4,4", "--window-size"),
         ("--mtp-num-layers many", "--mtp-num-layers"),
         ("stray", "--from"),
         ("--bf16 'open", "--from"),
     ],
-)  # fmt: skip
+)
 def test_a_flag_that_cannot_be_planned_is_an_error(flags: str, where: str) -> None:
     with pytest.raises(InputError) as caught:
         read_megatron(f"{SHAPE} {flags}")
@@ -352,10 +386,18 @@ def test_flags_that_are_not_read_are_named_by_what_they_change() -> None:
 
 @pytest.mark.parametrize(
     "flags",
-    ["--apply-layernorm-1p", "--rotary-seq-len-interpolation-factor 4", "--main-grads-dtype bf16",
-     "--optimizer-cpu-offload", "--use-precision-aware-optimizer", "--fp8-param-gather",
-     "--loss-scale 1024", "--attention-softmax-in-fp32", "--ddp-bucket-size 5000000"],
-)  # fmt: skip
+    [
+        "--apply-layernorm-1p",
+        "--rotary-seq-len-interpolation-factor 4",
+        "--main-grads-dtype bf16",
+        "--optimizer-cpu-offload",
+        "--use-precision-aware-optimizer",
+        "--fp8-param-gather",
+        "--loss-scale 1024",
+        "--attention-softmax-in-fp32",
+        "--ddp-bucket-size 5000000",
+    ],
+)
 def test_a_flag_of_model_memory_or_speed_is_never_said_to_change_nothing(flags: str) -> None:
     (warning,) = read_megatron(f"{SHAPE} {flags}").warnings
     assert warning.rule == "megatron-changes" and warning.message.startswith(f"{flags}: ")
@@ -363,10 +405,15 @@ def test_a_flag_of_model_memory_or_speed_is_never_said_to_change_nothing(flags: 
 
 @pytest.mark.parametrize(
     "flags",
-    ["--megatron-fsdp-main-params-dtype fp32", "--exp-avg-dtype fp32", "--optimizer adam",
-     "--num-distributed-optimizer-instances 1", "--activation-offload-fraction 1",
-     "--position-embedding-type rope --no-position-embedding"],
-)  # fmt: skip
+    [
+        "--megatron-fsdp-main-params-dtype fp32",
+        "--exp-avg-dtype fp32",
+        "--optimizer adam",
+        "--num-distributed-optimizer-instances 1",
+        "--activation-offload-fraction 1",
+        "--position-embedding-type rope --no-position-embedding",
+    ],
+)
 def test_a_flag_that_says_what_is_so_without_it_is_not_named(flags: str) -> None:
     assert not read_megatron(f"{SHAPE} {flags}").warnings
 
@@ -374,35 +421,35 @@ def test_a_flag_that_says_what_is_so_without_it_is_not_named(flags: str) -> None
 @pytest.mark.parametrize(
     ("flags", "where", "settings"),
     [
-        ("--bf16 --fp8-format hybrid --fp8-recipe blockwise", "--fp8-recipe",
-         {"training.fp8_recipe": "tensorwise"}),
-        ("--bf16 --fp8-format e4m3", "--fp8-format",
-         {"training.dtype": "fp8", "training.fp8_amax_history_len": 1}),
-        ("--bf16 --fp8-format hybrid --fp8-amax-history-len 64", "--fp8-amax-compute-algo",
-         {"training.fp8_amax_history_len": 64}),
-        ("--bf16 --fp8-format hybrid --fp8-recipe mxfp8", "--fp8-format",
-         {"training.dtype": "mxfp8"}),
+        ("--bf16 --fp8-format hybrid --fp8-recipe blockwise", "--fp8-recipe", {"training.fp8_recipe": "tensorwise"}),
+        ("--bf16 --fp8-format e4m3", "--fp8-format", {"training.dtype": "fp8", "training.fp8_amax_history_len": 1}),
+        (
+            "--bf16 --fp8-format hybrid --fp8-amax-history-len 64",
+            "--fp8-amax-compute-algo",
+            {"training.fp8_amax_history_len": 64},
+        ),
+        ("--bf16 --fp8-format hybrid --fp8-recipe mxfp8", "--fp8-format", {"training.dtype": "mxfp8"}),
         ("--transformer-impl local", "--transformer-impl", {"model.attention": "unfused"}),
-        ("--use-distributed-optimizer --overlap-grad-reduce", "--overlap-grad-reduce",
-         {"parallel.overlap_gradients": True}),
-        ("--step-batch-size-schedule '0:768 250B:1536 500B:3072'", "--step-batch-size-schedule",
-         {"training.global_batch_size": 3072}),
+        (
+            "--use-distributed-optimizer --overlap-grad-reduce",
+            "--overlap-grad-reduce",
+            {"parallel.overlap_gradients": True},
+        ),
+        (
+            "--step-batch-size-schedule '0:768 250B:1536 500B:3072'",
+            "--step-batch-size-schedule",
+            {"training.global_batch_size": 3072},
+        ),
         ("--train-samples 6400", "--train-samples", {"parallel.tp": 1}),
-        ("--no-gradient-accumulation-fusion", "--no-gradient-accumulation-fusion",
-         {"parallel.zero": 0}),
+        ("--no-gradient-accumulation-fusion", "--no-gradient-accumulation-fusion", {"parallel.zero": 0}),
         ("--lr-warmup-fraction 0.1", "--lr-warmup-fraction", {"training.warmup_steps": 0}),
-        (f"{EXPERTS} --moe-permute-fusion --moe-router-dtype fp32", "--moe-grouped-gemm",
-         {"model.experts": 8}),
-        (f"{EXPERTS} --moe-grouped-gemm --moe-router-dtype fp32", "--moe-permute-fusion",
-         {"model.experts": 8}),
-        (f"{EXPERTS} --moe-grouped-gemm --moe-permute-fusion", "--moe-router-dtype",
-         {"model.experts": 8}),
+        (f"{EXPERTS} --moe-permute-fusion --moe-router-dtype fp32", "--moe-grouped-gemm", {"model.experts": 8}),
+        (f"{EXPERTS} --moe-grouped-gemm --moe-router-dtype fp32", "--moe-permute-fusion", {"model.experts": 8}),
+        (f"{EXPERTS} --moe-grouped-gemm --moe-permute-fusion", "--moe-router-dtype", {"model.experts": 8}),
         (f"{LATENT}", "--qk-layernorm", {"model.attention_kind": "mla"}),
     ],
-)  # fmt: skip
-def test_flags_planned_as_the_nearest_setting_are_reported(
-    flags: str, where: str, settings: dict[str, object]
-) -> None:
+)
+def test_flags_planned_as_the_nearest_setting_are_reported(flags: str, where: str, settings: dict[str, object]) -> None:
     read = read_megatron(f"{SHAPE} {flags}")
     assert settings.items() <= dict(read.settings).items()
     assert [(w.rule, w.where) for w in read.warnings] == [("megatron-nearest", where)]
@@ -422,9 +469,7 @@ INSTANCES = "--use-distributed-optimizer --num-distributed-optimizer-instances"
         ({"cluster": "dgx-2x8", "parallel.tp": 4}, 2),
     ],
 )
-def test_instances_of_the_optimizer_cut_the_ranks_of_mpctls_command_line(
-    ranks: dict[str, object], size: int
-) -> None:
+def test_instances_of_the_optimizer_cut_the_ranks_of_mpctls_command_line(ranks: dict[str, object], size: int) -> None:
     text = f"{SHAPE} --tensor-model-parallel-size 2 {INSTANCES} 2"
     read = read_flags("megatron", text, ranks)
     assert (read.settings["parallel.zero_size"], read.warnings) == (size, ())
@@ -458,11 +503,12 @@ def test_experts_are_cut_as_tp_where_their_flag_is_missing() -> None:
 @pytest.mark.parametrize(
     ("flags", "dispatcher"),
     [
-        ("--moe-token-dispatcher-type alltoall", None), ("", "allgather"),
+        ("--moe-token-dispatcher-type alltoall", None),
+        ("", "allgather"),
         ("--moe-token-dispatcher-type flex --moe-enable-deepep", "deepep"),
         ("--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend hybridep", "hybridep"),
     ],
-)  # fmt: skip
+)
 def test_how_tokens_are_sent(flags: str, dispatcher: str | None) -> None:
     flags = f"{GROUPED} --expert-model-parallel-size 2 {flags}"
     settings, warnings = read_megatron(f"{SHAPE} {flags}")
@@ -474,10 +520,19 @@ def test_how_tokens_are_sent(flags: str, dispatcher: str | None) -> None:
 def test_a_layout_of_experts_is_read_for_a_model_named_elsewhere() -> None:
     flags = "--micro-batch-size 1 --expert-model-parallel-size 4 --expert-tensor-parallel-size 1"
     settings, _ = read_megatron(flags)
-    plan = load_plan(None, {
-        **settings, **MIXTURE, "model.layers": 4, "model.hidden": 64, "model.heads": 4,
-        "model.vocab": 1000, "model.seq_length": 64, "cluster.gpus_per_node": 8,
-    })  # fmt: skip
+    plan = load_plan(
+        None,
+        {
+            **settings,
+            **MIXTURE,
+            "model.layers": 4,
+            "model.hidden": 64,
+            "model.heads": 4,
+            "model.vocab": 1000,
+            "model.seq_length": 64,
+            "cluster.gpus_per_node": 8,
+        },
+    )
     assert plan.job.expert_sizes == {"etp": 1, "ep": 4, "edp": 2, "pp": 1}
 
 
@@ -485,25 +540,41 @@ def test_a_layout_of_experts_is_read_for_a_model_named_elsewhere() -> None:
     ("settings", "where"),
     [
         ({"model.experts_per_token": 1}, "model.router_renormalize"),
-        ({"model.router_score": "sigmoid", "model.router_renormalize": False},
-         "model.router_renormalize"),
-        ({"model.router_groups": 4, "model.router_groups_per_token": 2,
-          "model.router_score": "sigmoid"}, "model.router_groups_per_token"),
+        ({"model.router_score": "sigmoid", "model.router_renormalize": False}, "model.router_renormalize"),
+        (
+            {"model.router_groups": 4, "model.router_groups_per_token": 2, "model.router_score": "sigmoid"},
+            "model.router_groups_per_token",
+        ),
         ({"model.bias": True}, "model.bias"),
-        ({**LATENT_SHAPE, "model.experts": None, "model.experts_per_token": 1,
-          "model.expert_ffn": None, "model.bias": True}, "model.bias"),
+        (
+            {
+                **LATENT_SHAPE,
+                "model.experts": None,
+                "model.experts_per_token": 1,
+                "model.expert_ffn": None,
+                "model.bias": True,
+            },
+            "model.bias",
+        ),
         ({**LATENT_SHAPE, "model.norm": "layernorm"}, "model.norm"),
         ({**LATENT_SHAPE, "model.attention_scale": 0.5}, "model.attention_scale"),
-        ({**LATENT_SHAPE,
-          "model.yarn_scaling": {"factor": 40.0, "original_max_position": 8192.0}},
-         "model.yarn_scaling"),
-        ({"model.yarn_scaling": {"factor": 40.0, "original_max_position": 4096.0}},
-         "model.yarn_scaling"),
-        ({"parallel.order": "tp-cp-dp-ep-pp", "parallel.ep": 2, "parallel.tp": 2,
-          "parallel.sequence_parallel": True}, "parallel.order"),
+        (
+            {**LATENT_SHAPE, "model.yarn_scaling": {"factor": 40.0, "original_max_position": 8192.0}},
+            "model.yarn_scaling",
+        ),
+        ({"model.yarn_scaling": {"factor": 40.0, "original_max_position": 4096.0}}, "model.yarn_scaling"),
+        (
+            {
+                "parallel.order": "tp-cp-dp-ep-pp",
+                "parallel.ep": 2,
+                "parallel.tp": 2,
+                "parallel.sequence_parallel": True,
+            },
+            "parallel.order",
+        ),
         ({"parallel.ep": 8, "parallel.zero": 1, "parallel.zero_size": 4}, "parallel.zero_size"),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("target", ["megatron", "megatron-bridge"])
 def test_experts_that_megatron_cannot_have(settings: Settings, where: str, target: str) -> None:
     with pytest.raises(InputError) as caught:
@@ -515,10 +586,12 @@ def test_experts_that_megatron_cannot_have(settings: Settings, where: str, targe
 @pytest.mark.parametrize(
     ("text", "layers"),
     [
-        ("[1]*3", [1, 1, 1]), ("([0]+[1]*2)*2", [0, 1, 1, 0, 1, 1]), ("[0,1]*2", [0, 1, 0, 1]),
+        ("[1]*3", [1, 1, 1]),
+        ("([0]+[1]*2)*2", [0, 1, 1, 0, 1, 1]),
+        ("[0,1]*2", [0, 1, 0, 1]),
         ("[0]+(([1])*2+[0])*2", [0, 1, 1, 0, 1, 1, 0]),
     ],
-)  # fmt: skip
+)
 def test_a_pattern_of_layers(text: str, layers: list[int]) -> None:
     assert read_pattern(text) == layers == read_pattern(layer_pattern(layers))
 
@@ -534,25 +607,17 @@ def test_samples_are_steps_of_the_global_batch() -> None:
 
 def test_layers_of_megatron_s_own_hold_their_scores() -> None:
     flags = "--tensor-model-parallel-size 2 --bf16 --hidden-dropout 0 --attention-dropout 0"
-    kept = [
-        activations(read_plan(f"{flags} --transformer-impl {name}"))
-        for name in ("local", "transformer_engine")
-    ]
+    kept = [activations(read_plan(f"{flags} --transformer-impl {name}")) for name in ("local", "transformer_engine")]
     assert kept[0] - kept[1] > 2 * 24 * 2 * 8 * 1024**2  # bf16 scores of layers, batch, heads
 
 
-@pytest.mark.parametrize(
-    ("hidden", "ffn"),
-    [(768, 2048), (1024, 2688), (4096, 10880), (5120, 13632), (8192, 21824)],
-)
+@pytest.mark.parametrize(("hidden", "ffn"), [(768, 2048), (1024, 2688), (4096, 10880), (5120, 13632), (8192, 21824)])
 def test_the_width_of_swiglu_is_megatron_s(hidden: int, ffn: int) -> None:
     """int(4 h 2/3 / 64) x 64 of validate_args: 8/3 x 768 = 2048, 8/3 x 1024 = 2730 and 42 x 64."""
     flags = f"--swiglu --hidden-size {hidden}"
     job = read_plan(flags).job
     assert job.model is not None and (job.model.ffn, job.model.activation) == (ffn, "swiglu")
-    assert (
-        dict(read_megatron(f"{SHAPE} {flags} --ffn-hidden-size 512").settings)["model.ffn"] == 512
-    )
+    assert dict(read_megatron(f"{SHAPE} {flags} --ffn-hidden-size 512").settings)["model.ffn"] == 512
     assert dict(read_megatron(f"{SHAPE} --hidden-size {hidden}").settings).get("model.ffn") is None
 
 
@@ -597,10 +662,7 @@ def test_attention_dropout_is_drawn_in_transformer_engine_s_kernels() -> None:
     """Megatron's default is 0.1: under flash attention no scores are kept, under unfused all."""
     flags = "--tensor-model-parallel-size 2 --bf16 --seq-length 4096 --max-position-embeddings 4096"
     device = {"cluster": "dgx-a100", "cluster.nodes": 1}
-    dropped, plain = (
-        read_plan(flags, **device),
-        read_plan(f"{flags} --attention-dropout 0", **device),
-    )
+    dropped, plain = (read_plan(flags, **device), read_plan(f"{flags} --attention-dropout 0", **device))
     assert dropped.job.training.attention_dropout == 0.1
     assert activations(dropped) == activations(plain)
     written_out = read_plan(f"{flags} --attention-backend unfused", **device)

@@ -156,8 +156,7 @@ def check_experts(job: JobSpec, config: dict[str, Any]) -> None:
     assert config["multi_latent_attention"] == model.is_mla
     if model.is_mla:
         widths = ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
-        ours = (model.q_lora_rank, model.kv_lora_rank, model.qk_nope_head_dim,
-                model.qk_rope_head_dim, model.v_head_dim)  # fmt: skip
+        ours = (model.q_lora_rank, model.kv_lora_rank, model.qk_nope_head_dim, model.qk_rope_head_dim, model.v_head_dim)
         assert tuple(config[name] for name in widths) == ours
         assert (config["rope_type"], config["qk_layernorm"]) == ("yarn", True)
         yarn = (config["rotary_scaling_factor"], config["mscale"], config["mscale_all_dim"])
@@ -182,18 +181,26 @@ def test_what_megatron_has_flags_for() -> None:
     for said in ("--squared-relu", "--qk-layernorm", "--add-qkv-bias", "--disable-bias-linear"):
         assert said in words
     for flag, value in (
-        ("--window-size", "15,0"), ("--window-attn-skip-freq", "3"), ("--rotary-percent", "0.5"),
+        ("--window-size", "15,0"),
+        ("--window-attn-skip-freq", "3"),
+        ("--rotary-percent", "0.5"),
         ("--mtp-num-layers", "1"),
-    ):  # fmt: skip
+    ):
         assert words[words.index(flag) + 1] == value
 
 
 def test_what_it_has_none_for_is_refused_in_words() -> None:
     changes: dict[str, object] = {
-        "position": "alibi", "norm": "nonparametric", "norm_order": "sandwich", "bias": "mlp",
-        "parallel_residual": True, "embedding_norm": True, "attention_softcap": 50.0,
-        "qk_norm": "width", "head_bias": True,
-    }  # fmt: skip
+        "position": "alibi",
+        "norm": "nonparametric",
+        "norm_order": "sandwich",
+        "bias": "mlp",
+        "parallel_residual": True,
+        "embedding_norm": True,
+        "attention_softcap": 50.0,
+        "qk_norm": "width",
+        "head_bias": True,
+    }
     for key, value in changes.items():
         plan = plan_of({f"model.{key}": value})
         for target in ("megatron", "megatron-bridge"):

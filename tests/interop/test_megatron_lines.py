@@ -31,16 +31,26 @@ FOLLOWS = {
 """Fields that Megatron-LM derives from the field of a flag that is not read as it is."""
 UNSAID = ("train_iters", "lr")  # without a default there; written with mpctl's, or of samples
 SPELLINGS = (
-    "deprecated_use_mcore_models", "_is_global_batch_size_explicitly_specified",
-    "num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank",
-    "make_vocab_size_divisible_by", "padded_vocab_size", "lr_warmup_fraction", "lr_warmup_iters",
-    "attention_backend", "recompute_modules", "add_position_embedding", "lr_warmup_samples",
-    "lr_decay_iters", "lr_decay_samples", "train_samples", "moe_enable_deepep",
-)  # fmt: skip
+    "deprecated_use_mcore_models",
+    "_is_global_batch_size_explicitly_specified",
+    "num_layers_per_virtual_pipeline_stage",
+    "num_virtual_stages_per_pipeline_rank",
+    "make_vocab_size_divisible_by",
+    "padded_vocab_size",
+    "lr_warmup_fraction",
+    "lr_warmup_iters",
+    "attention_backend",
+    "recompute_modules",
+    "add_position_embedding",
+    "lr_warmup_samples",
+    "lr_decay_iters",
+    "lr_decay_samples",
+    "train_samples",
+    "moe_enable_deepep",
+)
 """Fields that say what others say as well: `said_once` compares that, the number of chunks is a
 field of its own, and beside rotary positions Megatron-LM reads nothing of the last."""
-CUTS = ("pipeline_model_parallel_layout", "decoder_first_pipeline_num_layers",
-        "decoder_last_pipeline_num_layers")  # fmt: skip
+CUTS = ("pipeline_model_parallel_layout", "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")
 """Fields that cut the layers; of a layout the plan's stages are compared with its parts."""
 
 
@@ -114,9 +124,7 @@ def test_a_plan_has_the_sizes_that_megatron_derives(name: str, answers: Answers)
 def named_flags(read: ReadJob) -> list[str]:
     """The flags that the warnings of a reading name."""
     words = [word for w in read.warnings for word in (w.where, *w.message.split(": ")[0].split())]
-    return [
-        flag for word in words if (flag := word.strip(",")).startswith("--") and flag != "--from"
-    ]
+    return [flag for word in words if (flag := word.strip(",")).startswith("--") and flag != "--from"]
 
 
 def said_once(space: Mapping[str, Any]) -> dict[str, object]:

@@ -37,11 +37,14 @@ def test_keys_sizes_and_batch(name: str) -> None:
     job, config = plan.job, config_of(plan)
     assert set(config) <= fields_of("nanotron", "Config")
     for part, kind in (
-        (config["general"], "GeneralArgs"), (config["parallelism"], "ParallelismArgs"),
-        (config["tokens"], "TokensArgs"), (config["model"], "ModelArgs"),
-        (config["optimizer"], "OptimizerArgs"), (config["model"]["model_config"], "LlamaConfig"),
+        (config["general"], "GeneralArgs"),
+        (config["parallelism"], "ParallelismArgs"),
+        (config["tokens"], "TokensArgs"),
+        (config["model"], "ModelArgs"),
+        (config["optimizer"], "OptimizerArgs"),
+        (config["model"]["model_config"], "LlamaConfig"),
         (config["optimizer"]["learning_rate_scheduler"], "LRSchedulerArgs"),
-    ):  # fmt: skip
+    ):
         assert set(part) - LATER <= fields_of("nanotron", kind)
     sizes, tokens = config["parallelism"], config["tokens"]
     assert sizes["dp"] * sizes["pp"] * sizes["tp"] * sizes["context_parallel_size"] == 16

@@ -23,8 +23,13 @@ from tests.interop.test_torchtitan import SHAPE
 # What a config says of a plan: the layout, the batch, the precision, the shape of the model.
 SIZES = ("tp", "pp", "vpp", "cp", "dp", "ep", "etp")
 TRAINED = ("micro_batch_size", "global_batch_size", "dtype", "recompute", "steps", "seed")
-LLAMA: Settings = {"model": "llama-3-8b", "cluster.nodes": 2, "cluster.gpus_per_node": 8,
-                   "training.global_batch_size": 64, "training.dtype": "bf16"}  # fmt: skip
+LLAMA: Settings = {
+    "model": "llama-3-8b",
+    "cluster.nodes": 2,
+    "cluster.gpus_per_node": 8,
+    "training.global_batch_size": 64,
+    "training.dtype": "bf16",
+}
 
 
 def facts(plan: Plan) -> dict[str, Any]:
@@ -32,9 +37,11 @@ def facts(plan: Plan) -> dict[str, Any]:
     return {
         **{name: job.sizes.get(name, getattr(job.parallel, name, None)) for name in SIZES},
         **{name: getattr(job.training, name) for name in TRAINED},
-        "zero": job.parallel.zero, "zero size": job.parallel.zero_size, "stages": plan.stages,
+        "zero": job.parallel.zero,
+        "zero size": job.parallel.zero_size,
+        "stages": plan.stages,
         "sequence parallel": job.parallel.sequence_parallel and job.parallel.tp > 1,
-    }  # fmt: skip
+    }
 
 
 def again(plan: Plan, launcher: str, more: Settings) -> Plan:
@@ -51,9 +58,8 @@ def issues_of(launcher: str, text: str) -> str:
 
 
 OF_LLAMA = [
-    name for name, layout in test_torchtitan.LAYOUTS.items()
-    if not any(key.startswith("model.") for key in layout)
-]  # fmt: skip
+    name for name, layout in test_torchtitan.LAYOUTS.items() if not any(key.startswith("model.") for key in layout)
+]
 
 
 @pytest.mark.parametrize("name", OF_LLAMA)
@@ -77,8 +83,21 @@ def test_nanotrons_config_is_the_plan_again(name: str) -> None:
     assert facts(read) == facts(plan)
     model, theirs = plan.job.model, read.job.model
     assert model is not None and theirs is not None
-    for key in ("layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "seq_length", "bias",
-                "activation", "norm", "position", "rotary_base", "tied_embeddings"):  # fmt: skip
+    for key in (
+        "layers",
+        "hidden",
+        "ffn",
+        "heads",
+        "kv_heads",
+        "vocab",
+        "seq_length",
+        "bias",
+        "activation",
+        "norm",
+        "position",
+        "rotary_base",
+        "tied_embeddings",
+    ):
         assert getattr(model, key) == getattr(theirs, key), key
 
 
@@ -131,9 +150,7 @@ recipe_name = "rowwise"
 def test_torchtitans_toml_flags_and_both(tmp_path: Path) -> None:
     read = READERS["torchtitan"](TOML)
     s = read.settings
-    assert (s["model"], s["parallel.tp"], s["parallel.dp"], s["parallel.zero"]) == (
-        "llama-3-8b", 2, 8, 3,
-    )  # fmt: skip
+    assert (s["model"], s["parallel.tp"], s["parallel.dp"], s["parallel.zero"]) == ("llama-3-8b", 2, 8, 3)
     assert (s["training.micro_batch_size"], s["training.global_batch_size"]) == (2, 16)
     assert (s["training.dtype"], s["training.fp8_recipe"]) == ("fp8", "tensorwise")
     assert [w.rule for w in read.warnings] == ["torchtitan-nearest"]
@@ -161,20 +178,22 @@ def test_torchtitans_stages_are_those_that_it_infers() -> None:
     read = READERS["torchtitan"](flags.format("8B", 4, "Interleaved1F1B"))
     assert read.settings["parallel.vpp"] == 2
     assert "equal layers" in str([str(w.issue) for w in read.warnings])
-    told = issues_of("torchtitan", flags.format("70B", 4, "1F1B")
-                     + "--parallelism.pipeline_parallel_layers_per_stage 4")  # fmt: skip
+    told = issues_of(
+        "torchtitan", flags.format("70B", 4, "1F1B") + "--parallelism.pipeline_parallel_layers_per_stage 4"
+    )
     assert "4 make 21 stages, which 4 ranks cannot share" in told
 
 
 def test_what_no_job_says_is_refused_at_once() -> None:
-    flags = (
-        "--parallelism.data_parallel_replicate_degree 2 --parallelism.context_parallel_degree 2 "
-    )
+    flags = "--parallelism.data_parallel_replicate_degree 2 --parallelism.context_parallel_degree 2 "
     s = READERS["torchtitan"](f"{flags} --parallelism.data_parallel_shard_degree 4").settings
     assert (s["parallel.zero_size"], s["parallel.dp"]) == (8, 8)  # 4 x cp 2, of 2 x 4
-    told = issues_of("torchtitan", "--parallelism.data_parallel_replicate_degree 2 "
-                     "--activation_checkpoint.mode memory_budget --training.mixed_precision_param "
-                     "int8 --training.steps many")  # fmt: skip
+    told = issues_of(
+        "torchtitan",
+        "--parallelism.data_parallel_replicate_degree 2 "
+        "--activation_checkpoint.mode memory_budget --training.mixed_precision_param "
+        "int8 --training.steps many",
+    )
     assert all(word in told for word in ("what is left", "memory_budget", "'int8'", "'many'"))
     text = "parallelism: {expert_parallel_size: 4, pp_engine: zb}\nmodel: {dtype: int8}\n"
     told = issues_of("nanotron", f"{text}tokens: {{batch_accumulation_per_replica: 2}}")
@@ -196,11 +215,34 @@ def test_a_bomb_of_aliases_is_no_config() -> None:
 
 
 WORDS = [
-    "--parallelism.tensor_parallel_degree", "--training.local_batch_size", "8", "-1", "x", "{", "}",
-    "parallelism:", "[training]", "=", "\n", "tokens: {dp: 2}", "ParallelismConfig(", "'", '"',
-    "$X", "config.parallelism = ParallelismConfig(a=1)", "def f(config):\n", "0", "1e9", "&a", "*a",
-    "--parallelism.pipeline_parallel_degree", '{"train_batch_size": ', "ds_config =", "- ", "[[",
-]  # fmt: skip
+    "--parallelism.tensor_parallel_degree",
+    "--training.local_batch_size",
+    "8",
+    "-1",
+    "x",
+    "{",
+    "}",
+    "parallelism:",
+    "[training]",
+    "=",
+    "\n",
+    "tokens: {dp: 2}",
+    "ParallelismConfig(",
+    "'",
+    '"',
+    "$X",
+    "config.parallelism = ParallelismConfig(a=1)",
+    "def f(config):\n",
+    "0",
+    "1e9",
+    "&a",
+    "*a",
+    "--parallelism.pipeline_parallel_degree",
+    '{"train_batch_size": ',
+    "ds_config =",
+    "- ",
+    "[[",
+]
 
 
 TEXTS = st.lists(st.sampled_from(WORDS) | st.text(max_size=6), max_size=20).map(" ".join)

@@ -21,11 +21,14 @@ ORDERS: dict[str, Settings] = {
     "default": {"parallel.tp": 2, "parallel.cp": 2, "parallel.pp": 2},
     "pp before dp": {"parallel.tp": 2, "parallel.pp": 2, "parallel.order": "tp-cp-pp-dp"},
     "dp first": {
-        "parallel.tp": 2, "parallel.cp": 2, "parallel.pp": 2, "parallel.order": "dp-tp-pp-cp",
+        "parallel.tp": 2,
+        "parallel.cp": 2,
+        "parallel.pp": 2,
+        "parallel.order": "dp-tp-pp-cp",
         "parallel.allow_tp_across_nodes": True,
     },
     "short": {"parallel.tp": 4, "parallel.order": "tp-dp"},
-}  # fmt: skip
+}
 
 
 def assigned(text: str) -> dict[str, Any]:
@@ -75,9 +78,7 @@ def test_torch_builds_the_groups_of_the_plan(name: str) -> None:
         assert dist.get_process_group_ranks(both) == list(topology.group(rank, "dp", "cp"))
 
 
-@pytest.mark.parametrize(
-    "name", ["experts", "experts of parts", "experts of another order", "latents and experts"]
-)
+@pytest.mark.parametrize("name", ["experts", "experts of parts", "experts of another order", "latents and experts"])
 def test_torch_builds_the_groups_of_experts(name: str) -> None:
     plan = plan_of(LAYOUTS[name])
     topology, text = plan.require_legal(), emit_plan(plan, "torch").text
@@ -114,10 +115,7 @@ def calls_of(text: str, name: str) -> dict[str, Any]:
     assert isinstance(call, ast.Call)
     if not call.keywords:
         return {"axes": ast.literal_eval(call.func.value.slice)}  # type: ignore[attr-defined]
-    return {
-        "shape": ast.literal_eval(call.args[1]),
-        "names": ast.literal_eval(call.keywords[0].value),
-    }
+    return {"shape": ast.literal_eval(call.args[1]), "names": ast.literal_eval(call.keywords[0].value)}
 
 
 @pytest.mark.parametrize("name", [name for name in LAYOUTS if name not in NARROW_FLAGS])
@@ -125,10 +123,7 @@ def test_the_snippet_says_batch_and_stages(name: str) -> None:
     plan = plan_of(LAYOUTS[name])
     job = plan.job
     values = assigned(emit_plan(plan, "torch").text)
-    assert (
-        values["micro_batch_size"] * values["num_microbatches"] * job.sizes["dp"]
-        == (values["global_batch_size"])
-    )
+    assert values["micro_batch_size"] * values["num_microbatches"] * job.sizes["dp"] == (values["global_batch_size"])
     if job.parallel.pp > 1:
         from torch.distributed.pipelining import schedules  # imports the compiler
 
@@ -151,9 +146,7 @@ def test_a_grid_of_tensor_parallel_ranks_is_refused() -> None:
         emit_plan(plan_of(GRID), "torch")
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"), [("cuda", "cuda"), ("rocm", "cuda"), ("xpu", "xpu"), ("tpu", "xla")]
-)
+@pytest.mark.parametrize(("kind", "name"), [("cuda", "cuda"), ("rocm", "cuda"), ("xpu", "xpu"), ("tpu", "xla")])
 def test_any_kind_of_accelerator_is_planned_and_named_as_torch_does(kind: str, name: str) -> None:
     workspace = {"cluster.device.blas_workspace": 2**20}  # the one figure that is a kind's own
     settings = {**EXAMPLE, "cluster.device": "a100-80gb", **workspace}

@@ -25,9 +25,13 @@ from tests.interop.test_megatron import refusals
 from tests.interop.test_torch_mesh import fake_ranks
 
 SHAPE: Settings = {
-    "model.position": "rotary", "model.norm": "rmsnorm", "model.activation": "swiglu",
-    "model.bias": False, "model.tied_embeddings": False, "training.dtype": "bf16",
-}  # fmt: skip
+    "model.position": "rotary",
+    "model.norm": "rmsnorm",
+    "model.activation": "swiglu",
+    "model.bias": False,
+    "model.tied_embeddings": False,
+    "training.dtype": "bf16",
+}
 UNBALANCED: Settings = {**MIXTURE, "training.moe_load_balancing": "none"}
 LAYOUTS: dict[str, Settings] = {
     "replicas": {},
@@ -37,22 +41,26 @@ LAYOUTS: dict[str, Settings] = {
     "by cost": {"parallel.pp": 4, "parallel.stage_balance": "cost", "model.vocab": 4000},
     "ends": {"parallel.pp": 4, "parallel.first_stage_layers": 2, "parallel.last_stage_layers": 4},
     "ends as layers": {
-        "model.layers": 14, "parallel.pp": 4, "parallel.embedding_is_layer": True,
+        "model.layers": 14,
+        "parallel.pp": 4,
+        "parallel.embedding_is_layer": True,
         "parallel.loss_is_layer": True,
     },
     "recompute": {"training.recompute": "full", "training.micro_batch_size": 2},
     "gpipe": {"parallel.pp": 4, "parallel.schedule": "gpipe"},
     "experts": {**UNBALANCED, "parallel.ep": 4, "parallel.zero": 3},
     "experts in a pipeline": {
-        **UNBALANCED, "parallel.ep": 8, "parallel.tp": 2, "parallel.sequence_parallel": True,
-        "parallel.pp": 2, "parallel.zero": 1,
+        **UNBALANCED,
+        "parallel.ep": 8,
+        "parallel.tp": 2,
+        "parallel.sequence_parallel": True,
+        "parallel.pp": 2,
+        "parallel.zero": 1,
     },
     "latents": {**LATENT, "parallel.tp": 2, "parallel.zero": 3},
     "hybrid": {"parallel.tp": 2, "parallel.cp": 2, "parallel.zero": 3, "parallel.zero_size": 4},
-    "hybrid experts": {
-        **UNBALANCED, "parallel.ep": 4, "parallel.zero": 2, "parallel.zero_size": 8,
-    },
-}  # fmt: skip
+    "hybrid experts": {**UNBALANCED, "parallel.ep": 4, "parallel.zero": 2, "parallel.zero_size": 8},
+}
 
 
 def said(plan: Plan) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -60,8 +68,9 @@ def said(plan: Plan) -> tuple[dict[str, Any], dict[str, Any]]:
     text = emit_plan(plan, "torchtitan").text
     training = {
         name.removeprefix("config.training."): value
-        for name, value in assigned_in(text).items() if name.startswith("config.training.")
-    }  # fmt: skip
+        for name, value in assigned_in(text).items()
+        if name.startswith("config.training.")
+    }
     return calls_in(text)["ParallelismConfig"], training
 
 
@@ -105,18 +114,24 @@ def test_the_example_is_a_config_of_its_own() -> None:
         ({"parallel.cp": 4, "parallel.zero": 3, "parallel.zero_size": 2}, {"emit-zero-size"}),
         ({"training.dtype": "fp16"}, {"emit-dtype"}),
         ({"training.dropout": 0.1}, {"emit-dropout"}),
-        ({"model.position": "learned", "model.norm": "layernorm"},
-         {"emit-position", "emit-norm"}),
+        ({"model.position": "learned", "model.norm": "layernorm"}, {"emit-position", "emit-norm"}),
         (MIXTURE, {"emit-moe-load-balancing"}),
         ({**UNBALANCED, "parallel.ep": 4}, {"emit-ep"}),
         ({**UNBALANCED, "parallel.etp": 2}, {"emit-etp"}),
-        ({**UNBALANCED, "training.moe_z_loss_coeff": 1e-3, "model.shared_expert_ffn": 64,
-          "model.shared_expert_gate": True, "model.router_groups": 4,
-          "model.router_groups_per_token": 2, "model.mtp_layers": 1},
-         {"emit-moe-z-loss-coeff", "emit-shared-expert-gate", "emit-router-groups",
-          "emit-mtp-layers"}),
+        (
+            {
+                **UNBALANCED,
+                "training.moe_z_loss_coeff": 1e-3,
+                "model.shared_expert_ffn": 64,
+                "model.shared_expert_gate": True,
+                "model.router_groups": 4,
+                "model.router_groups_per_token": 2,
+                "model.mtp_layers": 1,
+            },
+            {"emit-moe-z-loss-coeff", "emit-shared-expert-gate", "emit-router-groups", "emit-mtp-layers"},
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_it_cannot_say(settings: Settings, rules: set[str]) -> None:
     assert set(refusals({**SHAPE, **settings}, "torchtitan")) == rules
 
@@ -125,9 +140,7 @@ def test_what_it_cannot_say(settings: Settings, rules: set[str]) -> None:
 def test_its_own_classes_have_the_plan_s_groups_and_stages(name: str) -> None:
     reason = "torchtitan is not installed"
     configs = pytest.importorskip("torchtitan.config.configs", reason=reason, exc_type=ImportError)
-    dims = pytest.importorskip(
-        "torchtitan.distributed.parallel_dims", reason=reason, exc_type=ImportError
-    )
+    dims = pytest.importorskip("torchtitan.distributed.parallel_dims", reason=reason, exc_type=ImportError)
     plan = plan_of({**SHAPE, **LAYOUTS[name]})
     job, topology = plan.job, plan.require_legal()
     sizes, training = said(plan)
@@ -170,24 +183,27 @@ def test_its_own_trainer_takes_the_config(name: str) -> None:
 # take `torchdata datasets tokenizers tensorboard`)."""
 
 SIZES: Settings = {
-    "model": "llama-3-8b", "cluster.nodes": 1, "cluster.gpus_per_node": 8, "parallel.zero": 3,
-    "training.dtype": "bf16", "training.global_batch_size": 64,
-}  # fmt: skip
-SCALING = {
-    "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-    "original_max_position": 8192.0,
-}  # fmt: skip
+    "model": "llama-3-8b",
+    "cluster.nodes": 1,
+    "cluster.gpus_per_node": 8,
+    "parallel.zero": 3,
+    "training.dtype": "bf16",
+    "training.global_batch_size": 64,
+}
+SCALING = {"factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position": 8192.0}
 RATES: dict[str, Settings] = {
     "cosine": {},
     "linear": {"training.lr_schedule": "linear", "training.min_learning_rate": 0.0},
     "constant": {"training.lr_schedule": "constant", "training.warmup_steps": 0},
     "wsd": {
-        "training.lr_schedule": "wsd", "training.lr_wsd_decay_steps": 17,
-        "training.lr_wsd_decay_style": "minus_sqrt", "training.steps": 60,
+        "training.lr_schedule": "wsd",
+        "training.lr_wsd_decay_steps": 17,
+        "training.lr_wsd_decay_style": "minus_sqrt",
+        "training.steps": 60,
     },
     "longer decay": {"training.lr_decay_steps": 150, "training.learning_rate": 1e-6},
     "all warm-up": {"training.warmup_steps": 130},
-}  # fmt: skip
+}
 
 
 def body_of(**settings: Any) -> str:
@@ -241,10 +257,14 @@ ASSIGNED = re.compile(r"(config(?:\.\w+)?|rope|router|layer\.moe)\.(\w+)(?:,| = 
 def check_fields(text: str) -> None:
     """Every field that is assigned is one of its class."""
     classes = {
-        "config": "Trainer.Config", "config.training": "TrainingConfig", "rope": "RoPE.Config",
-        "config.debug": "DebugConfig", "config.compile": "CompileConfig",
-        "layer.moe": "MoE.Config", "router": "TokenChoiceTopKRouter.Config",
-    }  # fmt: skip
+        "config": "Trainer.Config",
+        "config.training": "TrainingConfig",
+        "rope": "RoPE.Config",
+        "config.debug": "DebugConfig",
+        "config.compile": "CompileConfig",
+        "layer.moe": "MoE.Config",
+        "router": "TokenChoiceTopKRouter.Config",
+    }
     for target, field in ASSIGNED.findall(text):
         assert field in fields_of("torchtitan", classes[target]), (target, field)
 
@@ -252,11 +272,10 @@ def check_fields(text: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "rule"),
     [
-        ({"training.lr_schedule": "wsd", "training.lr_wsd_decay_steps": 10},
-         "emit-lr-wsd-decay-style"),
+        ({"training.lr_schedule": "wsd", "training.lr_wsd_decay_steps": 10}, "emit-lr-wsd-decay-style"),
         ({"training.lr_decay_steps": 50}, "emit-lr-decay-steps"),
     ],
-)  # fmt: skip
+)
 def test_a_schedule_that_it_lacks_is_refused(settings: Settings, rule: str) -> None:
     assert set(refusals({**SHAPE, **settings}, "torchtitan")) == {rule}
 
@@ -273,9 +292,7 @@ def test_norms_of_a_first_stage_without_layers_decay_as_a_note_says() -> None:
 def names_in(body: str) -> dict[str, Any]:
     """What an emitted file defines, where torchtitan is installed with what it imports."""
     reason = "torchtitan with what its flavours import is not installed"
-    pytest.importorskip(
-        "torchtitan.models.llama3.config_registry", reason=reason, exc_type=ImportError
-    )
+    pytest.importorskip("torchtitan.models.llama3.config_registry", reason=reason, exc_type=ImportError)
     names: dict[str, Any] = {}
     exec(body, names)  # what this package wrote, from settings of this file
     return names
@@ -296,9 +313,7 @@ def test_its_own_scheduler_has_the_plan_s_rate_at_every_step(name: str) -> None:
     optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], **kwargs)
     schedule = config.lr_scheduler.build(optimizers=[optimizer], training_steps=training.steps)
     for step in range(training.steps):
-        assert optimizer.param_groups[0]["lr"] == pytest.approx(
-            learning_rate(training, step), rel=1e-9, abs=1e-18
-        )
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(learning_rate(training, step), rel=1e-9, abs=1e-18)
         optimizer.step()
         schedule.step()
 
@@ -309,9 +324,7 @@ def test_its_own_model_is_the_plan_s(name: str) -> None:
     plan = plan_of({"model": name}, base=LLAMA)
     model, theirs = plan.job.model, config.model_spec.model
     assert model is not None
-    assert (theirs.dim, theirs.vocab_size, len(theirs.layers)) == (
-        model.hidden, model.vocab, model.layers,
-    )  # fmt: skip
+    assert (theirs.dim, theirs.vocab_size, len(theirs.layers)) == (model.hidden, model.vocab, model.layers)
     for layer in theirs.layers:
         rope = layer.attention.rope
         assert (rope.theta, rope.scaling, rope.scaling_factor) == (500000.0, "llama", 32.0)
@@ -320,35 +333,73 @@ def test_its_own_model_is_the_plan_s(name: str) -> None:
 
 # DeepSeek-V3 (arXiv 2412.19437), DeepSeek-V2-Lite and Qwen3-30B-A3B.
 V3_HEADS: Settings = {
-    "model.attention_kind": "mla", "model.kv_lora_rank": 512, "model.qk_nope_head_dim": 128,
-    "model.qk_rope_head_dim": 64, "model.v_head_dim": 128,
-}  # fmt: skip
+    "model.attention_kind": "mla",
+    "model.kv_lora_rank": 512,
+    "model.qk_nope_head_dim": 128,
+    "model.qk_rope_head_dim": 64,
+    "model.v_head_dim": 128,
+}
 MIXTURES: dict[str, Settings] = {
     "deepseek_v3_671b": {
-        **UNBALANCED, **V3_HEADS, "model.q_lora_rank": 1536, "model.layers": 61,
-        "model.hidden": 7168, "model.ffn": 18432, "model.heads": 128, "model.vocab": 129280,
-        "model.experts": 256, "model.experts_per_token": 8, "model.expert_ffn": 2048,
-        "model.shared_expert_ffn": 2048, "model.dense_layers": 3, "model.router_score": "sigmoid",
-        "model.router_bias": True, "model.router_groups": 8, "model.router_groups_per_token": 4,
+        **UNBALANCED,
+        **V3_HEADS,
+        "model.q_lora_rank": 1536,
+        "model.layers": 61,
+        "model.hidden": 7168,
+        "model.ffn": 18432,
+        "model.heads": 128,
+        "model.vocab": 129280,
+        "model.experts": 256,
+        "model.experts_per_token": 8,
+        "model.expert_ffn": 2048,
+        "model.shared_expert_ffn": 2048,
+        "model.dense_layers": 3,
+        "model.router_score": "sigmoid",
+        "model.router_bias": True,
+        "model.router_groups": 8,
+        "model.router_groups_per_token": 4,
         "model.router_scale": 2.5,
     },
     "deepseek_v3_16b": {
-        **UNBALANCED, **V3_HEADS, "model.layers": 27, "model.hidden": 2048, "model.ffn": 10944,
-        "model.heads": 16, "model.vocab": 102400, "model.experts": 64,
-        "model.experts_per_token": 6, "model.expert_ffn": 1408, "model.shared_expert_ffn": 2816,
-        "model.dense_layers": 1, "model.router_renormalize": False,
+        **UNBALANCED,
+        **V3_HEADS,
+        "model.layers": 27,
+        "model.hidden": 2048,
+        "model.ffn": 10944,
+        "model.heads": 16,
+        "model.vocab": 102400,
+        "model.experts": 64,
+        "model.experts_per_token": 6,
+        "model.expert_ffn": 1408,
+        "model.shared_expert_ffn": 2816,
+        "model.dense_layers": 1,
+        "model.router_renormalize": False,
     },
     "qwen3_30b_a3b": {
-        **UNBALANCED, "model.layers": 48, "model.hidden": 2048, "model.heads": 32,
-        "model.kv_heads": 4, "model.head_dim": 128, "model.vocab": 151936, "model.experts": 128,
-        "model.experts_per_token": 8, "model.expert_ffn": 768, "model.qk_norm": True,
-        "model.norm_epsilon": 1e-6, "model.rotary_base": 1e6,
+        **UNBALANCED,
+        "model.layers": 48,
+        "model.hidden": 2048,
+        "model.heads": 32,
+        "model.kv_heads": 4,
+        "model.head_dim": 128,
+        "model.vocab": 151936,
+        "model.experts": 128,
+        "model.experts_per_token": 8,
+        "model.expert_ffn": 768,
+        "model.qk_norm": True,
+        "model.norm_epsilon": 1e-6,
+        "model.rotary_base": 1e6,
     },
-}  # fmt: skip
+}
 SHARDED: Settings = {
-    "model.seq_length": 4096, "cluster.nodes": 2, "cluster.gpus_per_node": 8, "parallel.zero": 3,
-    "parallel.ep": 8, "training.dtype": "bf16", "training.global_batch_size": 64,
-}  # fmt: skip
+    "model.seq_length": 4096,
+    "cluster.nodes": 2,
+    "cluster.gpus_per_node": 8,
+    "parallel.zero": 3,
+    "parallel.ep": 8,
+    "training.dtype": "bf16",
+    "training.global_batch_size": 64,
+}
 
 
 @pytest.mark.parametrize("name", MIXTURES)
@@ -357,8 +408,7 @@ def test_a_flavor_with_experts(name: str) -> None:
     assert f"config = {name}()" in emitted.body
     check_fields(emitted.body)
     assert "router.score_func" in emitted.body
-    other = emit_plan(plan_of({**MIXTURES[name], "model.experts_per_token": 4}, base=SHARDED),
-                      "torchtitan")  # fmt: skip
+    other = emit_plan(plan_of({**MIXTURES[name], "model.experts_per_token": 4}, base=SHARDED), "torchtitan")
     assert name not in other.body
     assert any("experts of width" in note for note in other.notes)
     assert any("centres" in note for note in emitted.notes) == (name == "deepseek_v3_671b")
@@ -370,24 +420,22 @@ def test_its_own_model_with_experts_is_the_plan_s(name: str) -> None:
     config, model = made_by(emit_plan(plan, "torchtitan").body), plan.job.model
     assert model is not None
     theirs = config.model_spec.model
-    assert (theirs.dim, theirs.vocab_size, len(theirs.layers)) == (
-        model.hidden, model.vocab, model.layers,
-    )  # fmt: skip
+    assert (theirs.dim, theirs.vocab_size, len(theirs.layers)) == (model.hidden, model.vocab, model.layers)
     assert config.parallelism.expert_parallel_degree == 8
     for number, layer in enumerate(theirs.layers):
         assert (layer.moe is not None) == model.has_experts(number)
-        assert (layer.attention.rope.scaling, layer.attention.rope.theta) == (
-            "none", model.rotary_base,
-        )  # fmt: skip
+        assert (layer.attention.rope.scaling, layer.attention.rope.theta) == ("none", model.rotary_base)
         if layer.moe is None:
             assert layer.feed_forward.w1.out_features == model.ffn
             continue
         experts, router = layer.moe.routed_experts.inner_experts, layer.moe.router
         assert (experts.num_experts, experts.hidden_dim) == (model.experts, model.expert_width)
         assert (router.top_k, router.score_func, router.route_norm, router.route_scale) == (
-            model.experts_per_token, model.router_score, model.router_renormalize,
+            model.experts_per_token,
+            model.router_score,
+            model.router_renormalize,
             model.router_scale,
-        )  # fmt: skip
+        )
         shared = layer.moe.shared_experts
         assert (shared.w1.out_features if shared else 0) == model.shared_expert_ffn
         assert layer.moe.load_balance_coeff == (1e-3 if model.router_bias else None)
@@ -398,9 +446,7 @@ def test_yarn_of_latent_attention_is_torchtitan_s() -> None:
     yarn = {"factor": 40.0, "original_max_position": 4096.0, "attention_factor": 1.0}
     scale = 0.1352337788608801
     settings = {"model.yarn_scaling": yarn, "model.attention_scale": scale}
-    body = emit_plan(
-        plan_of({**MIXTURES["deepseek_v3_671b"], **settings}, base=SHARDED), "torchtitan"
-    ).body
+    body = emit_plan(plan_of({**MIXTURES["deepseek_v3_671b"], **settings}, base=SHARDED), "torchtitan").body
     check_fields(body)
     layer = made_by(body).model_spec.model.layers[0].attention
     rope = layer.rope
@@ -418,12 +464,7 @@ def test_its_own_optimizer_leaves_norms_without_weight_decay() -> None:
         layer = config.model_spec.model.layers[0].build()
     config.optimizer.implementation = "for-loop"  # fused is of CUDA
     (adamw,) = OptimizersContainer(config.optimizer, model_parts=[layer])
-    decays = {
-        name: group["weight_decay"]
-        for group in adamw.param_groups for name in group["param_names"]
-    }  # fmt: skip
+    decays = {name: group["weight_decay"] for group in adamw.param_groups for name in group["param_names"]}
     dims = {name: value.dim() for name, value in layer.named_parameters()}
     assert decays == {name: 0.1 if dim > 1 else 0.0 for name, dim in dims.items()}
-    assert {(g["lr"], g["betas"], g["eps"]) for g in adamw.param_groups} == {
-        (3e-4, (0.9, 0.95), 1e-8)
-    }
+    assert {(g["lr"], g["betas"], g["eps"]) for g in adamw.param_groups} == {(3e-4, (0.9, 0.95), 1e-8)}

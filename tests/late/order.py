@@ -149,9 +149,7 @@ class StreamOrder:
             kept = {use.stream for use in held.uses if use.stream != HOST}
         return {stream: self.clock(stream).get(stream, 0) for stream in kept}
 
-    def use(
-        self, stream: str, memory: int, words: str, *, writes: bool, extent: tuple[int, int] = WHOLE
-    ) -> None:
+    def use(self, stream: str, memory: int, words: str, *, writes: bool, extent: tuple[int, int] = WHOLE) -> None:
         """One use of a memory. Raises Race where another use of it is in no order with it."""
         with self.lock:
             held = self.memories.setdefault(memory, Memory(stream))

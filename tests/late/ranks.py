@@ -32,11 +32,7 @@ from tests.train.runtime.tiny import trained_rank
 
 
 def run_late_ranks(
-    function: Callable[..., Any],
-    n: int,
-    *args: Any,
-    timeout: float = 100,
-    is_serial: bool = False,
+    function: Callable[..., Any], n: int, *args: Any, timeout: float = 100, is_serial: bool = False
 ) -> list[Any]:
     """`function(rank, size, world, *args)` on n ranks of a late world; results by rank. is_serial:
     as of LateWorld. Raises AssertionError with the traceback of the first rank that failed, or at
@@ -107,9 +103,7 @@ def train_late(job: JobSpec, run_dir: Path, *, is_serial: bool = False) -> list[
     return run_late_ranks(_train_late_rank, n, raw, str(run_dir), is_serial=is_serial)
 
 
-def _train_late_rank(
-    rank: int, size: int, world: LateWorld, raw: dict[str, Any], run_dir: str
-) -> dict[str, Any]:
+def _train_late_rank(rank: int, size: int, world: LateWorld, raw: dict[str, Any], run_dir: str) -> dict[str, Any]:
     trainer = late_trainer(parse(raw), Path(run_dir), rank, world)
     result = trained_rank(trainer)
     if trainer.saver.copies is not None:

@@ -60,9 +60,8 @@ class RecordedLinks(StageLinks):
     """Links whose buffers are of the receiving stream, and kept in mind for the computing one."""
 
     def start_receive(
-        self, direction: Direction, shape: Sequence[int], like: Tensor, stage: int, *,
-        number: int = 0,
-    ) -> Pending:  # fmt: skip
+        self, direction: Direction, shape: Sequence[int], like: Tensor, stage: int, *, number: int = 0
+    ) -> Pending:
         with self.stream.running():
             buffer = torch.empty(shape)
             pending = self.group.start_receive(buffer, stage)

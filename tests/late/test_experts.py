@@ -23,8 +23,7 @@ def _late(rank: int, size: int, world: LateWorld) -> list[list[Any]]:
     assert every.sends_beside
     groups = {"tp": one, "cp": one, "edp": one}
     groups |= dict.fromkeys(("dp", "ep", "etp_ep", "world"), every)
-    return [_tensors(_result(rank, size, LAYOUTS["ep 2"], CONFIGS[kind], _full, groups=groups))
-            for kind in KINDS]  # fmt: skip
+    return [_tensors(_result(rank, size, LAYOUTS["ep 2"], CONFIGS[kind], _full, groups=groups)) for kind in KINDS]
 
 
 def _tensors(result: dict[str, Any]) -> list[Tensor]:

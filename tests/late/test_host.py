@@ -22,8 +22,7 @@ from tests.late.world import LateMark, LateWorld
 from tests.train.runtime.tiny import make_trainer, tiny_job
 
 CPU = torch.device("cpu")
-OFTEN = {"training__steps": 4, "training__eval_samples": 0, "checkpoint__interval": 1,
-         "training__clip_norm": 0.0}  # fmt: skip
+OFTEN = {"training__steps": 4, "training__eval_samples": 0, "checkpoint__interval": 1, "training__clip_norm": 0.0}
 
 
 def pinned() -> Tensor:
@@ -36,9 +35,7 @@ def test_a_buffer_of_the_host_is_refilled_when_its_copy_has_passed() -> None:
     with LateWorld(0).entered():
         buffer = pinned()
         copy = buffer.to(CPU, non_blocking=True)
-        with pytest.raises(
-            Race, match=r"fill_.* writes what .*copy_.*: the host does not wait for"
-        ):
+        with pytest.raises(Race, match=r"fill_.* writes what .*copy_.*: the host does not wait for"):
             buffer.fill_(2)
         assert (copy + 1).tolist() == [2] * 4
         buffer.fill_(2)

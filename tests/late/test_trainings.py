@@ -24,9 +24,7 @@ def zero(stage: int, **more: Any) -> dict[str, Any]:
     return {"dp": 2, "parallel__zero": stage, **more}
 
 
-CASES: dict[str, dict[str, Any]] = {
-    "vpp": {**layout(2, 2, "interleaved"), **FOUR},
-}
+CASES: dict[str, dict[str, Any]] = {"vpp": {**layout(2, 2, "interleaved"), **FOUR}}
 SLOW: dict[str, dict[str, Any]] = {
     "tp, sp": {"tp": 2, **SEQUENCE},
     "zero 3": zero(3, **OFFLOAD),
@@ -50,12 +48,7 @@ SLOW: dict[str, dict[str, Any]] = {
     "bf16": {**layout(2, dp=2), "training__dtype": "bf16", "parallel__zero": 1},
     "2d": {"tp": 4, "parallel__tensor_mode": "2d"},
     "2.5d": {"tp": 4, "parallel__tensor_mode": "2.5d"},
-    "3d": {
-        "tp": 8,
-        "parallel__tensor_mode": "3d",
-        "model__heads": 8,
-        "training__micro_batch_size": 4,
-    },
+    "3d": {"tp": 8, "parallel__tensor_mode": "3d", "model__heads": 8, "training__micro_batch_size": 4},
     "t5": {**layout(2, tp=2), **T5},
     "bert": {**layout(2, cp=2), **SHAPES["bert"]},
     "glm": {**layout(2, 2), **SHAPES["glm"], **FOUR},
@@ -68,14 +61,16 @@ SLOW: dict[str, dict[str, Any]] = {
 
 
 def late_job(data: Path, changes: dict[str, Any]):
-    usual = {"training__steps": 3, "checkpoint__interval": 2, "launch__shared_memory": False,
-             "training__clip_norm": 0.0}  # fmt: skip
+    usual = {
+        "training__steps": 3,
+        "checkpoint__interval": 2,
+        "launch__shared_memory": False,
+        "training__clip_norm": 0.0,
+    }
     return tiny_job(data, **{**usual, **changes})
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) for name in (*CASES, *SLOW)]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in (*CASES, *SLOW)])
 def test_losses_are_those_of_the_ordinary_world(data, tmp_path, name: str) -> None:
     """Two steps, a checkpoint, a third, an evaluation, and the checkpoint at the end."""
     job = late_job(data, {**CASES, **SLOW}[name])
@@ -94,8 +89,7 @@ def _files(run_dir: Path, step: int) -> dict[str, bytes]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name",
-    ["zero 3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("vpp", "zero 2, pp"))],
+    "name", ["zero 3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("vpp", "zero 2, pp"))]
 )
 def test_a_checkpoint_is_resumed(data, tmp_path, name: str) -> None:
     """A second training of the same run directory goes on after its last checkpoint."""

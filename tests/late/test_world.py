@@ -49,15 +49,19 @@ def test_results_are_those_of_the_ordinary_world():
         both = {"all_gather": [0, 1, 2, 3, 10, 11, 12, 13]}
         half = [[10, 12], [14, 16]][rank]
         assert results == {
-            "all_reduce": [10, 12, 14, 16], "max": [10, 11, 12, 13], **both,
+            "all_reduce": [10, 12, 14, 16],
+            "max": [10, 11, 12, 13],
+            **both,
             "samples": [[0, 1, 10, 11], [2, 3, 12, 13]],
             "sums": [[[10], [14]], [[12], [16]]][rank],
-            "into": both["all_gather"], "reduce_scatter": half, "in_place": half,
+            "into": both["all_gather"],
+            "reduce_scatter": half,
+            "in_place": half,
             "all_to_all": [[0, 1, 10, 11], [2, 3, 12, 13]][rank],
             "rows": [[0, 10], [1, 2, 3, 11, 12, 13]][rank],
             "broadcast": [10, 11, 12, 13],
             "reduce": [[10, 12, 14, 16], [10, 11, 12, 13]][rank],
-        }  # fmt: skip
+        }
 
 
 def read_before_wait(group: Group, x: Tensor) -> None:

@@ -24,9 +24,22 @@ from tests.late.order import HOST
 if TYPE_CHECKING:
     from tests.late.world import LateWorld
 
-OF_SHAPES = ("empty", "empty_like", "new_empty", "new_empty_strided", "zeros_like", "ones_like",
-             "full_like", "new_zeros", "new_ones", "new_full", "rand_like", "randn_like",
-             "is_same_size", "device")  # fmt: skip
+OF_SHAPES = (
+    "empty",
+    "empty_like",
+    "new_empty",
+    "new_empty_strided",
+    "zeros_like",
+    "ones_like",
+    "full_like",
+    "new_zeros",
+    "new_ones",
+    "new_full",
+    "rand_like",
+    "randn_like",
+    "is_same_size",
+    "device",
+)
 RESIZES = (torch.ops.inductor.resize_storage_bytes_.default,)  # which no schema calls a write
 READS_NUMBER = torch.ops.aten._local_scalar_dense.default
 HOST_READS = (Tensor.tolist, Tensor.numpy, Tensor.__array__)
@@ -56,9 +69,7 @@ class TensorWatch(TorchDispatchMode):
         finally:
             self.is_paused = before
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
         if self.is_paused:
             return func(*args, **kwargs)
@@ -105,9 +116,7 @@ class HostCalls(TorchFunctionMode):
         super().__init__()
         self.world = world
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
         if func in HOST_READS:
             if self.world.is_host_s(args[0]):
@@ -133,9 +142,7 @@ def _decomposed(func: Any) -> Any:
     """In inference mode an operation made of others comes whole, and `flatten`, which may copy,
     looks like a view: what calls its parts, None where it has none."""
     key = "CompositeImplicitAutograd"
-    return (
-        func.decompose if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key) else None
-    )
+    return func.decompose if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key) else None
 
 
 def uses_of(func: Any, args: Any, kwargs: dict[str, Any]) -> Iterator[tuple[Tensor, bool]]:

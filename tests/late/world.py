@@ -117,9 +117,7 @@ class LateWorld:
         self.watch = TensorWatch(self)
         self.random = random.Random(rank)
 
-    def start(
-        self, group: LateGroup, kind: str, reads: Sequence[Tensor], writes: Sequence[Tensor]
-    ) -> LateWork:
+    def start(self, group: LateGroup, kind: str, reads: Sequence[Tensor], writes: Sequence[Tensor]) -> LateWork:
         """Note that a message begins: its stream waits for the current one. Raises Race."""
         stream = group.stream
         order, keys = self.order, [self.watch.see(tensor) for tensor in (*reads, *writes)]
@@ -314,9 +312,7 @@ class LateGroup(dist.ProcessGroup):
         """See torch.distributed.all_gather_into_tensor."""
 
         def do(sent: list[Tensor], received: list[Tensor]) -> None:
-            _method(self.inner, "all_gather_single", "_allgather_base")(
-                received[0], sent[0], opts
-            ).wait()
+            _method(self.inner, "all_gather_single", "_allgather_base")(received[0], sent[0], opts).wait()
 
         return self._start("all_gather", [piece], [output], do)
 
@@ -324,15 +320,11 @@ class LateGroup(dist.ProcessGroup):
         """See torch.distributed.reduce_scatter_tensor."""
 
         def do(sent: list[Tensor], received: list[Tensor]) -> None:
-            _method(self.inner, "reduce_scatter_single", "_reduce_scatter_base")(
-                received[0], sent[0], opts
-            ).wait()
+            _method(self.inner, "reduce_scatter_single", "_reduce_scatter_base")(received[0], sent[0], opts).wait()
 
         return self._start("reduce_scatter", [blocks], [output], do)
 
-    def all_gather_single_coalesced(
-        self, outputs: list[Tensor], pieces: list[Tensor], opts: Any = None
-    ) -> LateWork:
+    def all_gather_single_coalesced(self, outputs: list[Tensor], pieces: list[Tensor], opts: Any = None) -> LateWork:
         """Several gathers in one call, which end together."""
 
         def do(sent: list[Tensor], received: list[Tensor]) -> None:
@@ -354,15 +346,11 @@ class LateGroup(dist.ProcessGroup):
 
         return self._start("reduce_scatter", blocks, outputs, do)
 
-    def all_to_all_single(
-        self, output: Tensor, blocks: Tensor, into: Any, out_of: Any, opts: Any = None
-    ) -> LateWork:
+    def all_to_all_single(self, output: Tensor, blocks: Tensor, into: Any, out_of: Any, opts: Any = None) -> LateWork:
         """See torch.distributed.all_to_all_single."""
 
         def do(sent: list[Tensor], received: list[Tensor]) -> None:
-            _method(self.inner, "all_to_all_single", "alltoall_base")(
-                received[0], sent[0], into, out_of, opts
-            ).wait()
+            _method(self.inner, "all_to_all_single", "alltoall_base")(received[0], sent[0], into, out_of, opts).wait()
 
         return self._start("all_to_all", [blocks], [output], do)
 
@@ -478,9 +466,7 @@ def host_thread() -> str:
     return HOST if thread is threading.main_thread() else f"thread {thread.name}"
 
 
-def join_late(
-    store: dist.Store, rank: int, size: int, timeout: timedelta, *, is_serial: bool = False
-) -> None:
+def join_late(store: dist.Store, rank: int, size: int, timeout: timedelta, *, is_serial: bool = False) -> None:
     """Make a late default group; groups made of it are late too. is_serial: as of LateWorld."""
     world = LateWorld(rank, patience=timeout.total_seconds() / 2, is_serial=is_serial)
 

@@ -29,9 +29,7 @@ def _die_with_parent() -> None:
 class Daemon:
     """One daemon. Its output is appended to `log`."""
 
-    def __init__(
-        self, command: Sequence[str], log: Path, env: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, command: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> None:
         self.command, self.log = [*command], log
         with log.open("ab") as stream:
             self.process = subprocess.Popen(
@@ -72,9 +70,7 @@ def descendants(pid: int) -> list[psutil.Process]:
     return []
 
 
-def wait_until(
-    condition: Callable[[], bool], seconds: float, what: str | Callable[[], str]
-) -> float:
+def wait_until(condition: Callable[[], bool], seconds: float, what: str | Callable[[], str]) -> float:
     """Seconds until the condition held, looked at every 0.05 s. Raises AssertionError with `what`
     when it does not within so many seconds."""
     start = time.monotonic()

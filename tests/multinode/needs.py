@@ -29,9 +29,7 @@ NEEDS = {
     ),
     "ssh": Need(("sshd", "ssh", "ssh-keygen"), ("openssh-server", "openssh-client")),
     "netns": Need(("ip",), ("iproute2",)),
-    "nfs": Need(
-        ("exportfs", "rpc.mountd", "rpc.nfsd", "mount.nfs4"), ("nfs-kernel-server", "nfs-common")
-    ),
+    "nfs": Need(("exportfs", "rpc.mountd", "rpc.nfsd", "mount.nfs4"), ("nfs-kernel-server", "nfs-common")),
     "loss": Need(("iptables",), ("iptables",)),
 }
 """By the word that a test file gives to `pytest.mark.cluster`."""
@@ -67,10 +65,7 @@ def install() -> int:
         return 0
     # A service that the package would start is not wanted: tests start their own daemons.
     env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
-    for command in (
-        ["update", "-q"],
-        ["install", "-q", "-y", "--no-install-recommends", *packages],
-    ):
+    for command in (["update", "-q"], ["install", "-q", "-y", "--no-install-recommends", *packages]):
         done = subprocess.run(["apt-get", *command], env=env, check=False)
         if done.returncode:
             return done.returncode

@@ -152,18 +152,21 @@ class SlurmCluster:
 
 
 @contextmanager
-def slurm_cluster(
-    folder: Path, *, names: Sequence[str] = NODES, slurmd_seconds: int = 60
-) -> Iterator[SlurmCluster]:
+def slurm_cluster(folder: Path, *, names: Sequence[str] = NODES, slurmd_seconds: int = 60) -> Iterator[SlurmCluster]:
     """A Slurm that runs inside of the block. names: n1, n2, ...; slurmd_seconds: after which a
     silent node is down."""
     cluster = _configured(folder, len(names), slurmd_seconds)
     munge = [
-        _path("munged"), "--foreground", "--force",
-        f"--key-file={folder}/munge.key", f"--socket={folder}/munge.socket",
-        f"--pid-file={folder}/munge.pid", f"--log-file={folder}/munge.log",
-        f"--seed-file={folder}/munge.seed", "--num-threads=2",
-    ]  # fmt: skip
+        _path("munged"),
+        "--foreground",
+        "--force",
+        f"--key-file={folder}/munge.key",
+        f"--socket={folder}/munge.socket",
+        f"--pid-file={folder}/munge.pid",
+        f"--log-file={folder}/munge.log",
+        f"--seed-file={folder}/munge.seed",
+        "--num-threads=2",
+    ]
     daemons = [Daemon(munge, folder / "munge.out", cluster.env)]
     try:
         wait_until((folder / "munge.socket").exists, 10, cluster.logs)

@@ -25,11 +25,25 @@ LONG = ("--set", "training.steps=100000", "--set", "checkpoint.interval=0")
 def launch_arguments(data: Path, run: Path, *more: str, **settings: object) -> list[str]:
     """The command line of a job of two nodes with two ranks each; `name__key` is `name.key`."""
     dotted = {name.replace("__", "."): value for name, value in settings.items()}
-    given = {**SETTINGS, "data.path": str(data), "cluster.nodes": 2, "cluster.gpus_per_node": 2,
-             "training.eval_samples": 0, **dotted}  # fmt: skip
+    given = {
+        **SETTINGS,
+        "data.path": str(data),
+        "cluster.nodes": 2,
+        "cluster.gpus_per_node": 2,
+        "training.eval_samples": 0,
+        **dotted,
+    }
     sets = [f"{key}={json.dumps(value)}" for key, value in given.items()]
-    return [*MPCTL, "launch", *(part for one in sets for part in ("--set", one)),
-            "--on", "slurm", "--run-dir", str(run), *more]  # fmt: skip
+    return [
+        *MPCTL,
+        "launch",
+        *(part for one in sets for part in ("--set", one)),
+        "--on",
+        "slurm",
+        "--run-dir",
+        str(run),
+        *more,
+    ]
 
 
 @dataclass
@@ -119,16 +133,12 @@ class SlurmRun:
         wait_until(lambda: not self.processes(), seconds, lambda: f"gone: {self.processes()}")
 
 
-def allocated(
-    cluster: SlurmCluster, command: list[str], run: Path, *, nodes: int = 2, **environment: str
-) -> SlurmRun:
+def allocated(cluster: SlurmCluster, command: list[str], run: Path, *, nodes: int = 2, **environment: str) -> SlurmRun:
     """Run a launch in an allocation of so many nodes. environment: set inside of it."""
     setting = [f"{name}={value}" for name, value in environment.items()]
     salloc = ["salloc", "-Q", f"-N{nodes}", "--ntasks-per-node=1", "env", *setting, *command]
     with run.with_suffix(".out").open("wb") as out:
-        process = subprocess.Popen(
-            salloc, env=cluster.env, stdin=subprocess.DEVNULL, stdout=out, stderr=out
-        )
+        process = subprocess.Popen(salloc, env=cluster.env, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
     return SlurmRun(cluster, run, salloc=process)
 
 

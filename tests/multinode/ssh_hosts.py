@@ -88,24 +88,18 @@ class SshHosts:
         lines = [f"Host {name}", *(f"  {key} {value}" for key, value in settings.items())]
         self.config.write_text("\n".join(lines) + "\n" + self.config.read_text())
 
-    def start(
-        self, name: str, *, env: Mapping[str, str] | None = None, hide: Path | None = None
-    ) -> None:
+    def start(self, name: str, *, env: Mapping[str, str] | None = None, hide: Path | None = None) -> None:
         """Start the sshd of a host. env: variables that its logins have; hide: a folder in whose
         place the host sees an empty one of its own."""
         host = self.hosts[name]
         config = self.folder / f"sshd-{name}"
         more = "".join(f' "{key}={value}"' for key, value in (env or {}).items())
-        text = SSHD_CONFIG.format(
-            address=host.address, port=host.port, folder=self.folder, name=name, more=more
-        )
+        text = SSHD_CONFIG.format(address=host.address, port=host.port, folder=self.folder, name=name, more=more)
         config.write_text(text)
         sshd = [path_of("sshd"), "-D", "-e", "-f", str(config)]
         log = self.folder / f"sshd-{name}.log"
         host.daemon = Daemon([*_inside(host, hide), *sshd], log)
-        wait_until(
-            lambda: "Server listening" in log.read_text(), 10, lambda: f"{name}: {log.read_text()}"
-        )
+        wait_until(lambda: "Server listening" in log.read_text(), 10, lambda: f"{name}: {log.read_text()}")
 
     def stop(self, name: str) -> None:
         """Kill the sshd of a host and every login: the host is gone."""
@@ -113,9 +107,7 @@ class SshHosts:
         if daemon is not None:
             daemon.end(signal.SIGKILL)
 
-    def restart(
-        self, name: str, *, env: Mapping[str, str] | None = None, hide: Path | None = None
-    ) -> None:
+    def restart(self, name: str, *, env: Mapping[str, str] | None = None, hide: Path | None = None) -> None:
         """The same host, started anew with other settings."""
         self.stop(name)
         (self.folder / f"sshd-{name}.log").unlink()

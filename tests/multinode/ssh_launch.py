@@ -30,8 +30,16 @@ def ssh_arguments(hosts: SshHosts, hostfile: Path, data: Path, run_dir: Path) ->
         "launch.timeout_seconds": 30,
     }
     sets = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
-    return ["launch", *(part for one in sets for part in ("--set", one)), "--on", "ssh",
-            "--hostfile", str(hostfile), "--run-dir", str(run_dir)]  # fmt: skip
+    return [
+        "launch",
+        *(part for one in sets for part in ("--set", one)),
+        "--on",
+        "ssh",
+        "--hostfile",
+        str(hostfile),
+        "--run-dir",
+        str(run_dir),
+    ]
 
 
 def ssh_launch(hosts: SshHosts, data: Path, run_dir: Path, *more: str) -> SshRun:

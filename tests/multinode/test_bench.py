@@ -21,10 +21,17 @@ from tests.multinode.ssh_launch import SshRun, kill
 from tests.run.launch.command import end_all, start, wait_for
 
 SMALL: dict[str, Any] = {
-    "model.family": "gpt", "model.layers": 2, "model.hidden": 32, "model.heads": 8,
-    "model.ffn": 128, "model.vocab": 64, "model.seq_length": 8, "training.micro_batch_size": 4,
-    "launch.device": "cpu", "launch.timeout_seconds": 30,
-}  # fmt: skip
+    "model.family": "gpt",
+    "model.layers": 2,
+    "model.hidden": 32,
+    "model.heads": 8,
+    "model.ffn": 128,
+    "model.vocab": 64,
+    "model.seq_length": 8,
+    "training.micro_batch_size": 4,
+    "launch.device": "cpu",
+    "launch.timeout_seconds": 30,
+}
 HOSTS = {0: "n1", 1: "n1", 2: "n2", 3: "n2"}
 ENDLESS = ("--rounds", "100000")
 
@@ -43,8 +50,7 @@ def sets(settings: dict[str, Any]) -> list[str]:
 def modes(out: Path, *more: str) -> list[str]:
     """A bench of four ranks, which are one row and a square of two hosts with two ranks each."""
     settings = {**SMALL, "cluster.nodes": 2}
-    return ["bench", "tensor-modes", "--ranks", "4", "--steps", "1", *sets(settings), "--out",
-            str(out), *more]  # fmt: skip
+    return ["bench", "tensor-modes", "--ranks", "4", "--steps", "1", *sets(settings), "--out", str(out), *more]
 
 
 def over_ssh(hosts: SshHosts, out: Path, *more: str) -> SshRun:
@@ -85,9 +91,7 @@ def test_ctrl_c_keeps_what_was_measured(ssh_hosts: SshHosts, tmp_path: Path) -> 
 
 @pytest.mark.cluster("ssh")
 @pytest.mark.parametrize("kind", ["agent", "rank"])
-def test_a_lost_process_ends_the_bench_and_names_its_host(
-    ssh_hosts: SshHosts, tmp_path: Path, kind: str
-) -> None:
+def test_a_lost_process_ends_the_bench_and_names_its_host(ssh_hosts: SshHosts, tmp_path: Path, kind: str) -> None:
     out = tmp_path / "out"
     run = over_ssh(ssh_hosts, out, *ENDLESS)
     wait_for(lambda: (out / "report.json").exists())
@@ -110,15 +114,36 @@ def test_collectives_within_and_between_hosts(ssh_hosts: SshHosts, tmp_path: Pat
     """Ranks of tp share a host and its memory, those of dp do not."""
     out, hostfile = tmp_path / "out", ssh_hosts.hostfile("n1 slots=2", "n2 slots=2")
     settings = {"launch.ssh.config": str(ssh_hosts.config), "launch.timeout_seconds": 30}
-    argv = ["bench", "collectives", "--nodes", "2", "--gpus-per-node", "2", "--tp", "2", "--device",
-            "cpu", *sets(settings), "--hostfile", str(hostfile), "-b", "4K", "-e", "64K", "-n", "2",
-            "--rounds", "1", "--out", str(out), "--json"]  # fmt: skip
+    argv = [
+        "bench",
+        "collectives",
+        "--nodes",
+        "2",
+        "--gpus-per-node",
+        "2",
+        "--tp",
+        "2",
+        "--device",
+        "cpu",
+        *sets(settings),
+        "--hostfile",
+        str(hostfile),
+        "-b",
+        "4K",
+        "-e",
+        "64K",
+        "-n",
+        "2",
+        "--rounds",
+        "1",
+        "--out",
+        str(out),
+        "--json",
+    ]
     run = SshRun(start(argv, out)).ended()
     assert run.code == 0, run.launched.stderr
     rows = report(out)["results"]
-    ways = {
-        axis: {row["transport"] for row in rows if row["axis"] == axis} for axis in ("tp", "dp_cp")
-    }
+    ways = {axis: {row["transport"] for row in rows if row["axis"] == axis} for axis in ("tp", "dp_cp")}
     assert ways == {"tp": {"gloo", "shared"}, "dp_cp": {"gloo"}}
     assert all(row["wrong"] == 0 for row in rows) and report(out)["is_complete"]
     assert recorded_hosts(out / "ranks-r1") == HOSTS
@@ -131,9 +156,32 @@ def test_collectives_across_hosts_are_right(ssh_hosts: SshHosts, tmp_path: Path)
     out = tmp_path / "out"
     hostfile = ssh_hosts.hostfile("n1 slots=2", "n2 slots=2")
     settings = {"launch.ssh.config": str(ssh_hosts.config), "launch.device": "cpu"}
-    argv = ["bench", "collectives", "--nodes", "2", "--gpus-per-node", "2", "--tp", "2", "--dp",
-            "2", "-e", "4K", "-n", "2", "--rounds", "1", "--kinds", "all_reduce,all_to_all",
-            *sets(settings), "--hostfile", str(hostfile), "--out", str(out), "--json"]  # fmt: skip
+    argv = [
+        "bench",
+        "collectives",
+        "--nodes",
+        "2",
+        "--gpus-per-node",
+        "2",
+        "--tp",
+        "2",
+        "--dp",
+        "2",
+        "-e",
+        "4K",
+        "-n",
+        "2",
+        "--rounds",
+        "1",
+        "--kinds",
+        "all_reduce,all_to_all",
+        *sets(settings),
+        "--hostfile",
+        str(hostfile),
+        "--out",
+        str(out),
+        "--json",
+    ]
     run = SshRun(start(argv, out)).ended()
     assert run.code == 0, run.launched.stderr
     rows = report(out)["results"]
@@ -151,13 +199,30 @@ def test_training_runs_of_a_bench_go_to_the_hosts(ssh_hosts: SshHosts, tmp_path:
     texts.write_text("a line of words that is read again and again\n" * 2000)
     hostfile = ssh_hosts.hostfile("n1 slots=2", "n2 slots=2")
     settings = {
-        **small_settings(texts), "cluster.nodes": 2, "cluster.gpus_per_node": 2, "parallel.tp": 2,
-        "parallel.dp": 2, "training.steps": 4, "launch.ssh.config": str(ssh_hosts.config),
-        "cluster.inter_node.bandwidth": 1e9, "cluster.inter_node.latency": 1e-4,
+        **small_settings(texts),
+        "cluster.nodes": 2,
+        "cluster.gpus_per_node": 2,
+        "parallel.tp": 2,
+        "parallel.dp": 2,
+        "training.steps": 4,
+        "launch.ssh.config": str(ssh_hosts.config),
+        "cluster.inter_node.bandwidth": 1e9,
+        "cluster.inter_node.latency": 1e-4,
         "launch.timeout_seconds": 30,
-    }  # fmt: skip
-    argv = ["bench", "verify", "demo", *sets(settings), "--hostfile", str(hostfile), "--rounds",
-            "1", "--out", str(out), "--json"]  # fmt: skip
+    }
+    argv = [
+        "bench",
+        "verify",
+        "demo",
+        *sets(settings),
+        "--hostfile",
+        str(hostfile),
+        "--rounds",
+        "1",
+        "--out",
+        str(out),
+        "--json",
+    ]
     run = SshRun(start(argv, out)).ended()
     assert run.code == 0, run.launched.stderr
     (row,) = report(out)["results"]
@@ -182,8 +247,9 @@ def test_ranks_of_an_allocation_measure(slurm: SlurmCluster, tmp_path: Path) -> 
 @pytest.mark.cluster("slurm")
 def test_outside_of_an_allocation_it_is_refused(slurm: SlurmCluster, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    done = subprocess.run([*MPCTL, *modes(out, "--on", "slurm")], capture_output=True, text=True,
-                          env=slurm.env, timeout=100)  # fmt: skip
+    done = subprocess.run(
+        [*MPCTL, *modes(out, "--on", "slurm")], capture_output=True, text=True, env=slurm.env, timeout=100
+    )
     assert done.returncode == 2 and "allocation" in done.stderr and not out.exists()
 
 
@@ -194,11 +260,29 @@ def test_layouts_of_fewer_ranks_take_the_first_slots(ssh_hosts: SshHosts, tmp_pa
     texts.write_text("a line of words that is read again and again\n" * 2000)
     hostfile = ssh_hosts.hostfile("n1 slots=2", "n2 slots=2")
     settings = {
-        **small_settings(texts), "cluster.nodes": 2, "cluster.gpus_per_node": 2, "parallel.tp": 2,
-        "training.steps": 3, "launch.ssh.config": str(ssh_hosts.config),
-    }  # fmt: skip
-    argv = ["bench", "scaling", "demo", "--world", "1,2,4", "--mode", "strong", "--rounds", "1",
-            *sets(settings), "--hostfile", str(hostfile), "--out", str(out)]  # fmt: skip
+        **small_settings(texts),
+        "cluster.nodes": 2,
+        "cluster.gpus_per_node": 2,
+        "parallel.tp": 2,
+        "training.steps": 3,
+        "launch.ssh.config": str(ssh_hosts.config),
+    }
+    argv = [
+        "bench",
+        "scaling",
+        "demo",
+        "--world",
+        "1,2,4",
+        "--mode",
+        "strong",
+        "--rounds",
+        "1",
+        *sets(settings),
+        "--hostfile",
+        str(hostfile),
+        "--out",
+        str(out),
+    ]
     run = SshRun(start(argv, out)).ended()
     assert run.code == 0, run.launched.stderr
     rows = report(out)["results"]
@@ -213,8 +297,24 @@ def test_kernels_are_those_of_the_host(ssh_hosts: SshHosts, tmp_path: Path) -> N
     out, hostfile = tmp_path / "out", ssh_hosts.hostfile("n2 slots=4")
     settings = {f"model.{key}": value for key, value in SHAPE.items()}
     own = sets({**settings, "launch.ssh.config": str(ssh_hosts.config)})
-    argv = ["bench", "kernels", "--quick", "--rounds", "1", "--ranks", "1,2", "--dtype", "fp32",
-            "--device", "cpu", *own, "--hostfile", str(hostfile), "--out", str(out)]  # fmt: skip
+    argv = [
+        "bench",
+        "kernels",
+        "--quick",
+        "--rounds",
+        "1",
+        "--ranks",
+        "1,2",
+        "--dtype",
+        "fp32",
+        "--device",
+        "cpu",
+        *own,
+        "--hostfile",
+        str(hostfile),
+        "--out",
+        str(out),
+    ]
     run = SshRun(start(argv, out)).ended()
     assert run.code == 0, run.launched.stderr
     found = report(out)

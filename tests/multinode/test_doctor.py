@@ -19,10 +19,19 @@ def doctor(hosts: SshHosts, run_dir: Path, *more: str) -> tuple[int, Diagnosis]:
     """Exit code and document of `mpctl doctor --on ssh` on n1 and n2."""
     hostfile = hosts.hostfile("n1 slots=2", "n2 slots=2")
     command = [
-        sys.executable, "-m", "mpctl", "doctor", "--hostfile", str(hostfile), "--set",
-        f"launch.ssh.config={json.dumps(str(hosts.config))}", "--run-dir", str(run_dir), "--json",
+        sys.executable,
+        "-m",
+        "mpctl",
+        "doctor",
+        "--hostfile",
+        str(hostfile),
+        "--set",
+        f"launch.ssh.config={json.dumps(str(hosts.config))}",
+        "--run-dir",
+        str(run_dir),
+        "--json",
         *more,
-    ]  # fmt: skip
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=180)
     assert done.stdout, done.stderr
     return done.returncode, Diagnosis.model_validate_json(done.stdout)
@@ -55,10 +64,7 @@ def test_two_hosts_without_a_job(ssh_hosts: SshHosts, tmp_path: Path) -> None:
     assert [host.host for host in diagnosis.hosts] == ["n1", "n2"]
     assert all(host.torch and host.folder and host.folder.is_shared for host in diagnosis.hosts)
     assert [pair.error for pair in diagnosis.pairs] == [None]
-    assert [(c.hosts, c.world_size, c.errors) for c in diagnosis.collectives] == [
-        (1, 2, {}),
-        (2, 2, {}),
-    ]
+    assert [(c.hosts, c.world_size, c.errors) for c in diagnosis.collectives] == [(1, 2, {}), (2, 2, {})]
     assert all(0 < seconds < 60 for seconds in diagnosis.connect_seconds)
     assert sorted(path.name for path in tmp_path.iterdir() if path.name != "ssh") == []
     assert processes(str(run_dir)) == []

@@ -32,16 +32,17 @@ def one_process(data: Path, tmp_path_factory: pytest.TempPathFactory) -> list[fl
     return column(train(tiny_job(data), tmp_path_factory.mktemp("one")))
 
 
-def step(
-    slurm: SlurmCluster, data: Path, run: Path, *srun: str
-) -> subprocess.CompletedProcess[str]:
+def step(slurm: SlurmCluster, data: Path, run: Path, *srun: str) -> subprocess.CompletedProcess[str]:
     """A step of two nodes whose tasks launch a job of two nodes with two ranks each; which backend
     that is follows from their environment."""
     command = launch_arguments(data, run, *TP_DP)
     at = command.index("--on")
     del command[at : at + 2]
-    return slurm.run(["srun", "-N2", "--overcommit", "--kill-on-bad-exit=1", *srun, *command],
-                     seconds=200, env={"OMP_NUM_THREADS": "1"})  # fmt: skip
+    return slurm.run(
+        ["srun", "-N2", "--overcommit", "--kill-on-bad-exit=1", *srun, *command],
+        seconds=200,
+        env={"OMP_NUM_THREADS": "1"},
+    )
 
 
 @pytest.mark.parametrize("tasks", [1, 2], ids=["a task a node", "a task a rank"])
@@ -58,9 +59,7 @@ def test_the_tasks_of_a_step_train_one_run(
     assert done.stdout.count("finished after 20 steps") == 1
 
 
-def test_tasks_that_are_dealt_to_the_nodes_in_turn_are_refused(
-    slurm: SlurmCluster, data: Path, tmp_path: Path
-) -> None:
+def test_tasks_that_are_dealt_to_the_nodes_in_turn_are_refused(slurm: SlurmCluster, data: Path, tmp_path: Path) -> None:
     done = step(slurm, data, tmp_path / "run", "--ntasks-per-node=2", "--distribution=cyclic")
     assert done.returncode == 2
     assert "--distribution=block" in done.stderr and not (tmp_path / "run/job.json").exists()

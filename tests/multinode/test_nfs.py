@@ -21,8 +21,11 @@ def test_the_second_launch_is_refused_while_the_first_lives(tmp_path: Path) -> N
     command = [unshare, "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
     done = subprocess.run(
         [*command, sys.executable, "-m", "tests.multinode.nfs", str(tmp_path)],
-        capture_output=True, text=True, timeout=SECONDS, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
     if done.returncode == NO_NFS:
         pytest.skip(f"nfs: {done.stderr.strip()}")
     assert done.returncode == 0, done.stderr

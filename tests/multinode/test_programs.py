@@ -46,13 +46,17 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
 
 
 @pytest.mark.cluster("ssh")
-def test_ranks_of_two_hosts_have_their_place_and_their_folder(
-    ssh_hosts: SshHosts, tmp_path: Path
-) -> None:
+def test_ranks_of_two_hosts_have_their_place_and_their_folder(ssh_hosts: SshHosts, tmp_path: Path) -> None:
     here, run_dir = tmp_path / "he re", tmp_path / "run"
     write(here, "where.py", WHERE)
-    over = ("--on", "ssh", "--hostfile", str(ssh_hosts.hostfile("n1 slots=2", "n2 slots=2")),
-            "--set", f"launch.ssh.config={ssh_hosts.config}")  # fmt: skip
+    over = (
+        "--on",
+        "ssh",
+        "--hostfile",
+        str(ssh_hosts.hostfile("n1 slots=2", "n2 slots=2")),
+        "--set",
+        f"launch.ssh.config={ssh_hosts.config}",
+    )
     run = SshRun(start(command(run_dir, "python where.py", *HOSTS, *over), run_dir, cwd=here))
     assert run.ended().code == 0, run.launched.stderr
     said = [json.loads(RunDir(run_dir).log(rank).read_text()) for rank in range(4)]
@@ -71,9 +75,16 @@ def test_a_program_that_fails_on_a_host_goes_on_there(
 ) -> None:
     run_dir = tmp_path / "run"
     trainer(tmp_path / "here")
-    over = ("--on", "ssh", "--hostfile", str(ssh_hosts.hostfile("n1 slots=1", "n2 slots=1")),
-            "--set", f"launch.ssh.config={ssh_hosts.config}",
-            "--set", "launch.max_restarts=1")  # fmt: skip
+    over = (
+        "--on",
+        "ssh",
+        "--hostfile",
+        str(ssh_hosts.hostfile("n1 slots=1", "n2 slots=1")),
+        "--set",
+        f"launch.ssh.config={ssh_hosts.config}",
+        "--set",
+        "launch.max_restarts=1",
+    )
     argv = command(run_dir, "python train.py 1500 701", *ALONE, *over)
     run = SshRun(start(argv, run_dir, cwd=tmp_path / "here")).ended()
     assert run.code == 0, run.launched.stderr

@@ -49,15 +49,9 @@ def slow(run: SshRun) -> list[SlowPart]:
     return list(read_slow(run.run_dir / "slow.jsonl"))
 
 
-@pytest.mark.parametrize(
-    "layout", [("--dp", "2"), ("--set", "parallel.pp=2")], ids=["data", "pipeline"]
-)
-def test_a_slow_link_is_named(
-    namespaces: SshHosts, data: Path, tmp_path: Path, layout: tuple[str, ...]
-) -> None:
-    run = ssh_launch(namespaces, data, tmp_path / "run", "--tp", "2", *layout, *ENDLESS).at_step(
-        2 * WINDOW
-    )
+@pytest.mark.parametrize("layout", [("--dp", "2"), ("--set", "parallel.pp=2")], ids=["data", "pipeline"])
+def test_a_slow_link_is_named(namespaces: SshHosts, data: Path, tmp_path: Path, layout: tuple[str, ...]) -> None:
+    run = ssh_launch(namespaces, data, tmp_path / "run", "--tp", "2", *layout, *ENDLESS).at_step(2 * WINDOW)
     assert slow(run) == []
     onset = len(run.launched.records)
     limit(namespaces, "n2")

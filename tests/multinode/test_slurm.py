@@ -110,9 +110,7 @@ def test_a_submitted_run_is_watched_read_and_stopped_by_its_directory(
     assert slurm.wait_for(run.job, {"FAILED", "COMPLETED"}, 30) == "COMPLETED", run.output()
 
 
-def test_a_run_that_waits_in_the_queue_is_shown_and_taken_back(
-    slurm: SlurmCluster, data: Path, tmp_path: Path
-) -> None:
+def test_a_run_that_waits_in_the_queue_is_shown_and_taken_back(slurm: SlurmCluster, data: Path, tmp_path: Path) -> None:
     path = tmp_path / "run"
     command = launch_arguments(data, path, *TP_DP, launch__slurm__extra=["--hold"])
     run = submitted(slurm, command, path)
@@ -153,8 +151,7 @@ def test_the_runs_of_an_array_are_requeued_shown_and_stopped_one_by_one(
     document = json.loads(done.stdout)
     job = document["job_id"]
     first, second, third = (
-        SlurmRun(slurm, Path(path), job=f"{job}_{number}")
-        for number, path in enumerate(document["runs"])
+        SlurmRun(slurm, Path(path), job=f"{job}_{number}") for number, path in enumerate(document["runs"])
     )
     waiting = slurm.mpctl("status", str(second.path))
     assert f"{job}_1: PENDING" in waiting.stdout, waiting.stdout + waiting.stderr
@@ -230,9 +227,7 @@ def test_a_job_whose_launcher_is_killed_is_requeued_and_goes_on(
     run.require_nothing_left()
 
 
-def test_a_rank_that_is_killed_is_named_with_its_node(
-    slurm: SlurmCluster, data: Path, tmp_path: Path
-) -> None:
+def test_a_rank_that_is_killed_is_named_with_its_node(slurm: SlurmCluster, data: Path, tmp_path: Path) -> None:
     path = tmp_path / "run"
     run = allocated(slurm, launch_arguments(data, path, *TP_PP, *LONG), path).at_step(1)
     run.ranks()[3].kill()
@@ -242,9 +237,7 @@ def test_a_rank_that_is_killed_is_named_with_its_node(
     run.require_nothing_left()
 
 
-def test_cancelling_the_job_leaves_no_process(
-    slurm: SlurmCluster, data: Path, tmp_path: Path
-) -> None:
+def test_cancelling_the_job_leaves_no_process(slurm: SlurmCluster, data: Path, tmp_path: Path) -> None:
     path = tmp_path / "run"
     run = submitted(slurm, launch_arguments(data, path, *TP_DP, *LONG), path).at_step(1)
     assert slurm.run(["scancel", run.job]).returncode == 0
@@ -252,9 +245,7 @@ def test_cancelling_the_job_leaves_no_process(
     slurm.wait_for(run.job, {"CANCELLED"}, 20)
 
 
-def test_a_launcher_that_is_killed_leaves_no_process(
-    slurm: SlurmCluster, data: Path, tmp_path: Path
-) -> None:
+def test_a_launcher_that_is_killed_leaves_no_process(slurm: SlurmCluster, data: Path, tmp_path: Path) -> None:
     path = tmp_path / "run"
     run = allocated(slurm, launch_arguments(data, path, *TP_DP, *LONG), path).at_step(1)
     for process in run.find("mpctl"):
@@ -290,17 +281,13 @@ def test_what_slurm_would_let_wait_for_ever_is_refused(
     assert not path.exists()
 
 
-def test_outside_of_an_allocation_the_ways_in_are_named(
-    slurm: SlurmCluster, data: Path, tmp_path: Path
-) -> None:
+def test_outside_of_an_allocation_the_ways_in_are_named(slurm: SlurmCluster, data: Path, tmp_path: Path) -> None:
     done = slurm.run(launch_arguments(data, tmp_path / "run", *TP_DP))
     assert done.returncode == 2
     assert "--submit" in done.stderr and "salloc -N 2" in done.stderr
 
 
-def test_an_allocation_that_is_too_small_is_refused(
-    slurm: SlurmCluster, data: Path, tmp_path: Path
-) -> None:
+def test_an_allocation_that_is_too_small_is_refused(slurm: SlurmCluster, data: Path, tmp_path: Path) -> None:
     settings = {"cluster__nodes": 3, "training__global_batch_size": 12}
     command = launch_arguments(data, tmp_path / "run", "--tp", "2", **settings)
     done = slurm.run(["salloc", "-Q", "-N2", *command])
@@ -308,9 +295,7 @@ def test_an_allocation_that_is_too_small_is_refused(
     assert "the plan has 3 nodes, but job" in " ".join(done.stderr.split())
 
 
-def test_a_dry_run_shows_the_script_and_submits_nothing(
-    slurm: SlurmCluster, data: Path, tmp_path: Path
-) -> None:
+def test_a_dry_run_shows_the_script_and_submits_nothing(slurm: SlurmCluster, data: Path, tmp_path: Path) -> None:
     path, before = tmp_path / "run", slurm.jobs()
     done = slurm.run([*launch_arguments(data, path, *TP_DP), "--submit", "--dry-run"])
     assert done.returncode == 0, done.stderr

@@ -80,9 +80,7 @@ def test_a_spare_host_takes_the_place_of_a_lost_one(
 
 
 @pytest.mark.cluster("ssh")
-def test_losses_are_the_same_bits_on_a_spare_host(
-    three_ssh_hosts: SshHosts, data: Path, tmp_path: Path
-) -> None:
+def test_losses_are_the_same_bits_on_a_spare_host(three_ssh_hosts: SshHosts, data: Path, tmp_path: Path) -> None:
     undisturbed = spared(three_ssh_hosts, data, tmp_path / "calm").ended()
     run = spared(three_ssh_hosts, data, tmp_path / "run").at_step(3)
     kill(run.on_host("agent", "n2"))
@@ -119,12 +117,7 @@ def test_a_node_that_fails_twice_is_replaced(
     ],
 )
 def test_a_host_without_a_usable_run_directory_is_left_out(
-    three_ssh_hosts: SshHosts,
-    data: Path,
-    one_process: list[float],
-    tmp_path: Path,
-    script: str,
-    words: str,
+    three_ssh_hosts: SshHosts, data: Path, one_process: list[float], tmp_path: Path, script: str, words: str
 ) -> None:
     """The file system of the run is gone from n2, or has become read-only there, when a rank of n1
     fails: n2 is found by the check of all hosts, not by a second failure."""
@@ -226,9 +219,7 @@ def test_a_node_that_fails_twice_is_excluded_by_the_requeue(
 
 
 @pytest.mark.cluster("slurm")
-def test_a_submission_asks_for_its_spare_nodes(
-    slurm: SlurmCluster, data: Path, tmp_path: Path
-) -> None:
+def test_a_submission_asks_for_its_spare_nodes(slurm: SlurmCluster, data: Path, tmp_path: Path) -> None:
     path = tmp_path / "run"
     command = [*launch_arguments(data, path, *DP, **ONE_RANK), "--submit", "--dry-run"]
     script = slurm.run([*command, "--set", "launch.spare_nodes=1"])

@@ -53,9 +53,7 @@ def test_two_hosts_train_as_one_process(
     run.require_nothing_left(5)
 
 
-def test_node_i_is_the_i_th_host_of_the_list(
-    ssh_hosts: SshHosts, data: Path, tmp_path: Path
-) -> None:
+def test_node_i_is_the_i_th_host_of_the_list(ssh_hosts: SshHosts, data: Path, tmp_path: Path) -> None:
     """Also where the hosts are listed in another order, and the first has no place in the plan."""
     hostfile = ssh_hosts.hostfile("n2 slots=2", "n1 slots=2")
     run_dir = tmp_path / "run"
@@ -77,12 +75,7 @@ def test_node_i_is_the_i_th_host_of_the_list(
     ],
 )
 def test_a_killed_process_of_a_host_is_named_with_the_host(
-    ssh_hosts: SshHosts,
-    data: Path,
-    tmp_path: Path,
-    kind: str,
-    number: signal.Signals,
-    words: str,
+    ssh_hosts: SshHosts, data: Path, tmp_path: Path, kind: str, number: signal.Signals, words: str
 ) -> None:
     run = ssh_launch(ssh_hosts, data, tmp_path / "run", *TP_DP, *ENDLESS).at_step(2)
     kill(run.rank(3) if kind == "rank" else run.on_host(kind, "n2"), number)
@@ -92,9 +85,7 @@ def test_a_killed_process_of_a_host_is_named_with_the_host(
     run.require_nothing_left(5)
 
 
-def test_a_stopped_agent_ends_once_it_is_continued(
-    ssh_hosts: SshHosts, data: Path, tmp_path: Path
-) -> None:
+def test_a_stopped_agent_ends_once_it_is_continued(ssh_hosts: SshHosts, data: Path, tmp_path: Path) -> None:
     """It is all that stays: its ranks end when they have lost their peers."""
     run = ssh_launch(ssh_hosts, data, tmp_path / "run", *TP_DP, *ENDLESS).at_step(2)
     agent = run.on_host("agent", "n2")
@@ -107,9 +98,7 @@ def test_a_stopped_agent_ends_once_it_is_continued(
     run.require_nothing_left(5)
 
 
-def test_a_full_disk_is_named_before_the_ranks_that_it_ended(
-    ssh_hosts: SshHosts, data: Path, tmp_path: Path
-) -> None:
+def test_a_full_disk_is_named_before_the_ranks_that_it_ended(ssh_hosts: SshHosts, data: Path, tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk") as disk:
         settings = ("training.steps=100000", "checkpoint.interval=5", "checkpoint.keep_last=1")
         more = [part for setting in settings for part in ("--set", setting)]
@@ -133,17 +122,13 @@ def small_disk(folder: Path) -> Iterator[Path]:
         subprocess.run(["umount", "-l", folder], check=True)
 
 
-def test_a_killed_launcher_takes_everything_with_it(
-    ssh_hosts: SshHosts, data: Path, tmp_path: Path
-) -> None:
+def test_a_killed_launcher_takes_everything_with_it(ssh_hosts: SshHosts, data: Path, tmp_path: Path) -> None:
     run = ssh_launch(ssh_hosts, data, tmp_path / "run", *TP_DP, *ENDLESS).at_step(2)
     kill(run.launched.process)
     run.require_nothing_left(10)
 
 
-def test_a_stopped_launcher_is_not_waited_for(
-    ssh_hosts: SshHosts, data: Path, tmp_path: Path
-) -> None:
+def test_a_stopped_launcher_is_not_waited_for(ssh_hosts: SshHosts, data: Path, tmp_path: Path) -> None:
     """Ctrl-Z, or a laptop asleep: agents end their ranks when they have heard nothing for 20 s."""
     run = ssh_launch(ssh_hosts, data, tmp_path / "run", *TP_DP, *ENDLESS).at_step(2)
     kill(run.launched.process, signal.SIGSTOP)
@@ -156,9 +141,7 @@ def test_a_stopped_launcher_is_not_waited_for(
     run.require_nothing_left(5)
 
 
-def test_a_launcher_may_be_stopped_for_less_than_its_silence(
-    ssh_hosts: SshHosts, data: Path, tmp_path: Path
-) -> None:
+def test_a_launcher_may_be_stopped_for_less_than_its_silence(ssh_hosts: SshHosts, data: Path, tmp_path: Path) -> None:
     silence = ("--set", "launch.silence_seconds=60")
     run = ssh_launch(ssh_hosts, data, tmp_path / "run", *TP_DP, *ENDLESS, *silence).at_step(2)
     kill(run.launched.process, signal.SIGSTOP)
@@ -187,9 +170,7 @@ def test_training_goes_on_without_its_ssh_clients(
     run.require_nothing_left(5)
 
 
-def test_closing_the_terminal_saves_and_leaves_nothing(
-    ssh_hosts: SshHosts, data: Path, tmp_path: Path
-) -> None:
+def test_closing_the_terminal_saves_and_leaves_nothing(ssh_hosts: SshHosts, data: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     hostfile = ssh_hosts.hostfile("n1 slots=2", "n2 slots=2")
     argv = [*ssh_arguments(ssh_hosts, hostfile, data, run_dir), *TP_DP, *ENDLESS]
@@ -258,27 +239,15 @@ def refused(hosts: SshHosts, data: Path, run_dir: Path, *more: str, lines: list[
     return run
 
 
-def test_all_hosts_that_cannot_be_used_are_named_at_once(
-    ssh_hosts: SshHosts, data: Path, tmp_path: Path
-) -> None:
+def test_all_hosts_that_cannot_be_used_are_named_at_once(ssh_hosts: SshHosts, data: Path, tmp_path: Path) -> None:
     here = {"HostName": "127.0.0.1", "Port": ssh_hosts.hosts["n1"].port}
     ssh_hosts.add_alias("r1", HostName="127.0.0.1", Port=free_ports(1)[0])
     ssh_hosts.add_alias("r2", HostName="no-such-host.invalid")
     ssh_hosts.add_alias("r3", **here, UserKnownHostsFile="/dev/null")
     lines = ["n1 slots=1", "r1", "r2", "r3"]
-    layout = (
-        "--set",
-        "cluster.nodes=4",
-        "--set",
-        "cluster.gpus_per_node=1",
-        "--tp",
-        "1",
-        "--dp",
-        "4",
-    )
+    layout = ("--set", "cluster.nodes=4", "--set", "cluster.gpus_per_node=1", "--tp", "1", "--dp", "4")
     run = refused(ssh_hosts, data, tmp_path / "run", *layout, lines=lines)
-    rules = [word for word in ("ssh-refused", "ssh-unknown-name", "ssh-unknown-host-key")
-             if f"[{word}]" in run.stderr]  # fmt: skip
+    rules = [word for word in ("ssh-refused", "ssh-unknown-name", "ssh-unknown-host-key") if f"[{word}]" in run.stderr]
     assert len(rules) == 3, run.stderr
     for host in ("r1", "r2", "r3"):
         assert f"✗ {host}: " in run.stderr
@@ -325,9 +294,7 @@ def test_versions_that_differ_are_refused(ssh_hosts: SshHosts, data: Path, tmp_p
     assert "9.9.9 on n2" in run.stderr
 
 
-def test_a_remote_python_without_mpctl_is_named(
-    ssh_hosts: SshHosts, data: Path, tmp_path: Path
-) -> None:
+def test_a_remote_python_without_mpctl_is_named(ssh_hosts: SshHosts, data: Path, tmp_path: Path) -> None:
     lines = ["n1 slots=2", "n2 slots=2"]
     wrong = ("--set", f"launch.ssh.python={tmp_path}/python")
     run = refused(ssh_hosts, data, tmp_path / "run", *wrong, lines=lines)

@@ -61,9 +61,8 @@ def test_every_refusal_has_its_own_words(ssh_hosts: SshHosts, tmp_path: Path) ->
         ssh_hosts.add_alias(name, **settings)
     rules = {
         name: ending(ssh_hosts, name).issue.rule
-        for name in ("refused", "unknown", "changed", "stranger", "nokey", "nameless",
-                     "jump", "proxy")
-    }  # fmt: skip
+        for name in ("refused", "unknown", "changed", "stranger", "nokey", "nameless", "jump", "proxy")
+    }
     assert rules == {
         "refused": "ssh-refused",
         "unknown": "ssh-unknown-host-key",
@@ -95,8 +94,11 @@ def test_a_host_that_says_nothing_or_is_no_sshd(ssh_hosts: SshHosts) -> None:
         assert (issue.rule, issue.where) == ("ssh-timed-out", "silent")
         assert "did not answer in 1 s" in issue.message
     port = free_ports(1)[0]
-    with subprocess.Popen([sys.executable, "-m", "http.server", "-b", "127.0.0.1", str(port)],
-                          stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as web:  # fmt: skip
+    with subprocess.Popen(
+        [sys.executable, "-m", "http.server", "-b", "127.0.0.1", str(port)],
+        stderr=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    ) as web:
         try:
             ssh_hosts.add_alias("web", HostName="127.0.0.1", Port=port)
             rules = {ending(ssh_hosts, "web", timeout=2).issue.rule for _ in range(2)}

@@ -41,9 +41,7 @@ def test_hosts_with_addresses_of_their_own_train_as_one_process(
 
 
 @pytest.mark.cluster("loss")
-def test_lost_packets_cost_time_and_nothing_else(
-    namespaces: SshHosts, data: Path, tmp_path: Path
-) -> None:
+def test_lost_packets_cost_time_and_nothing_else(namespaces: SshHosts, data: Path, tmp_path: Path) -> None:
     """One in twenty of those between the hosts, and of those from the launcher."""
     expected = column(train(tiny_job(data), tmp_path / "one"))
     run = ssh_launch(namespaces, data, tmp_path / "run", *LAYOUT).at_step(2)
@@ -55,9 +53,7 @@ def test_lost_packets_cost_time_and_nothing_else(
     run.require_nothing_left(5)
 
 
-def test_a_cut_link_is_a_dead_node_and_both_sides_end(
-    namespaces: SshHosts, data: Path, tmp_path: Path
-) -> None:
+def test_a_cut_link_is_a_dead_node_and_both_sides_end(namespaces: SshHosts, data: Path, tmp_path: Path) -> None:
     more = ("--set", "launch.timeout_seconds=300")
     run = ssh_launch(namespaces, data, tmp_path / "run", *LAYOUT, *ENDLESS, *more).at_step(2)
     namespaces.cut("n2")

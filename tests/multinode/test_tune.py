@@ -35,24 +35,44 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tune(data: Path, out: Path, *more: str) -> list[str]:
     """A tuning of layouts of dp and pp on two nodes with two ranks each, two trials."""
     given = {
-        "cluster": "this-machine", **SETTINGS, "data.path": str(data), "training.eval_samples": 0,
-        "cluster.nodes": 2, "cluster.gpus_per_node": 2, "cluster.inter_node.bandwidth": 1e9,
-        "cluster.inter_node.latency": 1e-5, "parallel.tp": 1, "parallel.cp": 1, "parallel.zero": 0,
-    }  # fmt: skip
+        "cluster": "this-machine",
+        **SETTINGS,
+        "data.path": str(data),
+        "training.eval_samples": 0,
+        "cluster.nodes": 2,
+        "cluster.gpus_per_node": 2,
+        "cluster.inter_node.bandwidth": 1e9,
+        "cluster.inter_node.latency": 1e-5,
+        "parallel.tp": 1,
+        "parallel.cp": 1,
+        "parallel.zero": 0,
+    }
     del given["cluster.device"]
     sets = [f"{key}={json.dumps(value)}" for key, value in given.items()]
     words = [part for one in sets for part in ("--set", one)]
-    return [sys.executable, "-m", "mpctl", "tune", *words, "--on", "slurm", "--budget", "10m",
-            "--trials", "2", "--out", str(out), *more]  # fmt: skip
+    return [
+        sys.executable,
+        "-m",
+        "mpctl",
+        "tune",
+        *words,
+        "--on",
+        "slurm",
+        "--budget",
+        "10m",
+        "--trials",
+        "2",
+        "--out",
+        str(out),
+        *more,
+    ]
 
 
 def records(out: Path) -> list[TrialRecord]:
     return TuneFolder(out).records()
 
 
-def test_a_job_that_outlives_its_tuning_is_waited_for(
-    slurm: SlurmCluster, data: Path, tmp_path: Path
-) -> None:
+def test_a_job_that_outlives_its_tuning_is_waited_for(slurm: SlurmCluster, data: Path, tmp_path: Path) -> None:
     """The first tuning is killed while its job runs; the second makes one more trial."""
     out = tmp_path / "t"
     with subprocess.Popen(tune(data, out), env=slurm.env, stdin=subprocess.DEVNULL) as first:
@@ -77,9 +97,7 @@ def test_ctrl_c_cancels_the_job(slurm: SlurmCluster, data: Path, tmp_path: Path)
     slurm.wait_for(record.job, {"CANCELLED", "GONE"}, 30)
 
 
-def test_a_whole_tuning_runs_in_one_allocation(
-    slurm: SlurmCluster, data: Path, tmp_path: Path
-) -> None:
+def test_a_whole_tuning_runs_in_one_allocation(slurm: SlurmCluster, data: Path, tmp_path: Path) -> None:
     out = tmp_path / "t"
     said = slurm.run(tune(data, out, "--submit", "--json"))
     assert said.returncode == 0, said.stderr

@@ -41,9 +41,13 @@ class Laptop:
         """`mpctl` with these arguments and the login host."""
         words = [sys.executable, "-m", "mpctl", *arguments, *VIA]
         return subprocess.Popen(
-            words, env=self.environment, text=True, stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
+            words,
+            env=self.environment,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
 
     def mpctl(self, *arguments: str) -> Said:
         """The same, to its end."""
@@ -117,29 +121,19 @@ def _is_follower(process: psutil.Process, laptop: Laptop) -> bool:
     try:
         daemon = laptop.hosts.hosts["n1"].daemon
         parents = [parent.pid for parent in process.parents()]
-        return (
-            "mpctl.cli.relayed" in process.cmdline()
-            and daemon is not None
-            and daemon.process.pid in parents
-        )
+        return "mpctl.cli.relayed" in process.cmdline() and daemon is not None and daemon.process.pid in parents
     except psutil.Error:
         return False
 
 
-def test_what_slurm_there_refuses_is_said_here(
-    slurm: SlurmCluster, laptop: Laptop, data: Path, tmp_path: Path
-) -> None:
+def test_what_slurm_there_refuses_is_said_here(slurm: SlurmCluster, laptop: Laptop, data: Path, tmp_path: Path) -> None:
     path = tmp_path / "run"
     words = launch_arguments(data, path, *TP_DP, launch__slurm__partition="gpus")
     launch = words[words.index("launch") :]
-    here, there = (
-        slurm.run([*words, "--submit", "--json"]),
-        laptop.mpctl(*launch, "--submit", "--json"),
-    )
+    here, there = (slurm.run([*words, "--submit", "--json"]), laptop.mpctl(*launch, "--submit", "--json"))
     assert there.code == here.returncode == 2
     assert there.document == json.loads(here.stdout)
-    script = laptop.mpctl(*launch[:-1], "2", "--submit", "--dry-run",
-                          "--set", "launch.slurm.partition=main")  # fmt: skip
+    script = laptop.mpctl(*launch[:-1], "2", "--submit", "--dry-run", "--set", "launch.slurm.partition=main")
     assert script.out.startswith("#!/bin/bash\n") and "not compared" not in script.out
     assert not path.exists()
 
@@ -151,8 +145,11 @@ def test_a_login_host_without_slurm_or_mpctl(laptop: Laptop, data: Path, tmp_pat
     assert said.code == 2 and "no-slurm" in said.issues
     process = subprocess.run(
         [sys.executable, "-m", "mpctl", "runs", "--json", "--via", "ssh:n1:/nowhere/python"],
-        env=laptop.environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        env=laptop.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert "remote-no-python" in process.stdout
     laptop.hosts.stop("n1")
     assert "ssh-refused" in laptop.mpctl("runs", "--json").issues

@@ -69,13 +69,11 @@ SET = {
     "MPCTL_RESUME_STEP": "for workers: the step of the checkpoint to resume, 0 for none",
     "TORCHELASTIC_SIGNALS_TO_HANDLE": "for workers, as torchrun does: the signals that end it",
     "OMP_NUM_THREADS": "for workers: launch.threads_per_rank",
-    "PYTORCH_ALLOC_CONF": "for workers on GPUs, unless set under any name that torch reads: "
-    "expandable_segments:True",
+    "PYTORCH_ALLOC_CONF": "for workers on GPUs, unless set under any name that torch reads: expandable_segments:True",
     "PYDANTIC_DISABLE_PLUGINS": "for the command itself, unless set: a faster start",
     "PYTHONSAFEPATH": "for workers: 1, the working directory is not searched for modules",
     "PYTHONUNBUFFERED": "for workers: 1, logs are written at once",
-    "TORCH_FR_BUFFER_SIZE": "for workers, unless set: entries of torch's flight recorder of "
-    "collectives",
+    "TORCH_FR_BUFFER_SIZE": "for workers, unless set: entries of torch's flight recorder of collectives",
     "TORCH_FR_DUMP_TEMP_FILE": "for workers, unless set: the beginning of the files that it writes "
     "when a collective times out, RUN/logs/nccl_trace_rank_",
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "for workers, unless set: 1, it writes them",

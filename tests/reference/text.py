@@ -28,22 +28,27 @@ unit is a plain number in the unit that its meaning names, or text with a unit
 
 
 def reference_text() -> str:
-    return "\n\n".join([
-        INTRO,
-        keys_text(),
-        "## Commands\n\nEvery command takes `--help`. `--json` prints one JSON document.",
-        "### Options of a job\n\nFlags for the settings that vary most. `--set KEY=VALUE` sets any "
-        "other one, and may be repeated. `--fetch` asks Hugging Face's hub for the config.json of "
-        "a model by its id ([models.md](models.md#by-id)); without it the hub is never asked.",
-        shared_options_text(),
-        commands_text(),
-        "## Exit codes",
-        facts_text("code", EXIT_CODES),
-        "## Environment variables\n\nRead:",
-        facts_text("variable", READ),
-        "Set:",
-        facts_text("variable", SET),
-        "## JSON documents\n\nEach names its form under `schema`. A form gains keys without a new "
-        "number; a key that goes or changes its meaning gets one.",
-        facts_text("schema", SCHEMAS),
-    ]) + "\n"  # fmt: skip
+    return (
+        "\n\n".join(
+            [
+                INTRO,
+                keys_text(),
+                "## Commands\n\nEvery command takes `--help`. `--json` prints one JSON document.",
+                "### Options of a job\n\nFlags for the settings that vary most. `--set KEY=VALUE` sets any "
+                "other one, and may be repeated. `--fetch` asks Hugging Face's hub for the config.json of "
+                "a model by its id ([models.md](models.md#by-id)); without it the hub is never asked.",
+                shared_options_text(),
+                commands_text(),
+                "## Exit codes",
+                facts_text("code", EXIT_CODES),
+                "## Environment variables\n\nRead:",
+                facts_text("variable", READ),
+                "Set:",
+                facts_text("variable", SET),
+                "## JSON documents\n\nEach names its form under `schema`. A form gains keys without a new "
+                "number; a key that goes or changes its meaning gets one.",
+                facts_text("schema", SCHEMAS),
+            ]
+        )
+        + "\n"
+    )

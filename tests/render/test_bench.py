@@ -85,31 +85,49 @@ def test_the_summary_has_a_line_for_each_fit(capsys: Captured) -> None:
 
 def kernel(name: str, part: str, ranks: int, seconds: float, **changes: Any) -> dict[str, Any]:
     return row(
-        f"{name} layers.mlp.up {part} 512x256x1024 fp32 x{ranks}", seconds, kernel=name,
-        site="layers.mlp.up", part=part, shape={"m": 512, "k": 256, "n": 1024}, dtype="fp32",
-        ranks=ranks, cpu_seconds=seconds, flops=268e6, bytes=3.67e6, share_of_peak=0.5,
-        flops_per_second=268e6 / seconds, bytes_per_second=3.67e6 / seconds,
-        predicted_seconds=2e-3, **{"is_rehearsal": False, **changes},
-    )  # fmt: skip
+        f"{name} layers.mlp.up {part} 512x256x1024 fp32 x{ranks}",
+        seconds,
+        kernel=name,
+        site="layers.mlp.up",
+        part=part,
+        shape={"m": 512, "k": 256, "n": 1024},
+        dtype="fp32",
+        ranks=ranks,
+        cpu_seconds=seconds,
+        flops=268e6,
+        bytes=3.67e6,
+        share_of_peak=0.5,
+        flops_per_second=268e6 / seconds,
+        bytes_per_second=3.67e6 / seconds,
+        predicted_seconds=2e-3,
+        **{"is_rehearsal": False, **changes},
+    )
 
 
 def report_of(*rows: dict[str, Any]) -> dict[str, Any]:
-    findings = {"device": "a core", "peak_flops": {"fp32": 268e9}, "memory_bandwidth": 1e10,
-                "threads": 1}  # fmt: skip
+    findings = {"device": "a core", "peak_flops": {"fp32": 268e9}, "memory_bandwidth": 1e10, "threads": 1}
     return made_report("kernels", list(rows), job="demo-gpt", findings=findings)
 
 
 def test_a_line_has_the_times_of_all_ranks_and_the_plan(capsys: Captured) -> None:
-    report: Any = report_of(
-        kernel("matmul", "forward", 1, 1e-3), kernel("matmul", "forward", 2, 4e-3)
-    )
+    report: Any = report_of(kernel("matmul", "forward", 1, 1e-3), kernel("matmul", "forward", 2, 4e-3))
     print_report(report, Path("out"))
     said = capsys.readouterr().out
     (line,) = [line for line in said.splitlines() if "layers.mlp.up" in line]
     assert line.split() == [
-        "layers.mlp.up", "forward", "512x256x1024", "1.0", "ms", "4.0", "ms", "67.0", "50%",
-        "2.0", "ms", "+100%",
-    ]  # fmt: skip
+        "layers.mlp.up",
+        "forward",
+        "512x256x1024",
+        "1.0",
+        "ms",
+        "4.0",
+        "ms",
+        "67.0",
+        "50%",
+        "2.0",
+        "ms",
+        "+100%",
+    ]
     assert "peaks of a core: fp32 268.0 GFLOP/s, memory 10.0 GB/s" in said
     assert "medians of 3 rounds, 1 thread a rank" in said
     assert all(len(line.rstrip()) <= 100 for line in said.splitlines())
@@ -117,9 +135,12 @@ def test_a_line_has_the_times_of_all_ranks_and_the_plan(capsys: Captured) -> Non
 
 def test_without_figures_of_the_device_cells_are_empty(capsys: Captured) -> None:
     unknown = kernel("copy", "update", 1, 1e-3) | {
-        "flops": 0.0, "flops_per_second": 0.0, "share_of_peak": None, "predicted_seconds": None,
+        "flops": 0.0,
+        "flops_per_second": 0.0,
+        "share_of_peak": None,
+        "predicted_seconds": None,
         "bytes_per_second": 9e9,
-    }  # fmt: skip
+    }
     report = report_of(unknown)
     report["findings"] |= {"device": None, "peak_flops": {}, "memory_bandwidth": None}
     words = shown(report, capsys)
@@ -149,10 +170,14 @@ def test_the_verdict_comes_first(capsys: Captured) -> None:
     first, text = out.split("\n")[0], " ".join(out.split())
     assert "9.1% off on average over 1 layout within cores (at most 5% wanted)" in first
     assert first.startswith(("✗", "x"))
-    for words in ("tp4*", "not a measurement: 4 ranks share 2 cores",
-                  "left out layouts of 8 ranks",
-                  "tp4 did not run as planned: rank 0, tp all_reduce", "not complete",
-                  "the rank of layout 1 rank had a core for less than 85% of a step"):  # fmt: skip
+    for words in (
+        "tp4*",
+        "not a measurement: 4 ranks share 2 cores",
+        "left out layouts of 8 ranks",
+        "tp4 did not run as planned: rank 0, tp all_reduce",
+        "not complete",
+        "the rank of layout 1 rank had a core for less than 85% of a step",
+    ):
         assert words in text
 
 

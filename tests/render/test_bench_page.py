@@ -43,17 +43,28 @@ def test_a_page_is_whole_and_accessible(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "figures"),
     [
-        ("verify", [("step time, within cores", "5.0% off"),
-                    ("rank correlation, within cores", "0.99"),
-                    ("inside of the band, within cores", "100%")]),
+        (
+            "verify",
+            [
+                ("step time, within cores", "5.0% off"),
+                ("rank correlation, within cores", "0.99"),
+                ("inside of the band, within cores", "100%"),
+            ],
+        ),
         ("scaling", [("strong scaling, 2 ranks", "96%"), ("weak scaling, 2 ranks", "96%")]),
         ("collectives", [("largest bus bandwidth", "5.96 GB/s")]),
-        ("machine", [("step time, layout left out", "10.0% off"),
-                     ("largest bus bandwidth", "5.96 GB/s"), ("fastest product", "32.0 GFLOP/s"),
-                     ("triad of a rank", "10 GB/s")]),
+        (
+            "machine",
+            [
+                ("step time, layout left out", "10.0% off"),
+                ("largest bus bandwidth", "5.96 GB/s"),
+                ("fastest product", "32.0 GFLOP/s"),
+                ("triad of a rank", "10 GB/s"),
+            ],
+        ),
         ("kernels", [("fastest product", "32.0 GFLOP/s"), ("triad of a rank", "10 GB/s")]),
     ],
-)  # fmt: skip
+)
 def test_a_page_begins_with_its_figures(name: str, figures: list[tuple[str, str]]) -> None:
     """16 MiB in 20 us + 16 MiB / 6 GB/s are 5.96 GB/s."""
     assert headline(MADE[name]()) == figures
@@ -66,9 +77,7 @@ def test_every_bench_has_its_sentence() -> None:
 
 
 def test_what_lowers_the_worth_of_figures_is_said_first() -> None:
-    report = verify_report() | {
-        "is_complete": False, "environment": ENVIRONMENT | {"load_at_start": 7.0},
-    }  # fmt: skip
+    report = verify_report() | {"is_complete": False, "environment": ENVIRONMENT | {"load_at_start": 7.0}}
     text = "".join(Reader(page(report)).words)
     head = text[: text.index("Where it was measured")]
     for words in ("! not complete", "4 ranks share 2 cores", "the load average is 7.0"):

@@ -21,8 +21,7 @@ def test_a_group_number_is_one_group() -> None:
     for order, kind in product(ORDERS[::5], ("tp", "cp", "dp", "pp", "mp")):
         topology = Topology.of({"tp": 2, "cp": 3, "dp": 2, "pp": 4}, order=order, gpus_per_node=8)
         numbers = [
-            {group_number(topology, rank, GROUP_KINDS[kind]) for rank in group}
-            for group in topology.kind_groups(kind)
+            {group_number(topology, rank, GROUP_KINDS[kind]) for rank in group} for group in topology.kind_groups(kind)
         ]
         assert all(len(found) == 1 for found in numbers), (order, kind)
         assert set.union(*numbers) == set(range(len(numbers))), (order, kind)

@@ -46,11 +46,7 @@ def charts(report: Any) -> dict[str, Chart]:
 
 def of(chart: Chart, panel: int, name: str) -> list[tuple[float, float]]:
     """The points of a series."""
-    return [
-        (mark.x, mark.y)
-        for series in chart.panels[panel].series if series.name == name
-        for mark in series.marks
-    ]  # fmt: skip
+    return [(mark.x, mark.y) for series in chart.panels[panel].series if series.name == name for mark in series.marks]
 
 
 # ---------------------------------------------------------------- axes
@@ -60,9 +56,7 @@ def test_axes_by_hand() -> None:
     axis = log_axis("", [1.0, 100.0], str)
     assert axis.share(10.0) == pytest.approx(0.5)
     assert [value for value, _ in axis.ticks] == [1.0, 10.0, 100.0]
-    assert [value for value, _ in log_axis("", [1024, 2**20], str, base=4).ticks] == [
-        4.0**n for n in range(5, 11)
-    ]  # fmt: skip
+    assert [value for value, _ in log_axis("", [1024, 2**20], str, base=4).ticks] == [4.0**n for n in range(5, 11)]
     axis = linear_axis("", [0.4, 1.0], lambda share: f"{share:.0%}")
     assert [text for _, text in axis.ticks] == ["0%", "20%", "40%", "60%", "80%", "100%"]
     assert axis.share(0) == 0 and 0.9 < axis.share(1) < 1
@@ -114,9 +108,7 @@ def test_efficiency_has_a_line_for_each_kind_of_layout() -> None:
 
 def test_busbw_names_what_differs() -> None:
     chart = charts(collectives_report())["busbw"]
-    assert [panel.title for panel in chart.panels] == [
-        "all-reduce", "all-gather", "reduce-scatter", "broadcast",
-    ]  # fmt: skip
+    assert [panel.title for panel in chart.panels] == ["all-reduce", "all-gather", "reduce-scatter", "broadcast"]
     assert [series.name for series in chart.legend] == ["gloo", "shared"]
     size, rate = of(chart, 0, "shared")[-1]
     assert rate == pytest.approx(2**24 / (2e-5 + 2**24 / 6e9)) and size == 2**24
@@ -164,8 +156,11 @@ def test_layouts_have_their_bands() -> None:
     assert bands.marks[0].x_span == (pytest.approx(0.09 / 1.15), pytest.approx(0.09 * 1.15))
     assert measured.marks[0].x == pytest.approx(0.1)
     assert [series.name for series in charts(verify_report())["predicted"].legend] == [
-        "predicted = measured", "10 % off", "within the cores", "more ranks than cores",
-    ]  # fmt: skip
+        "predicted = measured",
+        "10 % off",
+        "within the cores",
+        "more ranks than cores",
+    ]
 
 
 def test_a_machine_is_held_against_its_runs() -> None:
@@ -173,8 +168,7 @@ def test_a_machine_is_held_against_its_runs() -> None:
     chart = charts(machine_report())["checks"]
     assert [text for _, text in chart.y.ticks] == ["tp2", "1 rank"]
     bands, left_out, measured = chart.panels[0].series
-    assert bands.marks[0].x_span == (pytest.approx(0.315 * 0.8483, rel=1e-3),
-                                     pytest.approx(0.315 * 1.1788, rel=1e-3))  # fmt: skip
+    assert bands.marks[0].x_span == (pytest.approx(0.315 * 0.8483, rel=1e-3), pytest.approx(0.315 * 1.1788, rel=1e-3))
     assert [mark.x for mark in left_out.marks] == [pytest.approx(0.33), pytest.approx(0.44)]
     assert [mark.x for mark in measured.marks] == [0.3, 0.4]
     report = machine_report()
@@ -192,8 +186,13 @@ def test_a_file_is_whole_and_has_every_mark(name: str) -> None:
         root = ElementTree.fromstring(text)
         assert root.get("role") == "img" and root.get("aria-label") == chart.title
         assert not re.search(r"https?://(?!www.w3.org)|<script|nan|inf\b", text)
-        marks = [mark for panel in chart.panels for series in panel.series
-                 if series.look not in ("dashed", "dotted") for mark in series.marks]  # fmt: skip
+        marks = [
+            mark
+            for panel in chart.panels
+            for series in panel.series
+            if series.look not in ("dashed", "dotted")
+            for mark in series.marks
+        ]
         assert text.count("<g><title>") == len(marks)
         assert "laptop" in text and "laptop" not in chart_svg(chart)
 

@@ -24,10 +24,7 @@ OWN = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")  # rich's colours and cursor
 
 def test_control_characters_go_and_layout_stays() -> None:
     assert visible(EVIL) == TAME
-    assert (
-        visible("tab\tand\nnewline, ü, → and \U0001f600")
-        == "tab\tand\nnewline, ü, → and \U0001f600"
-    )
+    assert visible("tab\tand\nnewline, ü, → and \U0001f600") == "tab\tand\nnewline, ü, → and \U0001f600"
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
@@ -60,15 +57,20 @@ def test_named_rows_stand_in_two_columns_and_end_without_spaces(is_terminal: boo
     rows = [("step time", "2 s"), ("of", EVIL), ("layout", "tp 2 dp 4 pp 8, zero")]
     console.print(NamedRows(rows))
     lines = OWN.sub("", file.getvalue()).split("\n")
-    assert lines == ["step time  2 s", "of         a[31mred]0;ti", "           tle2Jb",
-                     "layout     tp 2 dp 4 pp", "           8, zero", ""]  # fmt: skip
+    assert lines == [
+        "step time  2 s",
+        "of         a[31mred]0;ti",
+        "           tle2Jb",
+        "layout     tp 2 dp 4 pp",
+        "           8, zero",
+        "",
+    ]
 
 
 def test_a_path_typed_with_escapes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = tmp_path / "job\x1b[2J.toml"
     job.write_text('name = "x\\u001b]0;title\\u0007"\n[model]\nlayerz = 3\n')
-    for argv in (["plan", str(job)], ["launch", "demo", "--run-dir", str(tmp_path / "\x1b[1m"),
-                                      "--dry-run"]):  # fmt: skip
+    for argv in (["plan", str(job)], ["launch", "demo", "--run-dir", str(tmp_path / "\x1b[1m"), "--dry-run"]):
         mpctl(argv)
         shown = capsys.readouterr()
         assert not CONTROL.search(shown.err + shown.out)
@@ -77,14 +79,16 @@ def test_a_path_typed_with_escapes(tmp_path: Path, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize("columns", [70, 30])
 @pytest.mark.parametrize(
     "arguments",
-    [("plan", "two-nodes-16-gpus"), ("plan", "--compare", "demo", "tp=1,dp=2"),
-     ("search", "demo", "--fix", "tp=1", "--gpus", "1,2")],
+    [
+        ("plan", "two-nodes-16-gpus"),
+        ("plan", "--compare", "demo", "tp=1,dp=2"),
+        ("search", "demo", "--fix", "tp=1", "--gpus", "1,2"),
+    ],
     ids=lambda words: words[0] + words[1],
-)  # fmt: skip
+)
 def test_no_width_parts_a_number_from_its_unit(
-    arguments: tuple[str, ...], columns: int, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    arguments: tuple[str, ...], columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Nor cuts it: every number with a unit of the wide output is there whole, in one line."""
 
     def figures() -> list[str]:

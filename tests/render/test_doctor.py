@@ -9,21 +9,29 @@ from mpctl.run.doctor.documents import CollectiveReport, CollectiveTiming, Diagn
 from tests.run.doctor.synthetic import GIB, gpu_host, host, pair
 
 QUOTA = Finding(
-    status="warning", rule="cpu-quota", where="processors", hosts=["n1"],
-    message="the control group grants 2", hint="raise it",
-)  # fmt: skip
+    status="warning",
+    rule="cpu-quota",
+    where="processors",
+    hosts=["n1"],
+    message="the control group grants 2",
+    hint="raise it",
+)
 LOCKS = Finding(status="error", rule="locks", where="run directory", hosts=["n2"], message="no")
 
 
-def diagnosis(
-    *hosts: HostReport, findings: tuple[Finding, ...] = (), pairs: tuple[PairResult, ...] = ()
-) -> Diagnosis:
+def diagnosis(*hosts: HostReport, findings: tuple[Finding, ...] = (), pairs: tuple[PairResult, ...] = ()) -> Diagnosis:
     count = len(hosts)
     return Diagnosis(
-        mpctl="0.2.0", backend="ssh", job="demo", hosts=list(hosts), skew=[0.0] * count,
-        pairs=list(pairs), all_pairs=count * (count - 1) // 2, collectives=[],
+        mpctl="0.2.0",
+        backend="ssh",
+        job="demo",
+        hosts=list(hosts),
+        skew=[0.0] * count,
+        pairs=list(pairs),
+        all_pairs=count * (count - 1) // 2,
+        collectives=[],
         findings=list(findings),
-    )  # fmt: skip
+    )
 
 
 def test_hosts_that_say_the_same_are_named_together() -> None:
@@ -39,9 +47,7 @@ def test_hosts_that_say_the_same_are_named_together() -> None:
 
 def test_gpus_and_their_links() -> None:
     rows = dict(fact_rows(diagnosis(gpu_host())))
-    assert rows["GPUs"] == (
-        "8 x NVIDIA H100 80GB HBM3, 80.0 GiB, driver 570.86.15; links NV18 (28)"
-    )
+    assert rows["GPUs"] == ("8 x NVIDIA H100 80GB HBM3, 80.0 GiB, driver 570.86.15; links NV18 (28)")
     assert rows["backends"] == "gloo works, NCCL 2.27.3 works, CUDA 12.8"
 
 
@@ -82,9 +88,7 @@ def test_the_verdict_comes_last(capsys: pytest.CaptureFixture[str]) -> None:
     assert last == "✓ nothing found that would break a launch of demo"
 
 
-def test_control_characters_of_a_host_do_not_reach_the_terminal(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_control_characters_of_a_host_do_not_reach_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     print_diagnosis(diagnosis(host("n\x1b[31m1", software={"system": "\x1b]0;owned\x07"})))
     assert "\x1b" not in capsys.readouterr().out
 

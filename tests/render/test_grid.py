@@ -19,8 +19,9 @@ SIZES = {"model": "gpt2", "model.hidden": 1728}
 
 
 def grid_plan(mode: str, tp: int, micro: int, **more: Any) -> Plan:
-    return load_plan(None, {**SIZES, "parallel.tensor_mode": mode, "parallel.tp": tp,
-                            "training.micro_batch_size": micro, **more})  # fmt: skip
+    return load_plan(
+        None, {**SIZES, "parallel.tensor_mode": mode, "parallel.tp": tp, "training.micro_batch_size": micro, **more}
+    )
 
 
 def picture_of(plan: Plan) -> GridPicture:
@@ -37,9 +38,7 @@ def cells(drawn: str) -> dict[int, tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("mode", "tp", "micro"), GRIDS)
-def test_every_rank_is_drawn_once_and_the_marked_ones_groups_are_coloured(
-    mode: str, tp: int, micro: int
-) -> None:
+def test_every_rank_is_drawn_once_and_the_marked_ones_groups_are_coloured(mode: str, tp: int, micro: int) -> None:
     plan = grid_plan(mode, tp, micro)
     topology, picture = plan.require_legal(), picture_of(plan)
     drawn, height = picture.draw()
@@ -69,9 +68,7 @@ def test_the_marked_ranks_blocks_stand_where_they_lie(mode: str, tp: int, micro:
         picture.draw()[0],
     )
     assert len(drawn) == 3
-    for (x, y, width, height, rows, _, columns, _), parts in zip(
-        drawn, blocks["tensor_blocks"].values(), strict=True
-    ):
+    for (x, y, width, height, rows, _, columns, _), parts in zip(drawn, blocks["tensor_blocks"].values(), strict=True):
         assert list(parts) == [rows, columns]
         for at, size, dim in ((float(y) - 22, height, rows), (float(x), width, columns)):
             first, stop = parts[dim]
@@ -91,8 +88,13 @@ def test_1d_has_no_grid_and_a_grid_needs_no_model() -> None:
 
 
 def test_a_large_grid_is_drawn_in_part_and_a_huge_one_is_not() -> None:
-    large = {"cluster.nodes": 512, "cluster.gpus_per_node": 8, "parallel.tp": 4096,
-             "parallel.allow_tp_across_nodes": True, "training.micro_batch_size": 256}  # fmt: skip
+    large = {
+        "cluster.nodes": 512,
+        "cluster.gpus_per_node": 8,
+        "parallel.tp": 4096,
+        "parallel.allow_tp_across_nodes": True,
+        "training.micro_batch_size": 256,
+    }
     cube = load_plan(None, {**large, "parallel.tensor_mode": "3d"})
     picture = picture_of(cube)
     assert len(cells(picture.draw()[0])) == DRAWN_CELLS

@@ -15,8 +15,7 @@ from mpctl.render.plan_svg import plan_svg
 from tests.cli.calls import Mpctl
 
 PODS = [{"name": "pod", "gpus": 576, "oversubscription": 4.0}]
-RACKS = {"cluster": "dgx-gb200", "cluster.nodes": 256, "parallel.tp": 8, "parallel.pp": 16,
-         "cluster.fabric": PODS}  # fmt: skip
+RACKS = {"cluster": "dgx-gb200", "cluster.nodes": 256, "parallel.tp": 8, "parallel.pp": 16, "cluster.fabric": PODS}
 
 
 def plan_of(settings: dict[str, Any]) -> Plan:
@@ -33,8 +32,10 @@ def test_links_beyond_the_node_are_told() -> None:
     )
     document = plan_document(plan, topology, kinds=None, ranks=False)
     assert [(link["name"], link["ranks"], link["networks"]) for link in document["links"]] == [
-        ("node", 4, 256), ("NVLink domain", 64, 16), ("pod", 512, 2),
-    ]  # fmt: skip
+        ("node", 4, 256),
+        ("NVLink domain", 64, 16),
+        ("pod", 512, 2),
+    ]
     within = {kind: document["within"][kind] for kind in ("tp", "cp", "dp", "pp")}
     assert within == {"tp": "NVLink domain", "cp": "node", "dp": "NVLink domain", "pp": None}
 
@@ -51,13 +52,11 @@ def test_a_cluster_of_nodes_alone_is_told_as_before() -> None:
 @pytest.mark.parametrize(
     ("settings", "frames"),
     [
-        (RACKS, [*(f"NVLink domain {n}" for n in range(16)), "pod 0, 1:4 oversubscribed",
-                 "pod 1, 1:4 oversubscribed"]),
+        (RACKS, [*(f"NVLink domain {n}" for n in range(16)), "pod 0, 1:4 oversubscribed", "pod 1, 1:4 oversubscribed"]),
         ({**RACKS, "cluster.nodes": 8, "parallel.pp": 1}, ["NVLink domain 0"]),
-        ({**RACKS, "cluster.nodes": 36, "parallel.tp": 4, "parallel.pp": 1},
-         ["NVLink domain 0", "NVLink domain 1"]),
+        ({**RACKS, "cluster.nodes": 36, "parallel.tp": 4, "parallel.pp": 1}, ["NVLink domain 0", "NVLink domain 1"]),
     ],
-)  # fmt: skip
+)
 def test_pictures_frame_domains_and_pods(settings: dict[str, Any], frames: list[str]) -> None:
     plan = plan_of(settings)
     topology = plan.require_legal()

@@ -76,10 +76,7 @@ def test_the_command(tmp_path: Path, mpctl: Mpctl) -> None:
 
 def test_what_the_command_refuses(tmp_path: Path, mpctl: Mpctl) -> None:
     run = logged(tmp_path / "run")
-    assert (
-        "no-log"
-        in mpctl("logs", run, "--rank", "2", "--json").err + mpctl("logs", run, "--rank", "2").err
-    )
+    assert "no-log" in mpctl("logs", run, "--rank", "2", "--json").err + mpctl("logs", run, "--rank", "2").err
     for words in (["--launcher", "--each"], ["--each", "--follow"], ["--launcher", "--rank", "0"]):
         assert mpctl("logs", run, *words).code == 2
     assert mpctl("logs", tmp_path / "none").code == 2

@@ -16,15 +16,16 @@ from mpctl.render.output import PLAIN
 def spoken(encoding: str, columns: int, *arguments: str) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of a process that writes in this encoding."""
     done = subprocess.run(
-        [sys.executable, "-m", "mpctl", *arguments], capture_output=True, check=False, timeout=60,
+        [sys.executable, "-m", "mpctl", *arguments],
+        capture_output=True,
+        check=False,
+        timeout=60,
         env={**os.environ, "PYTHONIOENCODING": encoding, "COLUMNS": str(columns)},
-    )  # fmt: skip
+    )
     return done.returncode, done.stdout.decode(encoding), done.stderr.decode(encoding)
 
 
-@pytest.mark.parametrize(
-    ("encoding", "columns"), [("ascii", 40), pytest.param("latin-1", 60, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("encoding", "columns"), [("ascii", 40), pytest.param("latin-1", 60, marks=pytest.mark.slow)])
 def test_marks_become_letters_where_an_encoding_lacks_them(encoding: str, columns: int) -> None:
     code, out, err = spoken(encoding, columns, "plan", "demo", "--tp", "3")
     assert (code, out) == (2, "")

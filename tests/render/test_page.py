@@ -67,15 +67,13 @@ def page(source: str, settings: dict[str, Any] | None = None) -> str:
 # ---------------------------------------------------------------- the text
 
 
-CUBE = {"cluster.gpus_per_node": 8, "parallel.tp": 8, "parallel.tensor_mode": "3d",
-        "training.micro_batch_size": 8}  # fmt: skip
+CUBE = {"cluster.gpus_per_node": 8, "parallel.tp": 8, "parallel.tensor_mode": "3d", "training.micro_batch_size": 8}
 
 
 @pytest.mark.parametrize(
     ("source", "settings"),
-    [("two-nodes-16-gpus", {}), ("demo", {}), ("demo-t5", {}), ("gpt3-175b-1024", {}),
-     ("demo", CUBE)],
-)  # fmt: skip
+    [("two-nodes-16-gpus", {}), ("demo", {}), ("demo-t5", {}), ("gpt3-175b-1024", {}), ("demo", CUBE)],
+)
 def test_a_page_is_whole_and_accessible(source: str, settings: dict[str, Any]) -> None:
     text = page(source, settings)
     seen = Reader(text)
@@ -86,13 +84,18 @@ def test_a_page_is_whole_and_accessible(source: str, settings: dict[str, Any]) -
             target = attributes.get(key)
             assert target is None or target.lstrip("#") in ids
     for svg in seen.of("svg"):
-        assert svg.get("aria-hidden") == "true" or (svg["role"], bool(svg["aria-label"])) == (
-            "img", True
-        )  # fmt: skip
+        assert svg.get("aria-hidden") == "true" or (svg["role"], bool(svg["aria-label"])) == ("img", True)
     assert len(seen.of("table")) == len(seen.of("caption"))
     assert [a["id"] for a in seen.of("section")] == [
-        "search", "layout", "schedule", "memory", "time", "traffic", "checks", "command",
-    ]  # fmt: skip
+        "search",
+        "layout",
+        "schedule",
+        "memory",
+        "time",
+        "traffic",
+        "checks",
+        "command",
+    ]
     assert not re.search(r"https?:|\bsrc=|@import|url\((?!#)", text)
 
 
@@ -103,8 +106,14 @@ def test_a_page_needs_no_model() -> None:
     assert [a["id"] for a in seen.of("section")] == ["layout", "checks", "command"]
 
 
-EXPERTS = {"cluster.nodes": 4, "cluster.gpus_per_node": 8, "parallel.tp": 2, "parallel.cp": 2,
-           "parallel.pp": 2, "parallel.ep": 4}  # fmt: skip
+EXPERTS = {
+    "cluster.nodes": 4,
+    "cluster.gpus_per_node": 8,
+    "parallel.tp": 2,
+    "parallel.cp": 2,
+    "parallel.pp": 2,
+    "parallel.ep": 4,
+}
 
 
 def experts_page() -> str:
@@ -166,10 +175,7 @@ def test_words_of_a_job_stay_words(mpctl: Mpctl, tmp_path: Path) -> None:
 def test_the_front_is_drawn_where_a_search_was_made() -> None:
     assert front_section([]) == ""
     text = front_section(POINTS)
-    assert Counter(re.findall(r'<g><title>[^<]*</title><path [^>]*class="(\w+) ', text)) == {
-        "q1": 2,
-        "hollow": 1,
-    }
+    assert Counter(re.findall(r'<g><title>[^<]*</title><path [^>]*class="(\w+) ', text)) == {"q1": 2, "hollow": 1}
     assert "&lt;c&gt;: tp 8 &lt;i&gt;, 3.00 s, 2.0 GiB" in text
     Reader(front_section(POINTS[:1]))
 
@@ -279,9 +285,7 @@ def test_a_plan_without_pictures_imports_none_of_it() -> None:
         "names = ('html', 'pictures', 'svg', 'markup', 'trace')\n"
         "print([n for n in names if f'mpctl.render.{n}' in sys.modules], file=sys.stderr)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", probe], capture_output=True, text=True, timeout=60, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=60, check=True)
     assert done.stderr.strip() == "[]"
 
 
@@ -319,13 +323,16 @@ def dumped(path: Path, tmp_path: Path) -> str:
     """The document as Chromium holds it after the scripts."""
     assert CHROMIUM is not None
     command = [
-        CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu",
-        f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=2000", "--dump-dom",
+        CHROMIUM,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        f"--user-data-dir={tmp_path / 'profile'}",
+        "--virtual-time-budget=2000",
+        "--dump-dom",
         path.as_uri(),
-    ]  # fmt: skip
-    return subprocess.run(
-        command, capture_output=True, encoding="utf-8", timeout=60, check=True
-    ).stdout
+    ]
+    return subprocess.run(command, capture_output=True, encoding="utf-8", timeout=60, check=True).stdout
 
 
 @pytest.mark.slow
@@ -333,9 +340,7 @@ def dumped(path: Path, tmp_path: Path) -> str:
 def test_the_policy_lets_the_script_run_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "page.html"
     text = page("gpt3-175b-1024", {"model.name": EVIL})
-    path.write_text(
-        text.replace("<main>", '<script>document.title = "run"</script><main>'), "utf-8"
-    )
+    path.write_text(text.replace("<main>", '<script>document.title = "run"</script><main>'), "utf-8")
     dom = dumped(path, tmp_path)
     assert re.search(r'id="map" class="tiles live"', dom)
     assert re.findall("<em>.*?</em>", dom) == re.findall("<em>.*?</em>", text)
@@ -356,9 +361,7 @@ def test_groups_by_pointer_and_keyboard_on_a_phone(tmp_path: Path) -> None:
     found = json.loads(title[1].replace("&amp;", "&"))
     assert (found["screen"], found["wide"]) == (360, 0)
     assert (found["tp"], found["pp"]) == ([4, 5], [1, 5, 9, 13])
-    assert found["said"].startswith(
-        "rank 5: node 0, local rank 5; tp 1, dp 0, pp 1; layers 6-11. tp [4, 5]"
-    )
+    assert found["said"].startswith("rank 5: node 0, local rank 5; tp 1, dp 0, pp 1; layers 6-11. tp [4, 5]")
     assert found["letters"] == "abcd" * 4
     assert (found["held"], found["tabs"]) == (5, 1)
 

@@ -9,10 +9,17 @@ from mpctl.records.rundir.rank_files import AuditRow, StepAudit
 from mpctl.render.rehearsal import WIDE, audit_parts
 
 ROW: AuditRow = {
-    "module": "layers.*.attention", "phase": "backward", "times": 48, "launches": 9,
-    "bytes": 4 * 2**20, "least_bytes": 2**20, "flops": 0, "seconds": 3e-3, "least_seconds": 1e-3,
+    "module": "layers.*.attention",
+    "phase": "backward",
+    "times": 48,
+    "launches": 9,
+    "bytes": 4 * 2**20,
+    "least_bytes": 2**20,
+    "flops": 0,
+    "seconds": 3e-3,
+    "least_seconds": 1e-3,
     "operations": {"slice_backward": 8, "cat": 1},
-}  # fmt: skip
+}
 
 
 def printed(audit: StepAudit, width: int) -> list[str]:
@@ -25,8 +32,7 @@ def printed(audit: StepAudit, width: int) -> list[str]:
 
 def audit(row: AuditRow, unknown: list[str]) -> StepAudit:
     figures = {key: row[key] for key in ("launches", "bytes", "least_bytes", "flops")}  # type: ignore[literal-required]
-    total = {"part": "layers.*", "phase": "backward", **figures, "seconds": None,
-             "least_seconds": None}  # fmt: skip
+    total = {"part": "layers.*", "phase": "backward", **figures, "seconds": None, "least_seconds": None}
     return {"rows": [row] * 11, "totals": [total], "unknown": unknown, "assumption": "here"}  # type: ignore[list-item]
 
 

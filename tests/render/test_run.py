@@ -11,8 +11,12 @@ STEP: Any = {"step": 1, "loss": 2.0, "tokens": 8, "step_seconds": 2.0, "tokens_p
 
 
 def rows(**more: Any) -> dict[str, str]:
-    summary: Any = {**training_progress([{**STEP, **more}]), "predicted_step_seconds": None,
-                    "saves": None, "plan_beside_run": []}  # fmt: skip
+    summary: Any = {
+        **training_progress([{**STEP, **more}]),
+        "predicted_step_seconds": None,
+        "saves": None,
+        "plan_beside_run": [],
+    }
     return dict(summary_rows(summary))
 
 
@@ -28,8 +32,7 @@ def test_goodput_is_a_row_where_much_of_the_time_was_lost() -> None:
     steps = [{**STEP, "step": step, "time": 10.0 + 2 * step} for step in (1, 2, 3)]
     late = {**STEP, "step": 4, "time": 30.0}
     more: Any = {"predicted_step_seconds": None, "saves": None, "plan_beside_run": []}
-    said = [dict(summary_rows({**training_progress(found), **more}))
-            for found in (steps, [*steps, late])]  # fmt: skip
+    said = [dict(summary_rows({**training_progress(found), **more})) for found in (steps, [*steps, late])]
     assert "goodput" not in said[0] and said[1]["goodput"].startswith("40.0%")
 
 
@@ -43,11 +46,21 @@ def test_the_load_of_experts_is_reported() -> None:
 
 def test_a_run_on_a_gpu_says_its_utilization_and_what_the_allocator_took() -> None:
     def rows(more: dict[str, Any], device: str | None) -> dict[str, str]:
-        compared = {"agrees": True, "step_traffic": {"planned": {}, "measured": {}}, "memory": {},
-                    "rank": 0, "peak_memory_bytes": 10 << 30, "device": device,
-                    "reserved_memory_bytes": 12 << 30 if device else None}  # fmt: skip
-        summary: Any = {**training_progress([{**STEP, **more}]), "predicted_step_seconds": None,
-                        "saves": None, "plan_beside_run": [compared]}  # fmt: skip
+        compared = {
+            "agrees": True,
+            "step_traffic": {"planned": {}, "measured": {}},
+            "memory": {},
+            "rank": 0,
+            "peak_memory_bytes": 10 << 30,
+            "device": device,
+            "reserved_memory_bytes": 12 << 30 if device else None,
+        }
+        summary: Any = {
+            **training_progress([{**STEP, **more}]),
+            "predicted_step_seconds": None,
+            "saves": None,
+            "plan_beside_run": [compared],
+        }
         return dict(summary_rows(summary))
 
     known = rows({"mfu": 0.451, "hfu": 0.5}, "NVIDIA H200")

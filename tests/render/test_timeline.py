@@ -35,9 +35,7 @@ def planned(settings: dict[str, Any]) -> tuple[Plan, StepLine]:
     return plan, step
 
 
-def pipeline(
-    m: int, *, p: int = 4, schedule: ScheduleName = "1f1b", backward: float = 2.0
-) -> PipelineTiming:
+def pipeline(m: int, *, p: int = 4, schedule: ScheduleName = "1f1b", backward: float = 2.0) -> PipelineTiming:
     chunks = [[ChunkTimes(1.0, backward / 2, backward / 2)] for _ in range(p)]
     return PipelineTiming(schedule, chunks, [0.0] * (p - 1), [0.0] * (p - 1), m)
 
@@ -85,9 +83,13 @@ def test_messages_by_hand() -> None:
     ]
     after = ("sums of once a step and optimizer", 14.5e6, 5.5e6)
     assert rows == [
-        (0, 2, "F0 to stage 1", 1e6, 5e6), (0, 3, "F1 to stage 1", 2e6, 5e6), (0, 1, *after),
-        (1, 2, "B0 to stage 0", 9e6, 0.5e6), (1, 2, "B1 to stage 0", 12e6, 0.5e6), (1, 1, *after),
-    ]  # fmt: skip
+        (0, 2, "F0 to stage 1", 1e6, 5e6),
+        (0, 3, "F1 to stage 1", 2e6, 5e6),
+        (0, 1, *after),
+        (1, 2, "B0 to stage 0", 9e6, 0.5e6),
+        (1, 2, "B1 to stage 0", 12e6, 0.5e6),
+        (1, 1, *after),
+    ]
     assert [e["args"]["name"] for e in events if (e["pid"], e["tid"]) == (0, 3) and e["ph"] == "M"]
 
 
@@ -109,9 +111,7 @@ def test_every_action_is_drawn_once_and_to_scale(settings: dict[str, Any]) -> No
     picture = Picture.of(step)
     rows = drawn_boxes(picture)
     assert len(rows) == len(step.line.orders)
-    for (_, boxes), order, busy in zip(
-        sorted(rows.items()), step.line.orders, step.line.busy, strict=True
-    ):
+    for (_, boxes), order, busy in zip(sorted(rows.items()), step.line.orders, step.line.busy, strict=True):
         assert len(boxes) == len(order)
         widths = sum(width for _, width in boxes)
         assert widths == pytest.approx(busy * picture.scale.unit, abs=0.01 * len(boxes))
@@ -120,9 +120,7 @@ def test_every_action_is_drawn_once_and_to_scale(settings: dict[str, Any]) -> No
         assert ends[-1][0] + ends[-1][1] <= WIDTH + 0.02
 
 
-@pytest.mark.parametrize(
-    ("p", "m"), [(2, 1000), (16, 300), pytest.param(60, 200, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("p", "m"), [(2, 1000), (16, 300), pytest.param(60, 200, marks=pytest.mark.slow)])
 def test_a_long_step_is_drawn_at_both_ends(p: int, m: int) -> None:
     picture = Picture.of(play(pipeline(m, p=p), {}))
     assert not picture.scale.is_whole

@@ -23,11 +23,10 @@ from mpctl.spec.runtime import RuntimeProfile
 
 SMALL: dict[str, Any] = {
     "cluster": {"preset": "selene", "nodes": 2},
-    "model": {"family": "gpt", "layers": 4, "hidden": 256, "heads": 4, "vocab": 1024,
-              "seq_length": 128},
+    "model": {"family": "gpt", "layers": 4, "hidden": 256, "heads": 4, "vocab": 1024, "seq_length": 128},
     "parallel": {"tp": 2, "pp": 2, "dp": 4, "zero": 1},
     "training": {"micro_batch_size": 2, "global_batch_size": 64, "dtype": "bf16"},
-}  # fmt: skip
+}
 OWN_KERNELS = {"products": 0.8, "memory": 0.8, "flash": 0.5, "flash_backward": 0.5, "source": "x"}
 
 
@@ -65,8 +64,9 @@ def limits(field: FieldInfo) -> list[tuple[type, float, float]]:
         low = [m.ge for m in metadata if isinstance(m, bounds.Ge)]
         low += [math.nextafter(m.gt, math.inf) for m in metadata if isinstance(m, bounds.Gt)]
         high = [m.le for m in metadata if isinstance(m, bounds.Le)]
-        high += [m.lt - 1 if kind is int else math.nextafter(m.lt, -math.inf)
-                 for m in metadata if isinstance(m, bounds.Lt)]  # fmt: skip
+        high += [
+            m.lt - 1 if kind is int else math.nextafter(m.lt, -math.inf) for m in metadata if isinstance(m, bounds.Lt)
+        ]
         found.append((kind, low[0] if low else -math.inf, high[0] if high else math.inf))
     return found
 

@@ -18,20 +18,35 @@ from mpctl.spec.model import ModelSpec
 
 # As published for openai-community/gpt2 and meta-llama/Llama-3.1-8B, keys of generation left out.
 GPT2 = {
-    "model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12, "n_ctx": 1024,
-    "n_positions": 1024, "vocab_size": 50257, "layer_norm_epsilon": 1e-05, "n_inner": None,
-    "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"],
-}  # fmt: skip
+    "model_type": "gpt2",
+    "n_layer": 12,
+    "n_embd": 768,
+    "n_head": 12,
+    "n_ctx": 1024,
+    "n_positions": 1024,
+    "vocab_size": 50257,
+    "layer_norm_epsilon": 1e-05,
+    "n_inner": None,
+    "activation_function": "gelu_new",
+    "architectures": ["GPT2LMHeadModel"],
+}
 LLAMA = {
-    "model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096, "head_dim": None,
-    "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8,
-    "max_position_embeddings": 131072, "vocab_size": 128256, "rms_norm_eps": 1e-05,
-    "tie_word_embeddings": False, "hidden_act": "silu",
-}  # fmt: skip
+    "model_type": "llama",
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "head_dim": None,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "vocab_size": 128256,
+    "rms_norm_eps": 1e-05,
+    "tie_word_embeddings": False,
+    "hidden_act": "silu",
+}
 
 
-MISTRAL = {**LLAMA, "model_type": "mistral", "max_position_embeddings": 32768,
-           "sliding_window": None}  # fmt: skip
+MISTRAL = {**LLAMA, "model_type": "mistral", "max_position_embeddings": 32768, "sliding_window": None}
 
 
 def write(folder: Path, config: Any) -> Path:
@@ -70,23 +85,44 @@ def test_own_keys_beat_the_config_and_a_folder_will_do(tmp_path: Path) -> None:
 
 
 T5 = {
-    "model_type": "t5", "num_layers": 6, "d_model": 512, "d_ff": 1024, "num_heads": 6, "d_kv": 64,
-    "vocab_size": 32128, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False,
+    "model_type": "t5",
+    "num_layers": 6,
+    "d_model": 512,
+    "d_ff": 1024,
+    "num_heads": 6,
+    "d_kv": 64,
+    "vocab_size": 32128,
+    "feed_forward_proj": "gated-gelu",
+    "tie_word_embeddings": False,
     "layer_norm_epsilon": 1e-06,
-}  # fmt: skip
+}
 BERT = {
-    "model_type": "bert", "num_hidden_layers": 12, "hidden_size": 768, "intermediate_size": 3072,
-    "num_attention_heads": 12, "max_position_embeddings": 512, "vocab_size": 30522,
-    "hidden_act": "gelu", "layer_norm_eps": 1e-12,
-}  # fmt: skip
+    "model_type": "bert",
+    "num_hidden_layers": 12,
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_attention_heads": 12,
+    "max_position_embeddings": 512,
+    "vocab_size": 30522,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-12,
+}
 
 
 # As published for google-t5/t5-base.
 T5_BASE = {
-    "model_type": "t5", "num_layers": 12, "d_model": 768, "d_ff": 3072, "num_heads": 12,
-    "d_kv": 64, "vocab_size": 32128, "layer_norm_epsilon": 1e-06, "n_positions": 512,
-    "relative_attention_num_buckets": 32, "is_encoder_decoder": True,
-}  # fmt: skip
+    "model_type": "t5",
+    "num_layers": 12,
+    "d_model": 768,
+    "d_ff": 3072,
+    "num_heads": 12,
+    "d_kv": 64,
+    "vocab_size": 32128,
+    "layer_norm_epsilon": 1e-06,
+    "n_positions": 512,
+    "relative_attention_num_buckets": 32,
+    "is_encoder_decoder": True,
+}
 
 
 def issues_of(path: Path, **more: Any) -> list[Issue]:
@@ -125,9 +161,7 @@ def test_a_t5_has_as_many_decoder_layers_unless_told(tmp_path: Path) -> None:
         (T5, "feed_forward_proj", None, "relu"),
     ],
 )
-def test_activation(
-    tmp_path: Path, config: dict[str, Any], name: str, value: Any, activation: str
-) -> None:
+def test_activation(tmp_path: Path, config: dict[str, Any], name: str, value: Any, activation: str) -> None:
     assert model_of(write(tmp_path, {**config, name: value})).activation == activation
 
 
@@ -149,9 +183,7 @@ def test_a_t5_has_a_head_of_its_own_where_logits_are_not_scaled(
 
 
 @pytest.mark.parametrize(("config", "name"), [(BERT, "bert-base"), (T5_BASE, "t5-base")])
-def test_a_published_config_is_the_preset(
-    tmp_path: Path, config: dict[str, Any], name: str
-) -> None:
+def test_a_published_config_is_the_preset(tmp_path: Path, config: dict[str, Any], name: str) -> None:
     """T5's preset counts the tokenizer's pieces and sentinels, the config the table's rows."""
     preset = load_job(None, {"model": name}).model
     assert preset is not None
@@ -162,17 +194,15 @@ def test_a_published_config_is_the_preset(
 
 @pytest.mark.parametrize(
     ("config", "keys"),
-    [
-        (BERT, {"token_types": 1}),
-        (T5, {"relative_buckets": 16, "relative_max_distance": 64, "norm_epsilon": 1e-5}),
-    ],
+    [(BERT, {"token_types": 1}), (T5, {"relative_buckets": 16, "relative_max_distance": 64, "norm_epsilon": 1e-5})],
 )
-def test_what_only_one_family_has(
-    tmp_path: Path, config: dict[str, Any], keys: dict[str, float]
-) -> None:
-    names = {"token_types": "type_vocab_size", "norm_epsilon": "layer_norm_epsilon",
-             "relative_buckets": "relative_attention_num_buckets",
-             "relative_max_distance": "relative_attention_max_distance"}  # fmt: skip
+def test_what_only_one_family_has(tmp_path: Path, config: dict[str, Any], keys: dict[str, float]) -> None:
+    names = {
+        "token_types": "type_vocab_size",
+        "norm_epsilon": "layer_norm_epsilon",
+        "relative_buckets": "relative_attention_num_buckets",
+        "relative_max_distance": "relative_attention_max_distance",
+    }
     path = write(tmp_path, {**config, **{names[key]: value for key, value in keys.items()}})
     assert keys.items() <= model_of(path).model_dump().items()
 
@@ -198,12 +228,7 @@ def test_biases_everywhere_or_nowhere(tmp_path: Path, bias: bool | None) -> None
             MISTRAL,
             {
                 "sliding_window": 64,
-                "layer_types": [
-                    "sliding_attention",
-                    "sliding_attention",
-                    "full_attention",
-                    "full_attention",
-                ],
+                "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "full_attention"],
             },
             "no pattern of windows",
         ),
@@ -250,9 +275,7 @@ SLIDING, FULL = "sliding_attention", "full_attention"
         ([FULL] * 4, [None] * 4),
     ],
 )
-def test_which_layers_have_windows(
-    tmp_path: Path, kinds: list[str], windows: list[int | None]
-) -> None:
+def test_which_layers_have_windows(tmp_path: Path, kinds: list[str], windows: list[int | None]) -> None:
     config = {**MISTRAL, "num_hidden_layers": 4, "sliding_window": 64, "layer_types": kinds}
     model = model_of(write(tmp_path, config))
     assert [model.window_of(layer) for layer in range(4)] == windows
@@ -260,15 +283,9 @@ def test_which_layers_have_windows(
 
 @pytest.mark.parametrize(
     ("attention", "mlp", "biased"),
-    [
-        (True, False, {"qkv", "output"}),
-        (False, True, {"mlp"}),
-        (True, True, {"qkv", "output", "mlp"}),
-    ],
+    [(True, False, {"qkv", "output"}), (False, True, {"mlp"}), (True, True, {"qkv", "output", "mlp"})],
 )
-def test_biases_of_some_layers(
-    tmp_path: Path, attention: bool, mlp: bool, biased: set[str]
-) -> None:
+def test_biases_of_some_layers(tmp_path: Path, attention: bool, mlp: bool, biased: set[str]) -> None:
     config = {**LLAMA, "attention_bias": attention, "mlp_bias": mlp}
     assert model_of(write(tmp_path, config)).biased == biased
 
@@ -292,9 +309,7 @@ def test_more_layers_than_any_model_has_are_one_issue(tmp_path: Path, layers: in
         (T5, {"is_encoder_decoder": True}),
     ],
 )
-def test_what_changes_nothing_is_accepted(
-    tmp_path: Path, config: dict[str, Any], keys: dict[str, Any]
-) -> None:
+def test_what_changes_nothing_is_accepted(tmp_path: Path, config: dict[str, Any], keys: dict[str, Any]) -> None:
     plain = model_of(write(tmp_path, config))
     assert model_of(write(tmp_path, config | keys)) == plain
 
@@ -324,9 +339,7 @@ def test_no_json_value_ends_in_a_traceback(tmp_path: Path, config: dict[str, Any
         ({"type": "su", "short_factor": [1.0], "long_factor": [2.0]}, "longrope"),
     ],
 )
-def test_a_scaling_that_costs_nothing_is_planned(
-    tmp_path: Path, table: dict[str, Any], name: str
-) -> None:
+def test_a_scaling_that_costs_nothing_is_planned(tmp_path: Path, table: dict[str, Any], name: str) -> None:
     """The estimate is that of the same config without it; launch refuses it (test_launched)."""
     scaled = model_of(write(tmp_path, {**LLAMA, "rope_scaling": table}))
     plain = model_of(write(tmp_path, LLAMA))
@@ -336,8 +349,14 @@ def test_a_scaling_that_costs_nothing_is_planned(
 def test_yarn_is_read_with_its_magnitude(tmp_path: Path) -> None:
     """DeepSeek's mscale over mscale_all_dim is the factor of cos and sin: at 40 and 1 over 0.5,
     (0.1 ln 40 + 1) / (0.05 ln 40 + 1) = 1.3689 / 1.1844."""
-    table = {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096,
-             "beta_fast": 16, "mscale": 1.0, "mscale_all_dim": 0.5}  # fmt: skip
+    table = {
+        "rope_type": "yarn",
+        "factor": 40.0,
+        "original_max_position_embeddings": 4096,
+        "beta_fast": 16,
+        "mscale": 1.0,
+        "mscale_all_dim": 0.5,
+    }
     scaling = model_of(write(tmp_path, {**LLAMA, "rope_scaling": table})).yarn_scaling
     assert scaling is not None and (scaling.beta_fast, scaling.beta_slow) == (16.0, 1.0)
     assert scaling.attention_factor == pytest.approx(1.3689 / 1.1844, rel=1e-4)
@@ -347,9 +366,14 @@ def test_yarn_is_read_with_its_magnitude(tmp_path: Path) -> None:
 
 def test_a_multimodal_config_points_at_its_text_config(tmp_path: Path) -> None:
     """As google/gemma-3-4b-it: the rest of its text_config is the class's defaults."""
-    text = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240,
-            "num_hidden_layers": 34, "sliding_window": 1024,
-            "rope_scaling": {"factor": 8.0, "rope_type": "linear"}}  # fmt: skip
+    text = {
+        "model_type": "gemma3_text",
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 34,
+        "sliding_window": 1024,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+    }
     (issue,) = issues_of(write(tmp_path, {"model_type": "gemma3", "text_config": text}))
     assert issue.rule == "unknown-model-type" and "text_config is a gemma3_text" in issue.hint
     model = model_of(write(tmp_path, text))
@@ -409,9 +433,7 @@ V3 = {**LLAMA, "model_type": "deepseek_v3"}
         ({**V3, "rope_scaling": {"type": "yarn", "mscale_all_dim": 1.0}}, "a number for factor"),
     ],
 )
-def test_what_a_router_cannot_express_names_key_and_value(
-    tmp_path: Path, config: dict[str, Any], words: str
-) -> None:
+def test_what_a_router_cannot_express_names_key_and_value(tmp_path: Path, config: dict[str, Any], words: str) -> None:
     (issue,) = issues_of(write(tmp_path, config))
     assert (issue.rule, issue.where) == ("hf-config", "model.hf_config")
     assert words in issue.message and issue.hint
@@ -419,23 +441,41 @@ def test_what_a_router_cannot_express_names_key_and_value(
 
 def test_every_key_of_a_router_is_read(tmp_path: Path) -> None:
     """By hand: of 6 layers every second has experts, and the first of these is dense."""
-    keys = {"num_experts": 16, "num_experts_per_tok": 3, "moe_intermediate_size": 20,
-            "norm_topk_prob": True, "decoder_sparse_step": 2, "mlp_only_layers": [0, 1],
-            "num_hidden_layers": 6, "shared_expert_intermediate_size": 24}  # fmt: skip
+    keys = {
+        "num_experts": 16,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 20,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 2,
+        "mlp_only_layers": [0, 1],
+        "num_hidden_layers": 6,
+        "shared_expert_intermediate_size": 24,
+    }
     model = model_of(write(tmp_path, {**LLAMA, "model_type": "qwen2_moe", **keys}))
     assert [layer for layer in range(6) if model.has_experts(layer)] == [3, 5]
     assert (model.experts, model.experts_per_token, model.expert_width) == (16, 3, 20)
     assert (model.shared_expert_ffn, model.shared_expert_gate) == (24, True)
     assert model.router_renormalize and model.router_score == "softmax"
-    keys = {"n_routed_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 20,
-            "norm_topk_prob": False, "first_k_dense_replace": 1, "n_shared_experts": 3,
-            "n_group": 8, "topk_group": 3, "routed_scaling_factor": 1.75, "q_lora_rank": None,
-            "kv_lora_rank": 48, "qk_nope_head_dim": 24, "qk_rope_head_dim": 8, "v_head_dim": 40,
-            "scoring_func": "sigmoid", "topk_method": "noaux_tc"}  # fmt: skip
+    keys = {
+        "n_routed_experts": 16,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 20,
+        "norm_topk_prob": False,
+        "first_k_dense_replace": 1,
+        "n_shared_experts": 3,
+        "n_group": 8,
+        "topk_group": 3,
+        "routed_scaling_factor": 1.75,
+        "q_lora_rank": None,
+        "kv_lora_rank": 48,
+        "qk_nope_head_dim": 24,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 40,
+        "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc",
+    }
     model = model_of(write(tmp_path, {**V3, **keys}))
-    assert (model.router_score, model.router_bias, model.router_renormalize) == (
-        "sigmoid", True, False
-    )  # fmt: skip
+    assert (model.router_score, model.router_bias, model.router_renormalize) == ("sigmoid", True, False)
     assert (model.router_groups, model.router_groups_per_token, model.router_scale) == (8, 3, 1.75)
     assert (model.dense_layers, model.shared_expert_ffn, model.expert_width) == (1, 60, 20)
     assert (model.attention_kind, model.q_lora_rank, model.kv_lora_rank) == ("mla", None, 48)
@@ -444,8 +484,13 @@ def test_every_key_of_a_router_is_read(tmp_path: Path) -> None:
 
 def test_yarn_s_mscale_is_the_scale_of_the_scores(tmp_path: Path) -> None:
     """DeepSeek-V3: 192^-1/2 (0.1 ln 40 + 1)^2 = 0.0721688 x 1.8738542 = 0.1352338."""
-    table = {"type": "yarn", "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0,
-             "original_max_position_embeddings": 4096}  # fmt: skip
+    table = {
+        "type": "yarn",
+        "factor": 40,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 4096,
+    }
     model = model_of(write(tmp_path, {**V3, "rope_scaling": table}))
     assert model.yarn_scaling is not None and model.yarn_scaling.attention_factor == 1.0
     assert model.attention_scale == pytest.approx(0.1352338, rel=1e-6)
@@ -466,9 +511,8 @@ def test_an_unknown_model_type_is_reported_with_the_rest(tmp_path: Path, config:
 
 @pytest.mark.parametrize(
     ("content", "rule"),
-    [(None, "no-such-file"), (b"{", "bad-syntax"), (b"\xff", "bad-syntax"),
-     (b"[" * 100_000, "bad-syntax")],
-)  # fmt: skip
+    [(None, "no-such-file"), (b"{", "bad-syntax"), (b"\xff", "bad-syntax"), (b"[" * 100_000, "bad-syntax")],
+)
 def test_a_config_that_cannot_be_read_is_reported_with_the_rest(
     tmp_path: Path, content: bytes | None, rule: str
 ) -> None:
@@ -516,9 +560,7 @@ def test_a_config_is_named_by_a_string(name: Any) -> None:
         (f"{'0a' * 20}/config.json", {}, "llama"),
     ],
 )
-def test_a_config_names_its_model(
-    tmp_path: Path, place: str, keys: dict[str, str], name: str
-) -> None:
+def test_a_config_names_its_model(tmp_path: Path, place: str, keys: dict[str, str], name: str) -> None:
     """By its folder or file; of a hub's snapshot, whose folder is a hash, by what it says."""
     path = tmp_path / place
     path.parent.mkdir()
@@ -527,9 +569,7 @@ def test_a_config_names_its_model(
     assert model_of(path, name="ours").name == "ours"
 
 
-def test_a_bare_folder_name_is_told_how_to_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bare_folder_name_is_told_how_to_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("c1").mkdir()
     write(Path("c1"), LLAMA)

@@ -88,9 +88,7 @@ def test_a_preset_of_one_s_own_answers_to_the_ids_that_it_names(here: Path) -> N
 
 
 @pytest.mark.parametrize("variable", ["", "HF_HOME", "HF_HUB_CACHE"])
-def test_what_hf_download_fetched_is_found(
-    here: Path, monkeypatch: pytest.MonkeyPatch, variable: str
-) -> None:
+def test_what_hf_download_fetched_is_found(here: Path, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
     cache = here / "cache/huggingface/hub"
     if variable:
         monkeypatch.setenv(variable, str(here / "elsewhere"))

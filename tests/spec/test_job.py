@@ -16,10 +16,7 @@ from mpctl.spec.model import ModelSpec
 from mpctl.spec.training import TrainingSpec
 
 size = st.integers(1, 8)
-OLD_DEVICE = {
-    "name": "old", "kind": "cuda", "memory_bytes": 2**34, "peak_flops": {"fp32": 1e12},
-    "source": "made up",
-}  # fmt: skip
+OLD_DEVICE = {"name": "old", "kind": "cuda", "memory_bytes": 2**34, "peak_flops": {"fp32": 1e12}, "source": "made up"}
 
 
 @given(tp=size, pp=size, cp=size, dp=size, micro=size, data=st.data())
@@ -42,9 +39,7 @@ def test_dp_fills_the_world_when_the_rest_divides_it(
 
 
 @given(tp=size, pp=size, cp=size, dp=st.none() | size, nodes=size)
-def test_ranks_a_node_hold_the_layout_when_left_open(
-    tp: int, pp: int, cp: int, dp: int | None, nodes: int
-) -> None:
+def test_ranks_a_node_hold_the_layout_when_left_open(tp: int, pp: int, cp: int, dp: int | None, nodes: int) -> None:
     parallel = {"tp": tp, "pp": pp, "cp": cp, "dp": dp}
     job = complete(parse({"cluster": {"nodes": nodes}, "parallel": parallel}))
     assert job.cluster.gpus_per_node is not None
@@ -127,11 +122,8 @@ def test_a_model_keeps_what_is_given() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "given_dtype", "reduced"),
-    [("bf16", None, "fp32"), ("fp64", None, "fp64"), ("fp16", "fp16", "fp16")],
+    ("dtype", "given_dtype", "reduced"), [("bf16", None, "fp32"), ("fp64", None, "fp64"), ("fp16", "fp16", "fp16")]
 )
-def test_gradients_are_reduced_in_fp32_unless_told(
-    dtype: str, given_dtype: str | None, reduced: str
-) -> None:
+def test_gradients_are_reduced_in_fp32_unless_told(dtype: str, given_dtype: str | None, reduced: str) -> None:
     training = TrainingSpec.model_validate({"dtype": dtype, "gradient_dtype": given_dtype})
     assert training.reduced_dtype == reduced

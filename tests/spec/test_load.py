@@ -89,9 +89,7 @@ def test_all_issues_are_reported_at_once() -> None:
 def test_what_is_legal_is_read_in_spite_of_the_rest() -> None:
     loaded = load_partial("demo", {"parallel.tpp": 2, "training.steps": "many"})
     assert {issue.where for issue in loaded.issues} == {"parallel.tpp", "training.steps"}
-    assert loaded.tables_with_errors == {
-        "training"
-    }  # an unknown key casts no doubt on the known ones
+    assert loaded.tables_with_errors == {"training"}  # an unknown key casts no doubt on the known ones
     assert loaded.job is not None
     assert (loaded.job.parallel.tp, loaded.job.training.dropout) == (2, 0.1)
 
@@ -110,18 +108,15 @@ def test_a_setting_below_a_value_is_refused(source: str | None) -> None:
 
 @pytest.mark.parametrize(
     ("setting", "value"),
-    [("hidden", "x"), ("hidden", -4), ("hidden", True), ("heads", 0), ("heads", []),
-     ("seq_length", 2.0)],
-)  # fmt: skip
+    [("hidden", "x"), ("hidden", -4), ("hidden", True), ("heads", 0), ("heads", []), ("seq_length", 2.0)],
+)
 def test_what_follows_from_a_bad_value_is_not_reported_again(setting: str, value: Any) -> None:
     assert set(issues_of(model={**SHAPE, setting: value})) == {f"model.{setting}"}
     assert set(issues_of("demo", **{f"model__{setting}": value})) == {f"model.{setting}"}
 
 
 def test_a_bad_key_of_a_free_table_is_named() -> None:
-    issue = issues_of("demo", cluster__device__peak_flops__bf17=1e12)[
-        "cluster.device.peak_flops.bf17"
-    ]
+    issue = issues_of("demo", cluster__device__peak_flops__bf17=1e12)["cluster.device.peak_flops.bf17"]
     assert issue.rule == "bad-value"
     assert issue.message.startswith("'bf17' is not allowed as a key: input should be 'fp64'")
 
@@ -179,9 +174,13 @@ def test_a_table_beside_a_name_of_the_same_key_says_where_the_name_goes(tmp_path
 
 @pytest.mark.parametrize(
     ("key", "value", "meant"),
-    [("qk_norm", "yes", "use true"), ("qk_norm", 1, ""), ("bias", "output", "use attention"),
-     ("activation", "squared_relu", "use relu2")],
-)  # fmt: skip
+    [
+        ("qk_norm", "yes", "use true"),
+        ("qk_norm", 1, ""),
+        ("bias", "output", "use attention"),
+        ("activation", "squared_relu", "use relu2"),
+    ],
+)
 def test_a_flag_or_word_is_one_error_at_its_key(key: str, value: object, meant: str) -> None:
     with pytest.raises(InputError) as caught:
         load_job(None, {"model": "demo-llama", f"model.{key}": value})

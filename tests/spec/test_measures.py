@@ -48,8 +48,9 @@ def test_units_in_a_file_are_plain_numbers_in_the_job(tmp_path: Path) -> None:
 
 
 def test_a_setting_on_the_command_line_may_have_a_unit() -> None:
-    typed = parse_settings(["cluster=selene", "cluster.device.memory_bytes=40 GB",
-                            "cluster.inter_node.bandwidth=448GB/s"])  # fmt: skip
+    typed = parse_settings(
+        ["cluster=selene", "cluster.device.memory_bytes=40 GB", "cluster.inter_node.bandwidth=448GB/s"]
+    )
     cluster = load_job(None, typed).cluster
     assert cluster.device is not None and cluster.device.memory_bytes == 40_000_000_000
     assert cluster.inter_node is not None and cluster.inter_node.bandwidth == 448e9
@@ -65,16 +66,22 @@ def test_several_links_of_a_node_are_written_as_people_write_them() -> None:
 @pytest.mark.parametrize(
     ("setting", "value", "message", "hint"),
     [
-        ("cluster.intra_node.bandwidth", "80 GiB", "it is memory, and a bandwidth is wanted",
-         '"448 GB/s", or a number of bytes/s'),
-        ("cluster.device.memory_bytes", "80 GB/s", "it is a bandwidth, and memory is wanted",
-         '"80 GiB", or a number of bytes'),
+        (
+            "cluster.intra_node.bandwidth",
+            "80 GiB",
+            "it is memory, and a bandwidth is wanted",
+            '"448 GB/s", or a number of bytes/s',
+        ),
+        (
+            "cluster.device.memory_bytes",
+            "80 GB/s",
+            "it is a bandwidth, and memory is wanted",
+            '"80 GiB", or a number of bytes',
+        ),
         ("cluster.intra_node.latency", "5 TFLOP/s", "it is a rate of computing", '"5 us"'),
         ("cluster.device.peak_flops.bf16", "5 us", "it is a time", '"989 TFLOP/s"'),
-        ("cluster.intra_node.bandwidth", "448 gb/s", "'gb/s' is no unit of bandwidth",
-         "did you mean GB/s or Gb/s?"),
-        ("cluster.inter_node.bandwidth", "200 GBps", "'GBps' is no unit of bandwidth",
-         "did you mean GB/s?"),
+        ("cluster.intra_node.bandwidth", "448 gb/s", "'gb/s' is no unit of bandwidth", "did you mean GB/s or Gb/s?"),
+        ("cluster.inter_node.bandwidth", "200 GBps", "'GBps' is no unit of bandwidth", "did you mean GB/s?"),
         ("cluster.inter_node.bandwidth", "200 gbps", "'gbps' is no unit", "did you mean Gbps?"),
         ("cluster.device.memory_bytes", "80", "it has no unit", '"80 GiB"'),
         ("cluster.device.memory_bytes", "1e99 EB", "less than or equal to", ""),
@@ -83,10 +90,8 @@ def test_several_links_of_a_node_are_written_as_people_write_them() -> None:
         ("cluster.inter_node.bandwidth", "x 400 Gb/s", "is not a number with a unit", ""),
         ("cluster.intra_node.bandwidth", "-1 GB/s", "is not a number with a unit", '"448 GB/s"'),
     ],
-)  # fmt: skip
-def test_a_wrong_unit_is_refused_with_the_way_out(
-    setting: str, value: str, message: str, hint: str
-) -> None:
+)
+def test_a_wrong_unit_is_refused_with_the_way_out(setting: str, value: str, message: str, hint: str) -> None:
     with pytest.raises(InputError) as caught:
         load_job(None, {"cluster": "selene", setting: value})
     (issue,) = caught.value.issues
@@ -105,12 +110,8 @@ def test_in_a_preset_the_file_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("measure", [MEMORY, BANDWIDTH, COMPUTE, TIME])
 @given(data=st.data())
-def test_what_the_schema_s_pattern_takes_is_read_and_nothing_else(
-    measure: Measure, data: Any
-) -> None:
-    text = data.draw(
-        st.one_of(st.from_regex(measure.pattern.replace("$", r"\Z")), st.text(max_size=12))
-    )
+def test_what_the_schema_s_pattern_takes_is_read_and_nothing_else(measure: Measure, data: Any) -> None:
+    text = data.draw(st.one_of(st.from_regex(measure.pattern.replace("$", r"\Z")), st.text(max_size=12)))
     try:
         number = parse_measure(text, measure)
     except UnitError:
@@ -122,13 +123,16 @@ def test_what_the_schema_s_pattern_takes_is_read_and_nothing_else(
 @pytest.mark.parametrize(
     ("text", "measure", "value"),
     [
-        ("3.4 us", TIME, 3.4e-6), ("9.6 µs", TIME, 9.6e-6), ("2 h", TIME, 7200.0),
-        ("1.5 TB/s", BANDWIDTH, 1.5e12), ("400 Gbit/s", BANDWIDTH, 50e9),
-        ("400 Gbps", BANDWIDTH, 50e9), ("989.4 TFLOPS", COMPUTE, 989.4e12),
-        ("1 TiB", MEMORY, 2.0**40), ("1 kB", MEMORY, 1e3),
+        ("3.4 us", TIME, 3.4e-6),
+        ("9.6 µs", TIME, 9.6e-6),
+        ("2 h", TIME, 7200.0),
+        ("1.5 TB/s", BANDWIDTH, 1.5e12),
+        ("400 Gbit/s", BANDWIDTH, 50e9),
+        ("400 Gbps", BANDWIDTH, 50e9),
+        ("989.4 TFLOPS", COMPUTE, 989.4e12),
+        ("1 TiB", MEMORY, 2.0**40),
+        ("1 kB", MEMORY, 1e3),
     ],
-)  # fmt: skip
-def test_a_text_is_exactly_the_number_that_one_would_write(
-    text: str, measure: Measure, value: float
-) -> None:
+)
+def test_a_text_is_exactly_the_number_that_one_would_write(text: str, measure: Measure, value: float) -> None:
     assert float(parse_measure(text, measure)) == value

@@ -22,10 +22,15 @@ from mpctl.spec.synonyms import BY_SETTING, MEANT, VALUES
 from tests.reference.keys import job_tables
 
 LITERALS = {
-    ".".join((*path, key)): {word for part in (field.annotation, *get_args(field.annotation))
-                             for word in get_args(part) if isinstance(word, str)}
-    for path, table in job_tables() for key, field in table.model_fields.items()
-}  # fmt: skip
+    ".".join((*path, key)): {
+        word
+        for part in (field.annotation, *get_args(field.annotation))
+        for word in get_args(part)
+        if isinstance(word, str)
+    }
+    for path, table in job_tables()
+    for key, field in table.model_fields.items()
+}
 
 
 @pytest.mark.parametrize(
@@ -71,23 +76,32 @@ def test_the_later_of_two_names_of_a_setting_wins() -> None:
 def test_a_line_of_a_batch_may_use_short_names() -> None:
     short = {"model": "gpt2", "layers": 4, "tp": 2, "cluster": {"nodes": 2}, "gpus_per_node": 4}
     assert with_full_names(short) == {
-        "model": {"preset": "gpt2", "layers": 4}, "parallel": {"tp": 2},
+        "model": {"preset": "gpt2", "layers": 4},
+        "parallel": {"tp": 2},
         "cluster": {"nodes": 2, "gpus_per_node": 4},
-    }  # fmt: skip
+    }
     with pytest.raises(InputError) as caught:
         with_full_names({"tp": 2, "parallel": {"tp": 4}})
     assert [(i.rule, i.where) for i in caught.value.issues] == [("given-twice", "tp")]
 
 
 GIVEN: dict[str, Any] = {
-    "preset": "demo", "tp": 1, "micro-batch-size": 4, "training.steps": 5, "runtime": "fsdp",
-    "cluster.device.memory_bytes": 10**9, "model": {"layers": 2}, "seq_length": 64,
-}  # fmt: skip
+    "preset": "demo",
+    "tp": 1,
+    "micro-batch-size": 4,
+    "training.steps": 5,
+    "runtime": "fsdp",
+    "cluster.device.memory_bytes": 10**9,
+    "model": {"layers": 2},
+    "seq_length": 64,
+}
 NESTED = {
-    "preset": "demo", "parallel": {"tp": 1},
+    "preset": "demo",
+    "parallel": {"tp": 1},
     "training": {"micro_batch_size": 4, "steps": 5, "runtime": "fsdp"},
-    "cluster": {"device": {"memory_bytes": 10**9}}, "model": {"layers": 2, "seq_length": 64},
-}  # fmt: skip
+    "cluster": {"device": {"memory_bytes": 10**9}},
+    "model": {"layers": 2, "seq_length": 64},
+}
 
 
 def test_every_door_takes_the_same_names(tmp_path: Path) -> None:
@@ -115,9 +129,7 @@ def toml(value: Any) -> str:
     return "{layers = 2}" if isinstance(value, dict) else json.dumps(value)
 
 
-def test_paths_under_short_names_are_relative_to_their_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_paths_under_short_names_are_relative_to_their_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "presets" / "jobs").mkdir(parents=True)
     text = 'preset = "demo"\ncorpus = ["texts"]\n'
     (tmp_path / "presets" / "jobs" / "mine.toml").write_text(text)
@@ -136,14 +148,14 @@ def test_paths_under_short_names_are_relative_to_their_file(
         ({"micro-batch-size": 2, "micro_batch_size": 2}, "micro_batch_size"),
     ],
 )
-def test_a_setting_under_two_names_is_refused_by_every_door(
-    given: dict[str, Any], where: str
-) -> None:
+def test_a_setting_under_two_names_is_refused_by_every_door(given: dict[str, Any], where: str) -> None:
     doors: list[Callable[[], object]] = [
-        lambda: load_job("demo", given), lambda: load_plan("demo", given),
-        lambda: read_request("demo", given, [], {}), lambda: job_from_raw(given, {}),
+        lambda: load_job("demo", given),
+        lambda: load_plan("demo", given),
+        lambda: read_request("demo", given, [], {}),
+        lambda: job_from_raw(given, {}),
         lambda: load_row(given),
-    ]  # fmt: skip
+    ]
     for door in doors:
         with pytest.raises(InputError) as caught:
             door()
@@ -220,8 +232,7 @@ def test_values_of_other_software_are_hinted(setting: str, value: object, meant:
 @pytest.mark.parametrize("setting", [*VALUES, "model.family"])
 def test_what_a_value_means_is_legal(setting: str) -> None:
     synonyms = family_synonyms() if setting == "model.family" else VALUES[setting]
-    legal = set({**LITERALS, "model.family": builtin_families(),
-                 "training.runtime": preset_names("runtimes")}[setting])  # fmt: skip
+    legal = set({**LITERALS, "model.family": builtin_families(), "training.runtime": preset_names("runtimes")}[setting])
     flags = {"true", "false"} if setting in ("model.qk_norm", "model.bias") else set()
     assert synonyms.keys() <= legal | flags
     named = [name for names in synonyms.values() for name in names]

@@ -55,9 +55,14 @@ layer = 8e-4
 kernels = "megatron"
 """
 JOB: dict[str, Any] = {
-    "cluster": "selene", "cluster.nodes": 2, "cluster.gpus_per_node": 4, "model": "gpt2",
-    "training.global_batch_size": 16, "training.dtype": "bf16", "training.runtime": "toy",
-}  # fmt: skip
+    "cluster": "selene",
+    "cluster.nodes": 2,
+    "cluster.gpus_per_node": 4,
+    "model": "gpt2",
+    "training.global_batch_size": 16,
+    "training.dtype": "bf16",
+    "training.runtime": "toy",
+}
 
 
 def place(folder: Path, kind: str, name: str, text: str) -> Path:
@@ -123,16 +128,12 @@ def test_the_command_lists_it_with_its_file(folder: Path) -> None:
     listing = json.loads(done.stdout)
     assert "toy" in listing["runtimes"] and listing["clusters"] == preset_names("clusters")
     assert listing["user"] == {
-        "clusters": {
-            "selene": {"file": str(folder / "clusters/selene.toml"), "hides_another": True}
-        },
+        "clusters": {"selene": {"file": str(folder / "clusters/selene.toml"), "hides_another": True}},
         "runtimes": {"toy": {"file": str(folder / "runtimes/toy.toml"), "hides_another": False}},
     }
 
 
-def test_a_users_preset_hides_the_bundled_one(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_users_preset_hides_the_bundled_one(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = 'name = "Mine"\nnodes = 2\ngpus_per_node = 4\ndevice = "a100-80gb"\n'
     mine = place(folder, "clusters", "selene", text)
     assert load_job(None, {"cluster": "selene"}).cluster.name == "Mine"
@@ -144,9 +145,7 @@ def test_a_users_preset_hides_the_bundled_one(
     assert load_job(None, {"cluster": "selene"}).cluster.name == "First"
 
 
-def test_each_profile_is_read_once_for_each_search_path(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_profile_is_read_once_for_each_search_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert get_profile("toy") is get_profile("toy")
     other = folder / "other"
     place(other, "runtimes", "toy", TOY.replace("Toy trainer", "Other"))
@@ -166,9 +165,7 @@ def test_each_profile_is_read_once_for_each_search_path(
         (("[runs]", "[runs"), "is not TOML"),
     ],
 )
-def test_a_wrong_profile_names_its_file(
-    folder: Path, change: tuple[str, str], message: str
-) -> None:
+def test_a_wrong_profile_names_its_file(folder: Path, change: tuple[str, str], message: str) -> None:
     path = place(folder, "runtimes", "toy", TOY.replace(*change))
     issues = issues_of(JOB)
     assert any(message in issue.message for issue in issues)

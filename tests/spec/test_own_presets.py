@@ -51,9 +51,7 @@ def cluster_name(value: str) -> str | None:
     return load_job(None, {"cluster": value}).cluster.name
 
 
-def test_the_nearest_folder_wins(
-    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_nearest_folder_wins(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cluster_name("selene") == "Selene"
     place(tmp_path / "config/mpctl/presets/clusters/selene.toml", CLUSTER.format("of the user"))
     assert cluster_name("selene") == "of the user"
@@ -70,20 +68,13 @@ def test_a_copy_of_a_bundled_preset_is_the_bundled_one(here: Path) -> None:
     bundled = presets_root() / "clusters" / "selene.toml"
     copy = place(here / "presets/clusters/selene.toml", bundled.read_text("utf-8"))
     found = find_file("clusters", "selene")
-    assert found is not None and (found.path, found.is_bundled, found.hides) == (
-        bundled, True, False
-    )  # fmt: skip
+    assert found is not None and (found.path, found.is_bundled, found.hides) == (bundled, True, False)
     place(copy, CLUSTER.format("changed"))
     found = find_file("clusters", "selene")
-    assert found is not None and (found.path, found.hides) == (
-        Path("presets") / "clusters" / "selene.toml",
-        True,
-    )
+    assert found is not None and (found.path, found.hides) == (Path("presets") / "clusters" / "selene.toml", True)
 
 
-def test_without_xdg_config_home_it_is_dot_config(
-    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_xdg_config_home_it_is_dot_config(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for value in ("", "relative/is/ignored"):
         monkeypatch.setenv("XDG_CONFIG_HOME", value)
         monkeypatch.setenv("HOME", str(tmp_path))
@@ -103,10 +94,15 @@ def test_a_file_s_path_stands_where_a_name_does(here: Path) -> None:
     place(here / "sub/device.toml", 'preset = "a100-80gb"\nmemory_bytes = 1000\n')
     runtime = (presets_root() / "runtimes/fsdp.toml").read_text("utf-8")
     place(here / "sub/toy.toml", runtime.replace('name = "', 'name = "Toy of '))
-    read = load_job(None, {
-        "cluster": "mine.toml", "cluster.device": "sub/device.toml", "model": "./sub/model.toml",
-        "training.runtime": "sub/toy.toml",
-    })  # fmt: skip
+    read = load_job(
+        None,
+        {
+            "cluster": "mine.toml",
+            "cluster.device": "sub/device.toml",
+            "model": "./sub/model.toml",
+            "training.runtime": "sub/toy.toml",
+        },
+    )
     assert read.cluster.name == "Mine" and read.model is not None and read.model.layers == 4
     assert read.cluster.device is not None and read.cluster.device.memory_bytes == 1000
     assert read.model.name == "model"
@@ -141,9 +137,7 @@ def test_a_missing_file_and_a_missing_name_say_where_was_looked(here: Path, tmp_
     assert issue.where == "training.runtime" and "'no/fsdp.toml'" in issue.message
 
 
-@pytest.mark.parametrize(
-    "name", ["..", "../selene", "../../x", "/etc/hostname", "a\x00/b", "x" * 5000]
-)
+@pytest.mark.parametrize("name", ["..", "../selene", "../../x", "/etc/hostname", "a\x00/b", "x" * 5000])
 def test_what_is_no_preset_is_refused(here: Path, name: str) -> None:
     place(here / "presets/selene.toml", CLUSTER.format("outside"))
     issue = issue_of(None, {"cluster": name})
@@ -157,18 +151,18 @@ def test_only_a_regular_file_of_at_most_one_mebibyte_is_read(here: Path) -> None
     (here / "link.toml").symlink_to("target")
     assert cluster_name("link.toml") == "Mine"
     for name, message in (
-        ("pipe.toml", "not a regular file"), ("/dev/zero", "not a regular file"),
-        ("large.toml", "more than 1,048,576 bytes"), (".//", "not a regular file"),
-    ):  # fmt: skip
+        ("pipe.toml", "not a regular file"),
+        ("/dev/zero", "not a regular file"),
+        ("large.toml", "more than 1,048,576 bytes"),
+        (".//", "not a regular file"),
+    ):
         assert message in issue_of(None, {"cluster": name}).message
 
 
 def test_files_that_start_from_each_other_are_refused(here: Path) -> None:
     place(here / "a.toml", 'preset = "b/a.toml"\n')
     place(here / "b/a.toml", 'preset = "../a.toml"\n')
-    assert (
-        "presets start from each other: a -> a -> a" in issue_of(None, {"model": "a.toml"}).message
-    )
+    assert "presets start from each other: a -> a -> a" in issue_of(None, {"model": "a.toml"}).message
     for k in range(40):
         place(here / f"{k}.toml", f'preset = "{k + 1}.toml"\n')
     assert "more than 16 presets" in issue_of(None, {"model": "0.toml"}).message
@@ -186,14 +180,10 @@ def test_a_batch_s_files_are_relative_to_it(here: Path) -> None:
     assert [issue["rule"] for issue in answer["issues"]] == ["unknown-preset"]
 
 
-def test_a_run_writes_down_what_finds_its_runtime_from_anywhere(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_writes_down_what_finds_its_runtime_from_anywhere(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = (presets_root() / "runtimes/fsdp.toml").read_text("utf-8")
     toy = place(here / "presets/runtimes/toy.toml", runtime.replace('name = "', 'name = "Toy '))
-    assert (
-        lasting_name("runtimes", "toy") == str(toy) and lasting_name("runtimes", "fsdp") == "fsdp"
-    )
+    assert lasting_name("runtimes", "toy") == str(toy) and lasting_name("runtimes", "fsdp") == "fsdp"
     assert get_profile("toy").name.startswith("Toy")
     monkeypatch.chdir("/")
     with pytest.raises(InputError):
@@ -201,9 +191,7 @@ def test_a_run_writes_down_what_finds_its_runtime_from_anywhere(
     assert get_profile(str(toy)).name.startswith("Toy")
 
 
-def test_the_list_says_where_each_comes_from(
-    here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_list_says_where_each_comes_from(here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place(here / "presets/clusters/selene.toml", CLUSTER.format("Mine"))
     place(here / "presets/clusters/broken.toml", "nodes =")
     place(tmp_path / "config/mpctl/presets/models/tiny.toml", 'preset = "gpt2"\nlayers = 2\n')

@@ -46,9 +46,7 @@ def test_paths_of_a_file_are_joined_to_its_folder(job: str) -> None:
     assert read.launch.ssh.config == "/abs/ssh_config"
 
 
-def test_a_file_in_the_shell_s_folder_means_the_same(
-    job: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_in_the_shell_s_folder_means_the_same(job: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir("jobs")
     read = load_job("a.toml")
     assert (read.data.path, read.training.init_from) == ("prepared", "runs/base")

@@ -17,8 +17,7 @@ from tests.spec.jobs_on_disk import SHAPE, issues_of, write
 def test_own_keys_beat_the_preset_and_overrides_beat_both(tmp_path: Path) -> None:
     path = write(
         tmp_path / "job.toml",
-        '[model]\npreset = "gpt2"\nlayers = 4\nheads = 6\n'
-        '[cluster]\npreset = "selene"\nnodes = 2\n',
+        '[model]\npreset = "gpt2"\nlayers = 4\nheads = 6\n[cluster]\npreset = "selene"\nnodes = 2\n',
     )
     job = load_job(path, {"model.layers": 3, "cluster.gpus_per_node": 4})
     assert job.model is not None
@@ -46,11 +45,7 @@ def test_a_device_can_be_named_and_then_corrected() -> None:
 
 @pytest.mark.parametrize(
     ("setting", "value"),
-    [
-        ("cluster.inter_node.latency", 1e-6),
-        ("cluster.intra_node.latency", 1e-6),
-        ("cluster.device.memory_bytes", 1024),
-    ],
+    [("cluster.inter_node.latency", 1e-6), ("cluster.intra_node.latency", 1e-6), ("cluster.device.memory_bytes", 1024)],
 )
 def test_a_single_key_of_a_nested_table_beats_the_preset(setting: str, value: float) -> None:
     job = load_job(None, {"cluster": "selene", setting: value})
@@ -59,8 +54,7 @@ def test_a_single_key_of_a_nested_table_beats_the_preset(setting: str, value: fl
 
 
 @pytest.mark.parametrize(
-    ("device", "memory"),
-    [("h200", 141), ({"preset": "h200"}, 141), ({"memory_bytes": 40 * 2**30}, 40)],
+    ("device", "memory"), [("h200", 141), ({"preset": "h200"}, 141), ({"memory_bytes": 40 * 2**30}, 40)]
 )
 def test_a_device_above_a_cluster_preset(device: Any, memory: float) -> None:
     """A name replaces the device of the preset, a table without one corrects it."""
@@ -73,9 +67,13 @@ def test_a_device_above_a_cluster_preset(device: Any, memory: float) -> None:
 @pytest.mark.parametrize("turn", [1, -1])
 def test_a_name_counts_before_single_keys_in_any_order(turn: int) -> None:
     typed = [
-        ("model.layers", 4), ("cluster.device.memory_bytes", 1024), ("cluster.device", "cpu"),
-        ("model", "gpt2"), ("cluster.nodes", 2), ("cluster", "selene"),
-    ]  # fmt: skip
+        ("model.layers", 4),
+        ("cluster.device.memory_bytes", 1024),
+        ("cluster.device", "cpu"),
+        ("model", "gpt2"),
+        ("cluster.nodes", 2),
+        ("cluster", "selene"),
+    ]
     job = load_job("demo", dict(typed[::turn]))
     assert job.model is not None
     assert (job.model.name, job.model.layers) == ("gpt2", 4)
@@ -86,9 +84,7 @@ def test_a_name_counts_before_single_keys_in_any_order(turn: int) -> None:
 
 def test_a_table_given_whole_replaces_the_one_below() -> None:
     job = load_job("demo", {"model": {**SHAPE, "activation": "relu"}, "model.layers": 3})
-    assert (
-        job.model == load_job(None, {"model": {**SHAPE, "activation": "relu", "layers": 3}}).model
-    )
+    assert job.model == load_job(None, {"model": {**SHAPE, "activation": "relu", "layers": 3}}).model
 
 
 def test_a_preset_and_a_config_at_once_are_refused() -> None:
@@ -102,8 +98,7 @@ def test_a_preset_and_a_config_at_once_are_refused() -> None:
 def test_a_file_starts_from_a_job_preset(tmp_path: Path) -> None:
     path = write(
         tmp_path / "job.toml",
-        'preset = "demo"\n[training]\nsteps = 3\n[model]\nlayers = 2\n[cluster.intra_node]\n'
-        "latency = 1e-6\n",
+        'preset = "demo"\n[training]\nsteps = 3\n[model]\nlayers = 2\n[cluster.intra_node]\nlatency = 1e-6\n',
     )
     job, demo = load_job(path, {"training.seed": 1}), load_job("demo")
     assert job.model is not None and demo.model is not None
@@ -124,9 +119,7 @@ def test_what_follows_from_the_shape_follows_the_override(source: str, tmp_path:
     start: dict[str, Any] = {"model": "t5-base"}  # head_dim 64 and ffn 3072 stand in its file
     path = write(tmp_path / "job.json", load_job(None, start).model_dump_json())
     changes = {"model.hidden": 1024, "model.heads": 8, "model.seq_length": 256}
-    model = (
-        load_job(None, start | changes) if source == "preset" else load_job(path, changes)
-    ).model
+    model = (load_job(None, start | changes) if source == "preset" else load_job(path, changes)).model
     assert model is not None
     assert (model.ffn, model.head_dim, model.kv_heads, model.max_positions) == (4096, 128, 8, 256)
 

@@ -52,9 +52,7 @@ def test_devices_are_strict_and_dense() -> None:
         # A figure with 2:4 sparsity beside a dense one would break these ratios of the hardware.
         if device.kind == "cuda":
             assert peaks.get("bf16", peaks["fp16"]) == peaks["fp16"]
-            assert peaks.get("tf32", peaks["fp16"] / 2) == pytest.approx(
-                peaks["fp16"] / 2, rel=0.02
-            )
+            assert peaks.get("tf32", peaks["fp16"] / 2) == pytest.approx(peaks["fp16"] / 2, rel=0.02)
             for eight_bit in ("fp8", "mxfp8"):
                 told = peaks.get(eight_bit, peaks["fp16"] * 2)
                 assert told == pytest.approx(peaks["fp16"] * 2, rel=0.02)
@@ -68,9 +66,7 @@ def test_clusters_are_strict_and_name_a_device_preset() -> None:
         assert cluster.device is not None
         assert cluster.gpus_per_node is not None
         assert cluster.intra_node is not None
-        if (
-            cluster.inter_node is not None
-        ):  # per GPU, no network here outruns the link inside a node
+        if cluster.inter_node is not None:  # per GPU, no network here outruns the link inside a node
             per_gpu = cluster.inter_node.bandwidth / cluster.gpus_per_node
             assert per_gpu < cluster.intra_node.bandwidth
 
@@ -222,30 +218,48 @@ PUBLISHED_RUNS = {
     "arXiv 2104.04473, Table 1, 18.4B": published(
         cluster={"preset": "selene", "nodes": 32, "gpus_per_node": 8},
         model={
-            "family": "gpt", "layers": 40, "hidden": 6144, "ffn": 24576, "heads": 48,
-            "kv_heads": 48, "head_dim": 128, "vocab": 51200, "seq_length": 2048,
-            "activation": "gelu", "tied_embeddings": True, "position": "learned",
+            "family": "gpt",
+            "layers": 40,
+            "hidden": 6144,
+            "ffn": 24576,
+            "heads": 48,
+            "kv_heads": 48,
+            "head_dim": 128,
+            "vocab": 51200,
+            "seq_length": 2048,
+            "activation": "gelu",
+            "tied_embeddings": True,
+            "position": "learned",
             "attention": "unfused",
         },
         parallel={"tp": 8, "pp": 1, "vpp": 1, "cp": 1, "dp": 32, "zero": 0, "schedule": "1f1b"},
-        training={"global_batch_size": 1024, "dtype": "fp16", "recompute": "full",
-                  "runtime": "megatron-2021"},
+        training={"global_batch_size": 1024, "dtype": "fp16", "recompute": "full", "runtime": "megatron-2021"},
     ),
     "arXiv 1909.08053, Table 1, 8.3B": published(
         cluster={"preset": "dgx2-v100", "nodes": 32},
         model={"preset": "megatron-8.3b", "attention": "unfused"},
         parallel={"tp": 8, "pp": 1, "dp": 64, "sequence_parallel": False},
-        training={"micro_batch_size": 8, "global_batch_size": 512, "dtype": "fp16",
-                  "recompute": "full", "runtime": "megatron-2020"},
+        training={
+            "micro_batch_size": 8,
+            "global_batch_size": 512,
+            "dtype": "fp16",
+            "recompute": "full",
+            "runtime": "megatron-2020",
+        },
     ),
     "torchtitan, December 2024, Table 1, FSDP": published(
         cluster={"preset": "grand-teton-h100", "nodes": 1, "gpus_per_node": 8},
         model="llama-3-8b",
         parallel={"tp": 1, "dp": 8, "zero": 3},
-        training={"micro_batch_size": 2, "global_batch_size": 16, "dtype": "bf16",
-                  "recompute": "selective", "runtime": "torchtitan"},
+        training={
+            "micro_batch_size": 2,
+            "global_batch_size": 16,
+            "dtype": "bf16",
+            "recompute": "selective",
+            "runtime": "torchtitan",
+        },
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("source", PUBLISHED_RUNS)

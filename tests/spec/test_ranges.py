@@ -13,9 +13,7 @@ def test_numbers_and_ranges_rise() -> None:
     assert rising_ranges(" ") == []
 
 
-@pytest.mark.parametrize(
-    "text", ["0", "0-3", "3-2", "3,3", "3-5,5", "5,3", "a", "3-", "-3", "1,,2"]
-)
+@pytest.mark.parametrize("text", ["0", "0-3", "3-2", "3,3", "3-5,5", "5,3", "a", "3-", "-3", "1,,2"])
 def test_other_text_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
         rising_ranges(text)

@@ -104,13 +104,9 @@ def test_a_line_of_a_batch_takes_it(line: dict[str, object]) -> None:
         assert issue["status"] == "warning" and answer["peak_memory_bytes"]
 
 
-def test_a_table_within_a_table_and_a_users_preset(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_within_a_table_and_a_users_preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "clusters").mkdir()
-    (tmp_path / "clusters" / "mine.toml").write_text(
-        '[device]\npreset = "h200"\nhbm_bytes = 1024\n'
-    )
+    (tmp_path / "clusters" / "mine.toml").write_text('[device]\npreset = "h200"\nhbm_bytes = 1024\n')
     monkeypatch.setenv(VARIABLE, str(tmp_path))
     loaded = load_partial(None, {"cluster": "mine"})
     assert loaded.job is not None and loaded.job.cluster.device is not None
@@ -119,10 +115,8 @@ def test_a_table_within_a_table_and_a_users_preset(
 
 
 @pytest.mark.parametrize(
-    ("old", "new"),
-    [("training.peak_rate", "training.learning_rate"),
-     ("training.save_after", "checkpoint.interval")],
-)  # fmt: skip
+    ("old", "new"), [("training.peak_rate", "training.learning_rate"), ("training.save_after", "checkpoint.interval")]
+)
 def test_both_names_at_once_are_refused(old: str, new: str) -> None:
     with pytest.raises(InputError) as caught:
         load_job(None, {old: 1, new: 1})
@@ -159,9 +153,7 @@ def test_every_row_names_a_key_that_there_is() -> None:
         assert new in keys_at(today) and old not in keys_at(before)
 
 
-def test_a_key_that_moved_under_its_own_name_is_found_by_the_key_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_key_that_moved_under_its_own_name_is_found_by_the_key_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(renamed, "RENAMED_KEYS", RENAMED_KEYS)
     loaded = load_partial(None, parse_settings(["keep_last=4", "checkpoint_interval=3"]))
     assert loaded.job is not None

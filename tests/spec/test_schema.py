@@ -13,11 +13,7 @@ def test_every_table_may_start_from_a_preset() -> None:
     schema = job_schema()
     assert set(schema["properties"]) == {*JobSpec.model_fields, "preset"}
     assert schema["properties"]["preset"]["anyOf"][0]["enum"] == preset_names("jobs")
-    for table, kind in (
-        ("ClusterSpec", "clusters"),
-        ("DeviceSpec", "devices"),
-        ("ModelSpec", "models"),
-    ):
+    for table, kind in (("ClusterSpec", "clusters"), ("DeviceSpec", "devices"), ("ModelSpec", "models")):
         name, body = schema["$defs"][table]["anyOf"]
         named = body["properties"]["preset"]
         assert name["anyOf"] == named["anyOf"] and name["anyOf"][0]["enum"] == preset_names(kind)

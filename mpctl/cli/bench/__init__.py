@@ -12,9 +12,7 @@ from mpctl.cli.bench.scaling import scaling
 from mpctl.cli.bench.verify import verify
 from mpctl.cli.hints import HintingGroup
 
-app = typer.Typer(
-    cls=HintingGroup, add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True
-)
+app = typer.Typer(cls=HintingGroup, add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
 
 
 @app.callback()

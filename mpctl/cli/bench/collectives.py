@@ -13,65 +13,44 @@ from mpctl.core.errors import RunFailed
 MinBytes = Annotated[str, typer.Option("-b", "--minbytes", help="Smallest size: 8, 64K, 1M.")]
 MaxBytes = Annotated[str, typer.Option("-e", "--maxbytes", help="Largest size.")]
 StepFactor = Annotated[
-    float | None,
-    typer.Option(
-        "-f", "--stepfactor", show_default=False, help="Factor between sizes; by default 4."
-    ),
+    float | None, typer.Option("-f", "--stepfactor", show_default=False, help="Factor between sizes; by default 4.")
 ]
 StepBytes = Annotated[
-    str | None,
-    typer.Option("-i", "--stepbytes", show_default=False, help="Step in bytes, instead of -f."),
+    str | None, typer.Option("-i", "--stepbytes", show_default=False, help="Step in bytes, instead of -f.")
 ]
 Iterations = Annotated[
-    int | None,
-    typer.Option("-n", "--iters", min=1, show_default=False, help="Calls in a round; 20."),
+    int | None, typer.Option("-n", "--iters", min=1, show_default=False, help="Calls in a round; 20.")
 ]
 WarmUp = Annotated[
-    int,
-    typer.Option(
-        "-w", "--warmup-iters", "--warmup_iters", min=0, help="Untimed calls before them."
-    ),
+    int, typer.Option("-w", "--warmup-iters", "--warmup_iters", min=0, help="Untimed calls before them.")
 ]
 DataType = Annotated[
-    str,
-    typer.Option(
-        "-d", "--datatype",
-        help="float, double, half, bfloat16, int8, uint8, int32 or int64.",
-    ),
-]  # fmt: skip
+    str, typer.Option("-d", "--datatype", help="float, double, half, bfloat16, int8, uint8, int32 or int64.")
+]
 Op = Annotated[Literal["sum", "max"], typer.Option("-o", "--op", help="Operation of reductions.")]
 Root = Annotated[
-    int,
-    typer.Option(
-        "-r", "--root", help="Rank of the group that broadcasts, or receives the reduction."
-    ),
+    int, typer.Option("-r", "--root", help="Rank of the group that broadcasts, or receives the reduction.")
 ]
 Check = Annotated[int, typer.Option("-c", "--check", min=0, help="0: do not check results.")]
 Kinds = Annotated[
     str,
     typer.Option(
-        help="From all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce, "
-        "sendrecv; by default all.",
+        help="From all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce, sendrecv; by default all.",
         show_default=False,
     ),
 ]
 Axes = Annotated[
     str,
     typer.Option(
-        help="Axes of the layout, such as tp,dp,ep, or world; by default all with more than one "
-        "rank.",
+        help="Axes of the layout, such as tp,dp,ep, or world; by default all with more than one rank.",
         show_default=False,
     ),
 ]
 Transports = Annotated[
-    str,
-    typer.Option(
-        help="Backends: gloo,shared on CPU, nccl on GPUs; by default all.", show_default=False
-    ),
+    str, typer.Option(help="Backends: gloo,shared on CPU, nccl on GPUs; by default all.", show_default=False)
 ]
 Rounds = Annotated[
-    int | None,
-    typer.Option(min=1, show_default=False, help="Rounds, each with all cases; by default 3."),
+    int | None, typer.Option(min=1, show_default=False, help="Rounds, each with all cases; by default 3.")
 ]
 
 
@@ -94,9 +73,7 @@ def collectives(
     axes: Axes = "",
     transports: Transports = "",
     rounds: Rounds = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what would be timed, and time nothing.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be timed, and time nothing.")] = False,
 ) -> None:
     """Time and check collectives along each axis of JOB's layout, as nccl-tests does.
 
@@ -112,11 +89,22 @@ def collectives(
 
     job = bench.joined(job, is_dry=dry_run)
     flags = CollectiveFlags(
-        minbytes, maxbytes, stepfactor or (16.0 if bench.quick and stepbytes is None else None),
-        stepbytes, kinds, axes, transports, datatype, op=op, root=root, warm_up=warm_up,
+        minbytes,
+        maxbytes,
+        stepfactor or (16.0 if bench.quick and stepbytes is None else None),
+        stepbytes,
+        kinds,
+        axes,
+        transports,
+        datatype,
+        op=op,
+        root=root,
+        warm_up=warm_up,
         iterations=iterations or (5 if bench.quick else 20),
-        rounds=rounds or (2 if bench.quick else 3), check=check > 0, seconds=bench.seconds,
-    )  # fmt: skip
+        rounds=rounds or (2 if bench.quick else 3),
+        check=check > 0,
+        seconds=bench.seconds,
+    )
     source = job.with_settings({"launch.device": bench.device})
     cases = plan_collectives(source.source, source.overrides, flags, this_machine())
     if dry_run:

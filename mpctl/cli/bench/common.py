@@ -40,10 +40,7 @@ DeviceOption = Annotated[
     Literal["auto", "cpu", "cuda"] | None,
     typer.Option(help="Where ranks run; by default as the job says.", show_default=False),
 ]
-OutOption = Annotated[
-    Path | None,
-    typer.Option(help="Folder of the report; by default a new runs/bench-NAME."),
-]
+OutOption = Annotated[Path | None, typer.Option(help="Folder of the report; by default a new runs/bench-NAME.")]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace the bench in --out.")]
 AsJsonOption = Annotated[bool, typer.Option("--json", help="Print the report as JSON on stdout.")]
 QuickOption = Annotated[
@@ -153,10 +150,7 @@ class BenchCommand:
         folder = self.folder  # may refuse, before any warning is printed
         self.warn(warnings)
         take_folder(folder)
-        with (
-            ended_by_signals(f"{folder} has what was measured"),
-            TaskBar(lines=not self.as_json) as bar,
-        ):
+        with ended_by_signals(f"{folder} has what was measured"), TaskBar(lines=not self.as_json) as bar:
             ranks.measure(
                 RunDir(folder / RANKS),
                 Watch(bar.update, on_event=bar.print),
@@ -208,10 +202,7 @@ class HostsBench(BenchCommand):
             return job
         if world is not None and not world.is_first:
             raise typer.Exit(2)
-        why = (
-            "this bench launches layouts of several sizes, and a world that is started already has "
-            "one"
-        )
+        why = "this bench launches layouts of several sizes, and a world that is started already has one"
         hint = "use --on slurm in the allocation, or --on ssh with a hostfile; --on local for this "
         raise InputError.of("bench-in-world", "--on", why, f"{hint}host")
 

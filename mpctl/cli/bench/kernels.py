@@ -24,8 +24,7 @@ RoundsOption = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help=f"Rounds, each with all kernels; by default {DEFAULT_ROUNDS}, with --quick "
-        f"{QUICK_ROUNDS}.",
+        help=f"Rounds, each with all kernels; by default {DEFAULT_ROUNDS}, with --quick {QUICK_ROUNDS}.",
         show_default=False,
     ),
 ]
@@ -33,12 +32,7 @@ RoundsOption = Annotated[
 
 @with_job
 @with_bench("kernels", HostsBench)
-def kernels(
-    job: JobSource,
-    bench: HostsBench,
-    ranks: RanksOption = None,
-    rounds: RoundsOption = None,
-) -> None:
+def kernels(job: JobSource, bench: HostsBench, ranks: RanksOption = None, rounds: RoundsOption = None) -> None:
     """Time the kernels of JOB's model at their local shapes; compare with the planner's estimate.
 
     Matrix products and attention, forward and backward, norms with their residual sums,
@@ -59,20 +53,20 @@ def kernels(
     counts = parse_ranks(ranks, machine, device=bench.device or loaded.launch.device)
     cases = kernel_cases(loaded, machine, ranks=counts, dtypes=dtypes, device=bench.device)
     measured = KernelBench(
-        bench.environment, bench.command,
-        rounds or (QUICK_ROUNDS if bench.quick else DEFAULT_ROUNDS), cases, bench.seconds,
+        bench.environment,
+        bench.command,
+        rounds or (QUICK_ROUNDS if bench.quick else DEFAULT_ROUNDS),
+        cases,
+        bench.seconds,
         bench.quick,
-    )  # fmt: skip
+    )
     bench.measure(measured, cases.warnings)
     bench.finish(measured.report(), is_stopped=measured.is_stopped)
 
 
-LayerRanksOption = Annotated[
-    int, typer.Option(min=1, help="Ranks that share the layer: 4 are a square, 8 a cube.")
-]
+LayerRanksOption = Annotated[int, typer.Option(min=1, help="Ranks that share the layer: 4 are a square, 8 a cube.")]
 ModeRoundsOption = Annotated[
-    int | None,
-    typer.Option(min=1, help="Rounds, each with all modes; by default 5.", show_default=False),
+    int | None, typer.Option(min=1, help="Rounds, each with all modes; by default 5.", show_default=False)
 ]
 
 
@@ -107,8 +101,6 @@ def tensor_modes(
     if dry_run:
         print_mode_cases(cases, rounds=rounds, steps=steps)
         return
-    measured = ModeBench(
-        bench.environment, bench.command, rounds, cases, steps, machine, bench.seconds
-    )
+    measured = ModeBench(bench.environment, bench.command, rounds, cases, steps, machine, bench.seconds)
     bench.measure(measured)
     bench.finish(measured.report(), is_stopped=measured.is_stopped)

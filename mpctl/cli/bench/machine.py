@@ -12,28 +12,15 @@ from mpctl.cli.options import JobSource, with_job
 DEFAULT_JOB, DEFAULT_STEPS, QUICK_STEPS = "demo", 8, 6
 SECONDS = 300.0
 
-NameOption = Annotated[
-    str | None,
-    typer.Option(help="Name of the presets; by default the host's.", show_default=False),
-]
+NameOption = Annotated[str | None, typer.Option(help="Name of the presets; by default the host's.", show_default=False)]
 RoundsOption = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        help="Most rounds of all stages; by default 3, with --quick 1.",
-        show_default=False,
-    ),
+    int | None, typer.Option(min=1, help="Most rounds of all stages; by default 3, with --quick 1.", show_default=False)
 ]
 
 
 @with_job
 @with_bench("machine")
-def machine(
-    job: JobSource,
-    bench: BenchCommand,
-    name: NameOption = None,
-    rounds: RoundsOption = None,
-) -> None:
+def machine(job: JobSource, bench: BenchCommand, name: NameOption = None, rounds: RoundsOption = None) -> None:
     """Measure kernels, collectives and short training runs of this machine; write its presets.
 
     OUT/presets/devices/NAME.toml and OUT/presets/clusters/NAME.toml contain the results with time,
@@ -64,12 +51,7 @@ def machine(
     source = bench.job(job, steps=DEFAULT_STEPS, quick_steps=QUICK_STEPS)
     here, folder = this_machine(), bench.folder
     work = plan_machine(
-        source.plan,
-        here,
-        name=name or default_name(platform.node()),
-        given=given,
-        rounds=rounds,
-        quick=bench.quick,
+        source.plan, here, name=name or default_name(platform.node()), given=given, rounds=rounds, quick=bench.quick
     )
     cases = plan_cases(work.cases(), folder, here, overwrite=bench.overwrite)
     bench.warn(case_warnings(cases))

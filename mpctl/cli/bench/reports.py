@@ -20,17 +20,14 @@ FolderOption = Annotated[
     Path | None,
     typer.Option(
         metavar="FOLDER",
-        help="Folder for a copy of the report with its page and pictures; by default the folder "
-        "of the report.",
+        help="Folder for a copy of the report with its page and pictures; by default the folder of the report.",
         show_default=False,
     ),
 ]
 
 
 def report(
-    source: Annotated[Path, ReportArgument],
-    out: FolderOption = None,
-    overwrite: OverwriteOption = False,
+    source: Annotated[Path, ReportArgument], out: FolderOption = None, overwrite: OverwriteOption = False
 ) -> None:
     """Draw the page, the pictures and the CSV of a report again.
 
@@ -53,10 +50,7 @@ def report(
     draw(folder, found, [REPORT, TABLE], as_json=False)
 
 
-ThresholdOption = Annotated[
-    float,
-    typer.Option(min=0, metavar="PERCENT", help="How much slower a row may be."),
-]
+ThresholdOption = Annotated[float, typer.Option(min=0, metavar="PERCENT", help="How much slower a row may be.")]
 
 
 def compare(
@@ -81,8 +75,9 @@ def compare(
     from mpctl.render.output import print_json
 
     if not isfinite(threshold):
-        raise InputError.of("bad-threshold", "--threshold", f"{threshold} is no number of percent",
-                            "for example --threshold 10")  # fmt: skip
+        raise InputError.of(
+            "bad-threshold", "--threshold", f"{threshold} is no number of percent", "for example --threshold 10"
+        )
     before, after = read_reports({"A": a, "B": b})
     comparison = compare_reports(before, after, threshold)
     with suppress(BrokenPipeError):  # `| head` does not change the exit code
@@ -96,10 +91,7 @@ def compare(
 
 def trace(
     run: RunArgument,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="File of the trace; by default RUN/profile/trace.json."),
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="File of the trace; by default RUN/profile/trace.json.")] = None,
     as_json: AsJsonOption = False,
 ) -> None:
     """Write a trace of every rank of RUN in its profiled steps, together with the planned step.

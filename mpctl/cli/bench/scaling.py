@@ -20,12 +20,10 @@ DEFAULT_WORLDS, DEFAULT_ROUNDS = "1,2", 3
 LITTLE_DATA = {"data.max_bytes": 1_000_000}  # prepared in seconds; a step takes as long
 
 WorldOption = Annotated[
-    str | None,
-    typer.Option(help="World sizes; by default 1,2, or with --layouts any.", show_default=False),
+    str | None, typer.Option(help="World sizes; by default 1,2, or with --layouts any.", show_default=False)
 ]
 MoreLayouts = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="AXIS=SIZES", help="More words of --layouts.", show_default=False),
+    list[str] | None, typer.Argument(metavar="AXIS=SIZES", help="More words of --layouts.", show_default=False)
 ]
 ModeOption = Annotated[
     Literal["strong", "weak", "both"],
@@ -34,8 +32,7 @@ ModeOption = Annotated[
 AlongOption = Annotated[
     Literal["job", "tp", "cp", "pp", "dp"] | None,
     typer.Option(
-        help="Without --layouts: one axis for all ranks, or by default the job's axes, then dp.",
-        show_default=False,
+        help="Without --layouts: one axis for all ranks, or by default the job's axes, then dp.", show_default=False
     ),
 ]
 RoundsOption = Annotated[
@@ -87,14 +84,17 @@ def scaling(
     base, machine = source.plan().job, this_machine()
     modes: tuple[Mode, ...] = ("strong", "weak") if mode == "both" else (mode,)
     shapes = scaling_cases(base, _layouts(base, named, world, along), modes)
-    to_run = [
-        RunCase(case.name, partial(source.plan, case.settings(base)), case.title) for case in shapes
-    ]
+    to_run = [RunCase(case.name, partial(source.plan, case.settings(base)), case.title) for case in shapes]
     cases = plan_cases(to_run, bench.folder, machine, overwrite=bench.overwrite)
     measured = ScalingBench(
-        bench.environment, bench.command, rounds or (1 if bench.quick else DEFAULT_ROUNDS), cases,
-        base.name, shapes, modes,
-    )  # fmt: skip
+        bench.environment,
+        bench.command,
+        rounds or (1 if bench.quick else DEFAULT_ROUNDS),
+        cases,
+        base.name,
+        shapes,
+        modes,
+    )
     bench.warn(case_warnings(cases))
     is_stopped = False
     with TaskBar(lines=True) as bar:
@@ -108,17 +108,13 @@ def scaling(
     bench.finish(measured.report(), is_stopped=is_stopped)
 
 
-def _layouts(
-    base: JobSpec, words: list[str] | None, world: str | None, along: Along | None
-) -> list[Layout]:
+def _layouts(base: JobSpec, words: list[str] | None, world: str | None, along: Along | None) -> list[Layout]:
     """The layouts to be timed, at least two."""
     from mpctl.core.errors import InputError
     from mpctl.measure.bench.layouts import job_layouts, parse_layouts, parse_worlds
 
     if words and along:
-        raise InputError.of(
-            "usage", "--along", "--layouts names the axes already", "use one of them"
-        )
+        raise InputError.of("usage", "--along", "--layouts names the axes already", "use one of them")
     if words:
         found = parse_layouts(words, parse_worlds(world) if world else None)
     else:

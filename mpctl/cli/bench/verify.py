@@ -34,9 +34,7 @@ MoreJobs = Annotated[
 RoundsOption = Annotated[
     int | None,
     typer.Option(
-        min=1,
-        help=f"Rounds, each with all layouts; by default {DEFAULT_ROUNDS}, with --quick 1.",
-        show_default=False,
+        min=1, help=f"Rounds, each with all layouts; by default {DEFAULT_ROUNDS}, with --quick 1.", show_default=False
     ),
 ]
 WithinOption = Annotated[
@@ -91,9 +89,14 @@ def verify(
     cases = plan_cases(to_run, folder, this_machine(), overwrite=bench.overwrite)
     bench.warn(case_warnings(cases))
     verification = Verification(
-        bench.environment, bench.command, rounds or (1 if bench.quick else DEFAULT_ROUNDS), cases,
-        None if more else _name(source, cases), within=share, left_out=left_out,
-    )  # fmt: skip
+        bench.environment,
+        bench.command,
+        rounds or (1 if bench.quick else DEFAULT_ROUNDS),
+        cases,
+        None if more else _name(source, cases),
+        within=share,
+        left_out=left_out,
+    )
     ended: BaseException | None = None
     with TaskBar(lines=True) as bar:
         try:
@@ -115,8 +118,12 @@ def verify(
 def _share(within: float | None) -> float | None:
     """Percent as a fraction. Raises InputError unless it is a number above 0."""
     if within is not None and not 0 < within < inf:
-        raise InputError.of("bad-within", "--within", f"{within:g} % is no bound of an error",
-                            "give percent above 0, such as --within 10")  # fmt: skip
+        raise InputError.of(
+            "bad-within",
+            "--within",
+            f"{within:g} % is no bound of an error",
+            "give percent above 0, such as --within 10",
+        )
     return None if within is None else within / 100
 
 
@@ -151,8 +158,5 @@ def _wanted(
         return built_in_set(plan_with, source.overrides, this_machine(), quick=quick)
     sources = [source, *(JobSource(name, source.overrides) for name in more)]
     jobs = [_name(each) if more else "" for each in sources]
-    wanted = (
-        wanted_plan(partial(each.plan, TIMED_SETTINGS), name)
-        for name, each in zip(jobs, sources, strict=True)
-    )
+    wanted = (wanted_plan(partial(each.plan, TIMED_SETTINGS), name) for name, each in zip(jobs, sources, strict=True))
     return list(wanted), {}

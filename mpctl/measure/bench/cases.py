@@ -27,11 +27,7 @@ from mpctl.run.launch.preflight import chosen_device
 from mpctl.run.launch.set_up import Progress, prepare_data
 from mpctl.spec.job import JobSpec
 
-TIMED_SETTINGS: Overrides = {
-    "training.eval_samples": 0,
-    "checkpoint.interval": 0,
-    "checkpoint.at_end": False,
-}
+TIMED_SETTINGS: Overrides = {"training.eval_samples": 0, "checkpoint.interval": 0, "checkpoint.at_end": False}
 """Settings of a job whose steps are timed: no validations, no checkpoints."""
 
 
@@ -85,9 +81,7 @@ class PlannedCase:
         return self.plan.layout.tokens_per_step
 
 
-def plan_cases(
-    cases: Sequence[RunCase], out: Path, machine: Machine, *, overwrite: bool
-) -> list[PlannedCase]:
+def plan_cases(cases: Sequence[RunCase], out: Path, machine: Machine, *, overwrite: bool) -> list[PlannedCase]:
     """Every case with its plan, in this order; on CPU with one thread a rank.
 
     machine: this one, which runs those that name no other hosts. Raises InputError with the issues
@@ -111,9 +105,12 @@ def plan_cases(
 def _too_short(plan: Plan) -> Iterator[Issue]:
     steps = plan.job.training.steps
     if steps <= WARM_UP_STEPS:
-        yield Issue("bench-steps", "training.steps", f"of {plural(steps, 'step')} none counts: the "
-                    f"first {WARM_UP_STEPS} warm up",
-                    f"use --steps {WARM_UP_STEPS + 1} or more")  # fmt: skip
+        yield Issue(
+            "bench-steps",
+            "training.steps",
+            f"of {plural(steps, 'step')} none counts: the first {WARM_UP_STEPS} warm up",
+            f"use --steps {WARM_UP_STEPS + 1} or more",
+        )
 
 
 def _planned(case: RunCase, plan: Plan, machine: Machine, out: Path) -> PlannedCase:
@@ -127,9 +124,7 @@ def case_warnings(cases: Iterable[PlannedCase]) -> list[str]:
     return list(dict.fromkeys(text for case in cases for text in case.launch.warnings))
 
 
-def with_data(
-    cases: Sequence[PlannedCase], out: Path, on_progress: Progress
-) -> Iterator[PlannedCase]:
+def with_data(cases: Sequence[PlannedCase], out: Path, on_progress: Progress) -> Iterator[PlannedCase]:
     """The cases with prepared data: those that their jobs name, or a corpus that is prepared here
     in OUT/data, once for all cases that read the same of it."""
     folders: dict[object, Path] = {}

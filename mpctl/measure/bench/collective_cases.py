@@ -36,15 +36,18 @@ POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 MOST_BYTES, MOST_SIZES = 1024**4, 1000
 SIZE_HINT = "give bytes, such as 8, 64K, 1.5M or 1G"
 NCCL_NAMES: Mapping[str, str] = {
-    "float": "float32", "double": "float64", "half": "float16", "bfloat16": "bfloat16",
-    "int8": "int8", "uint8": "uint8", "int32": "int32", "int64": "int64",
-}  # fmt: skip
+    "float": "float32",
+    "double": "float64",
+    "half": "float16",
+    "bfloat16": "bfloat16",
+    "int8": "int8",
+    "uint8": "uint8",
+    "int32": "int32",
+    "int64": "int64",
+}
 """torch's name of each of nccl-tests' data types."""
 OWN_NAMES = {"fp32": "float32", "fp64": "float64", "fp16": "float16", "bf16": "bfloat16"}
-ITEM_BYTES = {
-    "float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1, "int32": 4,
-    "int64": 8,
-}  # fmt: skip
+ITEM_BYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1, "int32": 4, "int64": 8}
 Op = Literal["sum", "max"]
 Word = TypeVar("Word")
 
@@ -124,8 +127,7 @@ def parse_dtype(text: str) -> str:
     for an unknown one."""
     name = {**NCCL_NAMES, **OWN_NAMES}.get(text, text)
     if name not in ITEM_BYTES:
-        raise InputError.of("bad-datatype", "--datatype", f"{text!r} is no data type",
-                            f"use {', '.join(NCCL_NAMES)}")  # fmt: skip
+        raise InputError.of("bad-datatype", "--datatype", f"{text!r} is no data type", f"use {', '.join(NCCL_NAMES)}")
     return name
 
 
@@ -137,8 +139,12 @@ def _sizes(flags: CollectiveFlags) -> tuple[int, ...]:
     if first is None or last is None or grow is None:
         raise InputError(issues)
     if first > last:
-        raise InputError.of("bad-size", "--minbytes", f"{flags.minbytes} is more than --maxbytes "
-                            f"{flags.maxbytes}", "give sizes that grow")  # fmt: skip
+        raise InputError.of(
+            "bad-size",
+            "--minbytes",
+            f"{flags.minbytes} is more than --maxbytes {flags.maxbytes}",
+            "give sizes that grow",
+        )
     return _series(first, last, grow)
 
 
@@ -146,13 +152,12 @@ def _growth(flags: CollectiveFlags) -> Callable[[int], int]:
     if flags.stepbytes is None:
         factor = 4.0 if flags.stepfactor is None else flags.stepfactor
         if not 1 < factor < float("inf"):
-            raise InputError.of("bad-step", "--stepfactor", f"sizes times {factor:g} do not grow",
-                                "give a factor above 1, such as 2")  # fmt: skip
+            raise InputError.of(
+                "bad-step", "--stepfactor", f"sizes times {factor:g} do not grow", "give a factor above 1, such as 2"
+            )
         return lambda size: max(size + 1, int(min(size * factor, 2.0 * MOST_BYTES)))
     if flags.stepfactor is not None:
-        raise InputError.of(
-            "bad-step", "--stepbytes", "--stepfactor is given too", "give one of them"
-        )
+        raise InputError.of("bad-step", "--stepbytes", "--stepfactor is given too", "give one of them")
     step = parse_size(flags.stepbytes, "--stepbytes")
     return lambda size: size + step
 
@@ -162,8 +167,9 @@ def _series(first: int, last: int, grow: Callable[[int], int]) -> tuple[int, ...
     while (following := grow(sizes[-1])) <= last:
         sizes.append(following)
         if len(sizes) > MOST_SIZES:
-            raise InputError.of("bad-step", "--stepbytes", f"there are more than {MOST_SIZES} "
-                                "sizes", "take larger steps")  # fmt: skip
+            raise InputError.of(
+                "bad-step", "--stepbytes", f"there are more than {MOST_SIZES} sizes", "take larger steps"
+            )
     return tuple(sizes)
 
 
@@ -175,16 +181,21 @@ def _kinds(flags: CollectiveFlags) -> tuple[CollectiveKind, ...]:
         return chosen
     unable = [kind for kind in chosen if kind in ADDING - {"all_reduce"}]
     if unable and flags.kinds:
-        raise InputError.of("no-such-op", "--op", f"{', '.join(unable)} add up, and have no "
-                            f"{flags.op}", "use --op sum, or --kinds all_reduce")  # fmt: skip
+        raise InputError.of(
+            "no-such-op",
+            "--op",
+            f"{', '.join(unable)} add up, and have no {flags.op}",
+            "use --op sum, or --kinds all_reduce",
+        )
     return tuple(kind for kind in chosen if kind not in unable)
 
 
 def _chosen(text: str, known: Sequence[Word], where: str) -> tuple[Word, ...]:
     words = _words(text)
     if unknown := [word for word in words if word not in known]:
-        raise InputError.of("unknown-word", where, f"there is no {', '.join(map(repr, unknown))}",
-                            f"use {', '.join(map(str, known))}")  # fmt: skip
+        raise InputError.of(
+            "unknown-word", where, f"there is no {', '.join(map(repr, unknown))}", f"use {', '.join(map(str, known))}"
+        )
     return tuple(name for name in known if name in words)
 
 
@@ -226,9 +237,7 @@ def plan_collectives(
     if source is None and not named:
         sizes = [size for name in OF_EXPERTS if isinstance(size := settings.get(name), int)]
         most = max(2, machine.gpus or machine.cores)
-        settings = (
-            {"parallel.dp": prod(sizes), **settings} if sizes else {"parallel.tp": most, **settings}
-        )
+        settings = {"parallel.dp": prod(sizes), **settings} if sizes else {"parallel.tp": most, **settings}
     issues: list[Issue] = []
     options = attempt(issues, lambda: read_options(flags))
     plan = attempt(issues, lambda: one_core_each(load_plan(source, settings), machine))
@@ -253,8 +262,12 @@ def collective_cases(plan: Plan, options: CollectiveOptions, machine: Machine) -
         raise InputError(issues)
     cases = tuple(_cases(plan, topology, options, {axis: sizes[axis] for axis in axes}, device))
     if not cases:
-        raise InputError.of("no-collective", "--transports", "shared memory sends nothing from one "
-                            "rank to another", "add gloo, or other --kinds")  # fmt: skip
+        raise InputError.of(
+            "no-collective",
+            "--transports",
+            "shared memory sends nothing from one rank to another",
+            "add gloo, or other --kinds",
+        )
     made = CollectiveCases(plan, topology, options, cases, device, sizes, is_rehearsal=False)
     return made.on_hosts(machine)
 
@@ -262,11 +275,7 @@ def collective_cases(plan: Plan, options: CollectiveOptions, machine: Machine) -
 def axis_sizes(plan: Plan, topology: Topology) -> dict[str, int]:
     """Ranks of a group over each axis, by the names in plans."""
     axes = ("dp_cp" if axis == "dp" else axis for axis in AXIS_NAMES)
-    other = [
-        name
-        for view in other_views(plan.job)
-        for name in (*view.sizes, view.shard_group, view.replica_group)
-    ]
+    other = [name for view in other_views(plan.job) for name in (*view.sizes, view.shard_group, view.replica_group)]
     cut = [view for view in (dense_view(plan.job), *other_views(plan.job)) if view.copies > 1]
     other += [name for view in cut for name in (view.zero_group, view.copies_group)]
     names = dict.fromkeys((*axes, *job_grid(plan.job).groups, *other, "world"))
@@ -297,9 +306,7 @@ def _parallel_axes(plan: Plan, sizes: Mapping[str, int]) -> Iterator[str]:
             yield axis
 
 
-def _axis_issues(
-    options: CollectiveOptions, axes: tuple[str, ...], sizes: Mapping[str, int]
-) -> Iterator[Issue]:
+def _axis_issues(options: CollectiveOptions, axes: tuple[str, ...], sizes: Mapping[str, int]) -> Iterator[Issue]:
     usable = [axis for axis, ranks in sizes.items() if ranks > 1]
     hint = f"use {', '.join(usable)}" if usable else "give a layout of several ranks: --tp 2"
     if not axes:
@@ -308,31 +315,41 @@ def _axis_issues(
         if axis not in sizes:
             yield Issue("unknown-axis", "--axes", f"the layout has no axis {axis!r}", hint)
         elif sizes[axis] == 1:
-            yield Issue(
-                "axis-of-one-rank", "--axes", f"{axis} has one rank, which sends nothing", hint
-            )
+            yield Issue("axis-of-one-rank", "--axes", f"{axis} has one rank, which sends nothing", hint)
         elif not 0 <= options.root < sizes[axis]:
             last = sizes[axis] - 1
-            yield Issue("no-such-root", "--root", f"{options.root} is not from 0 to {last}, the "
-                        f"ranks of a group of {axis}", "use --root 0")  # fmt: skip
+            yield Issue(
+                "no-such-root",
+                "--root",
+                f"{options.root} is not from 0 to {last}, the ranks of a group of {axis}",
+                "use --root 0",
+            )
 
 
 def _way_issues(options: CollectiveOptions, device: str) -> Iterator[Issue]:
     ways = _ways(device)
     for transport in options.transports:
         if transport not in ways:
-            yield Issue("no-such-transport", "--transports", f"ranks on {device} do not send over "
-                        f"{transport}", f"use {', '.join(ways)}")  # fmt: skip
+            yield Issue(
+                "no-such-transport",
+                "--transports",
+                f"ranks on {device} do not send over {transport}",
+                f"use {', '.join(ways)}",
+            )
 
 
 def _memory_issues(options: CollectiveOptions, ranks: int, machine: Machine) -> Iterator[Issue]:
     needed = BUFFERS * ranks * options.sizes[-1]
     if needed > machine.memory_bytes:
         most = machine.memory_bytes // (BUFFERS * ranks)
-        yield Issue("size-beyond-memory", "--maxbytes", f"messages of {options.sizes[-1]:,} bytes "
-                    f"take {bytes_text(needed)} on {ranks} ranks, and "
-                    f"{bytes_text(machine.memory_bytes)} are free",
-                    f"use at most --maxbytes {most}")  # fmt: skip
+        yield Issue(
+            "size-beyond-memory",
+            "--maxbytes",
+            f"messages of {options.sizes[-1]:,} bytes "
+            f"take {bytes_text(needed)} on {ranks} ranks, and "
+            f"{bytes_text(machine.memory_bytes)} are free",
+            f"use at most --maxbytes {most}",
+        )
 
 
 def _ways(device: str) -> tuple[Transport, ...]:
@@ -360,13 +377,16 @@ def _cases(
 
 
 def _case(
-    options: CollectiveOptions, kind: CollectiveKind, axis: str, way: Transport, size: int,
-    ranks: int,
-) -> CollectiveCase:  # fmt: skip
+    options: CollectiveOptions, kind: CollectiveKind, axis: str, way: Transport, size: int, ranks: int
+) -> CollectiveCase:
     blocks, item = ranks if kind in SPLIT else 1, ITEM_BYTES[options.dtype]
     count = max(1, size // (item * blocks))
     return {
-        "kind": kind, "axis": axis, "transport": way, "dtype": options.dtype,
-        "op": options.op if kind in ADDING else "none", "bytes": count * blocks * item,
+        "kind": kind,
+        "axis": axis,
+        "transport": way,
+        "dtype": options.dtype,
+        "op": options.op if kind in ADDING else "none",
+        "bytes": count * blocks * item,
         "count": count,
-    }  # fmt: skip
+    }

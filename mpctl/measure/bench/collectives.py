@@ -110,10 +110,7 @@ def _fit(rows: Sequence[CollectiveRow]) -> CollectiveFit:
 
 
 def _row(
-    cases: CollectiveCases,
-    case: CollectiveCase,
-    rounds: Sequence[CollectiveRound],
-    predicted: float | None,
+    cases: CollectiveCases, case: CollectiveCase, rounds: Sequence[CollectiveRound], predicted: float | None
 ) -> CollectiveRow:
     kind, axis, ranks = case["kind"], case["axis"], cases.sizes[case["axis"]]
     times = spread([one["seconds"] for one in rounds])
@@ -236,8 +233,12 @@ class CollectiveBench(RankBench):
         cases, rows = self.cases, self.rows
         return {
             **envelope(
-                "collectives", self.plan.job.name, self.environment, self.command,
-                is_complete=self.is_complete, hosts=self.hosts,
+                "collectives",
+                self.plan.job.name,
+                self.environment,
+                self.command,
+                is_complete=self.is_complete,
+                hosts=self.hosts,
             ),
             "results": rows,
             "findings": {
@@ -248,8 +249,6 @@ class CollectiveBench(RankBench):
                 "warm_up": cases.options.warm_up,
                 "root": cases.options.root,
                 "fits": fit_collectives(rows),
-                "absent": [
-                    {"axis": way["axis"], "transport": way["transport"]} for way in self.absent
-                ],
+                "absent": [{"axis": way["axis"], "transport": way["transport"]} for way in self.absent],
             },
-        }  # fmt: skip
+        }

@@ -20,9 +20,7 @@ from mpctl.measure.bench.report import BenchEnvironment, BenchReport, BenchRow, 
 SCHEMA: Literal["mpctl.bench-compare/1"] = "mpctl.bench-compare/1"
 Verdict = Literal["slower", "faster", "noise", "same"]
 SHORTEST = 1e-9  # seconds, so that a part without any time has a ratio too
-SAME_MACHINE: tuple[Literal["host", "machine", "cores", "gpus"], ...] = (
-    "host", "machine", "cores", "gpus",
-)  # fmt: skip
+SAME_MACHINE: tuple[Literal["host", "machine", "cores", "gpus"], ...] = ("host", "machine", "cores", "gpus")
 SAME_SOFTWARE: tuple[Literal["python", "torch", "mpctl"], ...] = ("python", "torch", "mpctl")
 
 
@@ -59,14 +57,21 @@ def compare_reports(a: BenchReport, b: BenchReport, threshold: float) -> Compari
     Raises InputError for reports of different benches, and where no row has the same name in both.
     """
     if a["bench"] != b["bench"]:
-        raise InputError.of("bench-differs", "B", f"it is of bench {b['bench']}, and A of bench "
-                            f"{a['bench']}", "compare two reports of one bench")  # fmt: skip
+        raise InputError.of(
+            "bench-differs",
+            "B",
+            f"it is of bench {b['bench']}, and A of bench {a['bench']}",
+            "compare two reports of one bench",
+        )
     before, after = _timed(a), _timed(b)
     rows = [_compared(before[name], after[name], threshold) for name in before if name in after]
     if not rows:
-        raise InputError.of("bench-nothing-common", "B", f"none of its {len(after)} rows has the "
-                            f"name of one of A's {len(before)}",
-                            "measure both by the same command")  # fmt: skip
+        raise InputError.of(
+            "bench-nothing-common",
+            "B",
+            f"none of its {len(after)} rows has the name of one of A's {len(before)}",
+            "measure both by the same command",
+        )
     return {
         "schema": SCHEMA,
         "bench": a["bench"],

@@ -105,8 +105,12 @@ def parse_ranks(text: str | None, machine: Machine, *, device: str) -> tuple[int
         return tuple(sorted({1, max(1, most)}))
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdecimal() and int(word) > 0 for word in words):
-        raise InputError.of("bad-ranks", "--ranks", f"{text!r} is no list of numbers of ranks, "
-                            "each at least 1", "give them as in --ranks 1,2")  # fmt: skip
+        raise InputError.of(
+            "bad-ranks",
+            "--ranks",
+            f"{text!r} is no list of numbers of ranks, each at least 1",
+            "give them as in --ranks 1,2",
+        )
     return tuple(sorted({int(word) for word in words}))
 
 
@@ -114,15 +118,18 @@ def parse_dtypes(text: str) -> tuple[DType, ...]:
     """Data types such as `fp32,bf16`. Raises InputError for one that torch has no kernels for."""
     dtypes = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
     if wrong := [dtype for dtype in dtypes if dtype not in DTYPES]:
-        raise InputError.of("kernel-dtype", "--dtype", f"{wrong[0]!r} is no data type that kernels "
-                            "are timed in", f"use some of {','.join(DTYPES)}")  # fmt: skip
+        raise InputError.of(
+            "kernel-dtype",
+            "--dtype",
+            f"{wrong[0]!r} is no data type that kernels are timed in",
+            f"use some of {','.join(DTYPES)}",
+        )
     return tuple(DTYPES[dtype] for dtype in dtypes)
 
 
 def kernel_cases(
-    job: JobSpec, machine: Machine, *, ranks: Sequence[int], dtypes: Sequence[DType] = (),
-    device: str | None = None,
-) -> KernelCases:  # fmt: skip
+    job: JobSpec, machine: Machine, *, ranks: Sequence[int], dtypes: Sequence[DType] = (), device: str | None = None
+) -> KernelCases:
     """The kernels of a job's layout, to be timed on this machine.
 
     dtypes: to be timed in, the job's by default. device: auto, cpu or cuda, by default the job's. A
@@ -131,8 +138,9 @@ def kernel_cases(
     this machine.
     """
     if job.model is None:
-        raise InputError.of("no-model", "model", "kernels are a model's",
-                            "leave JOB out, or name a model: --model demo-gpt")  # fmt: skip
+        raise InputError.of(
+            "no-model", "model", "kernels are a model's", "leave JOB out, or name a model: --model demo-gpt"
+        )
     where, most = device or job.launch.device, max(ranks)
     is_cuda, planned = _is_cuda(machine, where), _with_device(job)
     spec = planned.cluster.device
@@ -185,9 +193,7 @@ def _list(job: JobSpec, dtype: DType, array: int) -> list[PlannedKernel]:
     assert device is not None, "_with_device has seen to it"
     if dtype not in device.peak_flops:
         peaks = {**device.peak_flops, dtype: max(device.peak_flops.values())}  # any: to list shapes
-        cluster = job.cluster.model_copy(
-            update={"device": device.model_copy(update={"peak_flops": peaks})}
-        )
+        cluster = job.cluster.model_copy(update={"device": device.model_copy(update={"peak_flops": peaks})})
         known = _list(job.model_copy(update={"cluster": cluster}), dtype, array)
         return [replace(kernel, predicted_seconds=None) for kernel in known]
     assert job.model is not None, "kernel_cases has seen to it"
@@ -207,11 +213,15 @@ def _alone(job: JobSpec) -> JobSpec:
     assert job.model is not None, "kernel_cases has seen to it"
     training = job.training.model_copy(
         update={
-            "dropout": 0.0, "attention_dropout": 0.0, "recompute": "none", "freeze": [],
-            "partition_activations": False, "offload_activations": False,
+            "dropout": 0.0,
+            "attention_dropout": 0.0,
+            "recompute": "none",
+            "freeze": [],
+            "partition_activations": False,
+            "offload_activations": False,
             "global_batch_size": None,
         }
-    )  # fmt: skip
+    )
     parallel = ParallelSpec(tp=1, pp=1, cp=1, dp=1)
     parts = {"parallel": parallel, "training": training, "model": dense_model(job.model)}
     return complete(job.model_copy(update=parts))
@@ -233,5 +243,6 @@ def _too_large(kernels: Sequence[PlannedKernel], ranks: int, free: float) -> Iss
         f"{plural(ranks, 'rank')}, and {bytes_text(free)} in all may be used of this "
         "machine's free memory"
     )
-    return Issue("kernels-memory", "--ranks", message,
-                 "use fewer --ranks, a smaller --micro-batch-size or a larger --tp")  # fmt: skip
+    return Issue(
+        "kernels-memory", "--ranks", message, "use fewer --ranks, a smaller --micro-batch-size or a larger --tp"
+    )

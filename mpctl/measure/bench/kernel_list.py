@@ -170,11 +170,17 @@ class KernelLister:
         keys = timer.sizes[core.keys] * self.layout.job.parallel.cp
         heads, kv_heads = (n // grid.feature_parts for n in (model.heads, model.kv_heads))
         shape = {
-            "batch": batch, "heads": heads, "kv_heads": max(1, kv_heads),
-            "queries": queries, "keys": keys, "head_dim": model.qk_size,
-            "causal": int(core.is_causal), "window": core.window,
-            "bias": int(core.has_bias), "sample_mask": int(core.has_sample_mask),
-        }  # fmt: skip
+            "batch": batch,
+            "heads": heads,
+            "kv_heads": max(1, kv_heads),
+            "queries": queries,
+            "keys": keys,
+            "head_dim": model.qk_size,
+            "causal": int(core.is_causal),
+            "window": core.window,
+            "bias": int(core.has_bias),
+            "sample_mask": int(core.has_sample_mask),
+        }
         if model.v_size != model.qk_size:
             shape["value_dim"] = model.v_size
         is_fused, sizes = keeps_no_scores(self.layout), model.qk_size + model.v_size
@@ -197,8 +203,13 @@ class KernelLister:
         own = [p for p in flow.part.products if p.part == core.part]
         work, sizes = operators.elementwise(own, flow), operators.sizes
         heads, kv_heads = (max(1, n // grid.feature_parts) for n in (model.heads, model.kv_heads))
-        shape = {"batch": sizes["batch"], "positions": sizes[core.queries], "heads": heads,
-                 "kv_heads": kv_heads, "head_dim": model.head_size}  # fmt: skip
+        shape = {
+            "batch": sizes["batch"],
+            "positions": sizes[core.queries],
+            "heads": heads,
+            "kv_heads": kv_heads,
+            "head_dim": model.head_size,
+        }
         head = 2.0 * self.width * sizes["batch"] * sizes[core.queries] * model.head_size
         turned = head * (heads + kv_heads) * (model.position == "rotary")
         back = head * (heads + 2 * kv_heads) + turned
@@ -232,9 +243,7 @@ class KernelLister:
         moved = read + written, 2 * read + written
         yield from self._both("activation", site, shape, work, moved)
 
-    def _cross_entropy(
-        self, site: str, flow: GradFlow, rows: int, words: int
-    ) -> Iterator[PlannedKernel]:
+    def _cross_entropy(self, site: str, flow: GradFlow, rows: int, words: int) -> Iterator[PlannedKernel]:
         work, shape = self.clock.operators.loss(flow), {"rows": rows, "words": words}
         size = self.width * rows * words
         yield from self._both("cross_entropy", site, shape, work, (size, 2 * size))
@@ -281,9 +290,14 @@ class KernelLister:
         yield self._kernel("copy", "memory", "update", shape, 2 * size / bandwidth, 2 * size)
 
     def _both(
-        self, kernel: KernelName, site: str, shape: Mapping[str, int], work: OpTimes,
-        moved: tuple[float, float], flops: tuple[float, float] = (0.0, 0.0),
-    ) -> Iterator[PlannedKernel]:  # fmt: skip
+        self,
+        kernel: KernelName,
+        site: str,
+        shape: Mapping[str, int],
+        work: OpTimes,
+        moved: tuple[float, float],
+        flops: tuple[float, float] = (0.0, 0.0),
+    ) -> Iterator[PlannedKernel]:
         """Forward, where it moves anything, and backward, where it is computed."""
         if moved[0]:
             yield self._kernel(kernel, site, "forward", shape, work.forward, moved[0], flops[0])
@@ -291,12 +305,17 @@ class KernelLister:
             yield self._kernel(kernel, site, "backward", shape, work.dgrad, moved[1], flops[1])
 
     def _kernel(
-        self, kernel: KernelName, site: str, part: KernelPart, shape: Mapping[str, int],
-        seconds: float, moved: float, flops: float = 0.0,
-    ) -> PlannedKernel:  # fmt: skip
+        self,
+        kernel: KernelName,
+        site: str,
+        part: KernelPart,
+        shape: Mapping[str, int],
+        seconds: float,
+        moved: float,
+        flops: float = 0.0,
+    ) -> PlannedKernel:
         own = 1 if kernel == "layer" else case_copies(moved)
-        case: KernelCase = {"kernel": kernel, "part": part, "dtype": self.dtype,
-                            "shape": dict(shape), "copies": own}  # fmt: skip
+        case: KernelCase = {"kernel": kernel, "part": part, "dtype": self.dtype, "shape": dict(shape), "copies": own}
         return PlannedKernel(site, case, flops, moved, seconds, flops > 0)
 
 

@@ -85,11 +85,15 @@ class KernelBench(RankBench):
     def request(self) -> KernelRequest:
         training = self.cases.job.training
         return {
-            "task": "kernels", "cases": [kernel.case for kernel in self.cases.kernels],
-            "dropout": training.dropout, "attention_dropout": training.attention_dropout,
-            "ranks": list(self.cases.ranks), "rounds": self.rounds, "seconds": self.seconds,
+            "task": "kernels",
+            "cases": [kernel.case for kernel in self.cases.kernels],
+            "dropout": training.dropout,
+            "attention_dropout": training.attention_dropout,
+            "ranks": list(self.cases.ranks),
+            "rounds": self.rounds,
+            "seconds": self.seconds,
             "least_seconds": QUICK_LEAST_SECONDS if self.quick else LEAST_SECONDS,
-        }  # fmt: skip
+        }
 
     def use(self, machine: Machine) -> None:
         self.cases = replace(self.cases, cores=self.cases.units(machine))
@@ -101,8 +105,7 @@ class KernelBench(RankBench):
         for timing in self.timings:
             by_case.setdefault((timing["case"], timing["ranks"]), []).append(timing)
         return [
-            _row(self.cases, self.cases.kernels[number], ranks, own)
-            for (number, ranks), own in sorted(by_case.items())
+            _row(self.cases, self.cases.kernels[number], ranks, own) for (number, ranks), own in sorted(by_case.items())
         ]
 
     def report(self) -> KernelsReport:
@@ -111,8 +114,12 @@ class KernelBench(RankBench):
         peaks = device.peak_flops if device else {}
         return {
             **envelope(
-                "kernels", cases.job.name or (model.name if model else None), self.environment,
-                self.command, is_complete=self.is_complete, hosts=self.hosts,
+                "kernels",
+                cases.job.name or (model.name if model else None),
+                self.environment,
+                self.command,
+                is_complete=self.is_complete,
+                hosts=self.hosts,
             ),
             "results": self.rows,
             "findings": {
@@ -121,12 +128,10 @@ class KernelBench(RankBench):
                 "memory_bandwidth": device.memory_bandwidth if device else None,
                 "threads": cases.threads,
             },
-        }  # fmt: skip
+        }
 
 
-def _row(
-    cases: KernelCases, kernel: PlannedKernel, ranks: int, timings: Sequence[KernelTiming]
-) -> KernelRow:
+def _row(cases: KernelCases, kernel: PlannedKernel, ranks: int, timings: Sequence[KernelTiming]) -> KernelRow:
     case, times = kernel.case, spread([timing["seconds"] for timing in timings])
     flops, moved = kernel.flops / times["seconds"], kernel.bytes / times["seconds"]
     return {

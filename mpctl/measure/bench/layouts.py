@@ -99,8 +99,9 @@ def parse_worlds(text: str) -> list[int]:
     """`"1,2,4"` -> [1, 2, 4]; raises InputError for anything else."""
     words = text.split(",")
     if not all(word.strip().isdecimal() and int(word) > 0 for word in words):
-        raise InputError.of("bad-worlds", "--world", f"{text!r} is not a list of world sizes",
-                            "for example --world 1,2,4")  # fmt: skip
+        raise InputError.of(
+            "bad-worlds", "--world", f"{text!r} is not a list of world sizes", "for example --world 1,2,4"
+        )
     return sorted({int(word) for word in words})
 
 
@@ -119,8 +120,9 @@ def parse_layouts(words: Sequence[str], worlds: Sequence[int] | None = None) -> 
     if worlds is None:
         layouts = [_layout(chosen, chosen.get("dp", 1)) for chosen in _combined(sizes)]
         if not layouts:
-            raise InputError.of("bad-layouts", "--layouts", "vpp cuts the stages of a pipeline",
-                                "name pp of 2 or more with it")  # fmt: skip
+            raise InputError.of(
+                "bad-layouts", "--layouts", "vpp cuts the stages of a pipeline", "name pp of 2 or more with it"
+            )
     else:
         layouts = [found for world in worlds for found in _of_world(sizes, world)]
         _require_all(worlds, layouts)
@@ -152,10 +154,15 @@ def _of_world(sizes: Mapping[str, Sequence[int]], world: int) -> Iterator[Layout
 def _require_all(worlds: Sequence[int], layouts: Sequence[Layout]) -> None:
     made = {layout.world_size for layout in layouts}
     issues = [
-        Issue("bad-layouts", "--world", f"no combination of --layouts makes {world} ranks",
-              "name other sizes, or leave --world out")
-        for world in worlds if world not in made
-    ]  # fmt: skip
+        Issue(
+            "bad-layouts",
+            "--world",
+            f"no combination of --layouts makes {world} ranks",
+            "name other sizes, or leave --world out",
+        )
+        for world in worlds
+        if world not in made
+    ]
     if issues:
         raise InputError(issues)
 
@@ -219,9 +226,17 @@ DEFAULT_SETTINGS: Mapping[str, object] = {
 and so little text that it is prepared in seconds."""
 
 SINGLE_RANK: LayoutFields = {
-    "tp": 1, "cp": 1, "dp": 1, "pp": 1, "vpp": 1, "schedule": "1f1b", "sequence_parallel": False,
-    "zero": 0, "tensor_mode": "1d", "recompute": "none",
-}  # fmt: skip
+    "tp": 1,
+    "cp": 1,
+    "dp": 1,
+    "pp": 1,
+    "vpp": 1,
+    "schedule": "1f1b",
+    "sequence_parallel": False,
+    "zero": 0,
+    "tensor_mode": "1d",
+    "recompute": "none",
+}
 
 
 def ranks_of(layout: LayoutFields) -> int:

@@ -52,16 +52,10 @@ from mpctl.spec.cluster import ClusterSpec, DeviceSpec
 from mpctl.spec.runtime import get_profile
 
 
-def kernels_on(
-    preset: MachinePreset, work: MachineWork, rows: Sequence[KernelRow]
-) -> list[KernelRow]:
+def kernels_on(preset: MachinePreset, work: MachineWork, rows: Sequence[KernelRow]) -> list[KernelRow]:
     """The rows with the estimates of this preset, and their shares of its device's peaks."""
     cases = work.kernel_cases(preset.settings())
-    planned = {
-        f"{kernel.name} x{ranks}": kernel.predicted_seconds
-        for kernel in cases.kernels
-        for ranks in cases.ranks
-    }
+    planned = {f"{kernel.name} x{ranks}": kernel.predicted_seconds for kernel in cases.kernels for ranks in cases.ranks}
     return [_kernel(row, planned.get(row["name"]), preset.device) for row in rows]
 
 
@@ -75,9 +69,7 @@ def _kernel(row: KernelRow, predicted: float | None, device: DeviceSpec) -> Kern
     return {**row, "predicted_seconds": predicted, "share_of_peak": share}
 
 
-def collectives_on(
-    preset: MachinePreset, work: MachineWork, measured: CollectiveBench
-) -> list[CollectiveRow]:
+def collectives_on(preset: MachinePreset, work: MachineWork, measured: CollectiveBench) -> list[CollectiveRow]:
     """The rows of these collectives with the estimates of this preset."""
     cases = work.collectives(None, preset.settings())
     assert cases is not None, "they were measured"
@@ -110,11 +102,16 @@ def measured_runs(runs: Sequence[CaseRun], name: str, cluster: ClusterSpec) -> l
         kept = {"nodes": there.nodes, "gpus_per_node": there.gpus_per_node}
         job = case.job.model_copy(update={"cluster": cluster.model_copy(update=kept)})
         runtime = job.training.runtime
-        found.append(Run(
-            case.title, "", JobLayout.of(job), get_profile(runtime),
-            {"devices": name, "clusters": name, "runtimes": runtime},
-            {"step_seconds": median(run.step_seconds for run in own)},
-        ))  # fmt: skip
+        found.append(
+            Run(
+                case.title,
+                "",
+                JobLayout.of(job),
+                get_profile(runtime),
+                {"devices": name, "clusters": name, "runtimes": runtime},
+                {"step_seconds": median(run.step_seconds for run in own)},
+            )
+        )
     return found
 
 
@@ -161,9 +158,7 @@ def machine_checks(runs: Iterable[Run], fit: ClusterFit) -> list[MachineCheck]:
             "seconds": run.measured["step_seconds"],
             "measured_seconds": planned(run, fit.measured[run.id]),
             "fitted_seconds": planned(run, fit.fitted[run.id]),
-            "left_out_seconds": planned(run, fit.left_out[run.id])
-            if run.id in fit.left_out
-            else None,
+            "left_out_seconds": planned(run, fit.left_out[run.id]) if run.id in fit.left_out else None,
         }
         for run in runs
     ]
@@ -216,10 +211,9 @@ B = TypeVar("B", bound=RankBench)
 def paced_run(run: CaseRun, factor: float) -> CaseRun:
     """The run with all its steps `factor` times as long."""
     records = [
-        {**record, "step_seconds": record["step_seconds"] * factor,
-         "cpu_seconds": record["cpu_seconds"] * factor}
+        {**record, "step_seconds": record["step_seconds"] * factor, "cpu_seconds": record["cpu_seconds"] * factor}
         for record in run.records
-    ]  # fmt: skip
+    ]
     return replace(run, records=cast(Sequence[StepRecord], records))
 
 
@@ -330,9 +324,7 @@ class MachineBench:
     def _measure_alone(self, out: Path, number: int, watch: Watch) -> None:
         """A round of the kernels, and of the collectives where there are several ranks."""
         if self.timed is None:
-            self.timed = KernelBench(
-                self.environment, self.command, 1, self.work.kernels, None, self.work.quick
-            )
+            self.timed = KernelBench(self.environment, self.command, 1, self.work.kernels, None, self.work.quick)
             if (cases := self.work.collectives(None)) is not None:
                 self.sent = CollectiveBench(self.environment, self.command, 1, cases)
         self.paces.seconds.append(self.pace())
@@ -369,14 +361,16 @@ class MachineBench:
         if self.sent is not None:
             self.collectives = self.at_usual_pace(self.sent).rows
         device = fit_device(
-            self.kernels, work.base, dtype=work.dtype, name=work.device_name(self.environment),
-            memory_bytes=work.memory_bytes, source=source,
-        )  # fmt: skip
+            self.kernels,
+            work.base,
+            dtype=work.dtype,
+            name=work.device_name(self.environment),
+            memory_bytes=work.memory_bytes,
+            source=source,
+        )
         rows = [row for row in self.collectives if not row["is_rehearsal"]]
         self.link = fit_link(rows, name=work.link_name) if rows else None
-        self.preset = machine_preset(
-            work.name, device, self.link, self.environment, per_node=work.devices
-        )
+        self.preset = machine_preset(work.name, device, self.link, self.environment, per_node=work.devices)
         self._save(out)
 
     def _save(self, out: Path) -> None:
@@ -398,9 +392,15 @@ class MachineBench:
             planned = plan_cases(cases, out, self.work.machine, overwrite=True)
             self.cases = list(with_data(planned, out, watch.on_progress))
         runs = run_cases(
-            self.open_cases(), out, command=self.command, rounds=1, budget=Budget(), watch=watch,
-            is_taken=True, first=number,
-        )  # fmt: skip
+            self.open_cases(),
+            out,
+            command=self.command,
+            rounds=1,
+            budget=Budget(),
+            watch=watch,
+            is_taken=True,
+            first=number,
+        )
         began = budget.clock()
         try:
             for run in runs:
@@ -424,13 +424,12 @@ class MachineBench:
         """The layouts that another run would tell more of, those that differ most from run to run
         first."""
         own = group_runs(self.runs)
-        seconds = {
-            case.name: [run.step_seconds for run in own.get(case.name, [])] for case in self.cases
-        }
+        seconds = {case.name: [run.step_seconds for run in own.get(case.name, [])] for case in self.cases}
         wanted = [
-            case for case in self.cases
+            case
+            for case in self.cases
             if len(seconds[case.name]) < self.work.rounds and not is_settled(seconds[case.name])
-        ]  # fmt: skip
+        ]
         return sorted(wanted, key=lambda case: -doubt(seconds[case.name]))
 
     def hold(self, out: Path, measured: MachinePreset) -> None:
@@ -442,13 +441,10 @@ class MachineBench:
 
     def report(self) -> MachineReport:
         return {
-            **envelope(
-                "machine", self.work.job_name, self.environment, self.command,
-                is_complete=self.is_complete,
-            ),
+            **envelope("machine", self.work.job_name, self.environment, self.command, is_complete=self.is_complete),
             "results": self.planned or [*self.kernels, *self.collectives],
             "findings": self._findings(),
-        }  # fmt: skip
+        }
 
     def _findings(self) -> MachineFindings:
         preset = self.preset

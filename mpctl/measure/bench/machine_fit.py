@@ -40,8 +40,7 @@ STREAMS = ("triad", "copy")
 BOUND = ("branch", "activation", "cross_entropy", "optimizer", "accumulate")
 TINY = "tiny"  # site of the layer that takes only the host's time
 # Contraction of a product's pass, and the other two sides: Y = X W, dX = dY W^T, dW = X^T dY.
-SIDES = {"forward": ("k", "m", "n"), "backward_input": ("n", "m", "k"),
-         "backward_weight": ("m", "k", "n")}  # fmt: skip
+SIDES = {"forward": ("k", "m", "n"), "backward_input": ("n", "m", "k"), "backward_weight": ("m", "k", "n")}
 ALONE = {"memory": 0.75, "host": 0.29}
 """Measured over estimated seconds of kernels alone, on the CPU whose runs mpctl's profile was
 fitted to: the median of memory-bound kernels; of the layer that takes only the host's time, at the
@@ -58,9 +57,8 @@ class DeviceFit:
 
 
 def fit_device(
-    rows: Sequence[KernelRow], base: DeviceSpec, *, dtype: str, name: str, memory_bytes: int,
-    source: str,
-) -> DeviceFit:  # fmt: skip
+    rows: Sequence[KernelRow], base: DeviceSpec, *, dtype: str, name: str, memory_bytes: int, source: str
+) -> DeviceFit:
     """The device whose kernels these rows measured.
 
     base: the device of their predicted seconds, which also supplies figures that were not measured.
@@ -113,14 +111,13 @@ class _Busy:
         for what, kernels in ((f"product of {self.dtype}", "matmul"), ("stream", STREAMS)):
             wanted = kernels if isinstance(kernels, tuple) else (kernels,)
             if not self.of(*wanted, dtype=self.dtype):
-                raise InputError.of("not-measured", "results", f"no {what} was measured",
-                                    "measure again, with a longer --budget")  # fmt: skip
+                raise InputError.of(
+                    "not-measured", "results", f"no {what} was measured", "measure again, with a longer --budget"
+                )
 
     def of(self, *kernels: str, dtype: str | None = None) -> list[KernelRow]:
         """The rows of these kernels, at one dtype where it is given."""
-        return [
-            row for row in self.rows if row["kernel"] in kernels and dtype in (None, row["dtype"])
-        ]
+        return [row for row in self.rows if row["kernel"] in kernels and dtype in (None, row["dtype"])]
 
     @cached_property
     def products(self) -> dict[str, tuple[float, float]]:
@@ -258,8 +255,7 @@ def training_rows(rows: Sequence[CollectiveRow]) -> list[CollectiveRow]:
     are few, and the node has one link."""
     kinds = {row["kind"] for row in rows}
     chosen = {
-        kind: min((row["transport"] for row in rows if row["kind"] == kind), key=TRANSPORTS.index)
-        for kind in kinds
+        kind: min((row["transport"] for row in rows if row["kind"] == kind), key=TRANSPORTS.index) for kind in kinds
     }
     first = min(chosen.values(), key=TRANSPORTS.index)
     if chosen.get("sendrecv") != first:

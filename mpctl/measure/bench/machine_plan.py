@@ -73,9 +73,7 @@ class MachineWork:
         job = self.plan_with({"cluster": cluster, **layout_overrides({})}).job
         return _kernels(job, self.machine, self.devices, self.base.kind, quick=self.quick)
 
-    def collectives(
-        self, seconds: float | None, cluster: Mapping[str, Any] | None = None
-    ) -> CollectiveCases | None:
+    def collectives(self, seconds: float | None, cluster: Mapping[str, Any] | None = None) -> CollectiveCases | None:
         """The collectives, None where there is a single device. seconds: that rounds may take;
         cluster: that they are planned on, none by default. Raises InputError where they cannot be
         timed."""
@@ -91,9 +89,14 @@ class MachineWork:
             **{f"parallel.{axis}": size for axis, size in sizes.items()},
         }
         flags = CollectiveFlags(
-            minbytes="4K", maxbytes="16M", stepfactor=16.0 if self.quick else 4.0, kinds=KINDS,
-            iterations=5 if self.quick else 20, rounds=self.rounds, seconds=seconds,
-        )  # fmt: skip
+            minbytes="4K",
+            maxbytes="16M",
+            stepfactor=16.0 if self.quick else 4.0,
+            kinds=KINDS,
+            iterations=5 if self.quick else 20,
+            rounds=self.rounds,
+            seconds=seconds,
+        )
         return plan_collectives(None, settings, flags, self.machine)
 
     def cases(self, cluster: Mapping[str, Any] | None = None) -> list[RunCase]:
@@ -105,16 +108,20 @@ class MachineWork:
             return self.plan_with({**own, **settings, **TIMED_SETTINGS})
 
         wanted, _ = built_in_set(plan_with, {}, self.machine, quick=self.quick)
-        return verify_cases([
-            each for each in wanted
-            if isinstance(each.plan, InputError) or each.plan.job.world_size <= self.devices
-        ])  # fmt: skip
+        return verify_cases(
+            [each for each in wanted if isinstance(each.plan, InputError) or each.plan.job.world_size <= self.devices]
+        )
 
 
 def plan_machine(
-    plan_with: PlanWith, machine: Machine, *, name: str, given: Iterable[str] = (),
-    rounds: int | None = None, quick: bool = False,
-) -> MachineWork:  # fmt: skip
+    plan_with: PlanWith,
+    machine: Machine,
+    *,
+    name: str,
+    given: Iterable[str] = (),
+    rounds: int | None = None,
+    quick: bool = False,
+) -> MachineWork:
     """The work for a job. given: names of the settings on the command line. Raises InputError with
     every issue of the name, the settings, the kernels and the collectives; those of the training
     runs are found by `plan_cases`."""
@@ -134,10 +141,18 @@ def plan_machine(
     base = kernels.device
     memory = int(MEMORY_SHARE * machine.memory_bytes / devices) if is_cpu else base.memory_bytes
     work = MachineWork(
-        name, job.name or (job.model.name if job.model else None), plan_here, machine, devices,
-        kernels, job.training.chosen_dtype, base, memory,
-        rounds or (QUICK_ROUNDS if quick else ROUNDS), quick,
-    )  # fmt: skip
+        name,
+        job.name or (job.model.name if job.model else None),
+        plan_here,
+        machine,
+        devices,
+        kernels,
+        job.training.chosen_dtype,
+        base,
+        memory,
+        rounds or (QUICK_ROUNDS if quick else ROUNDS),
+        quick,
+    )
     work.collectives(None)  # refused before anything runs
     return work
 
@@ -146,14 +161,10 @@ def _layout_issues(given: Iterable[str]) -> Iterator[Issue]:
     own = layout_overrides({})
     for name in map(full_name, given):
         if name in own or name == "parallel":
-            yield Issue(
-                "layout-setting", name, "each layout that is trained has its own", "leave it out"
-            )
+            yield Issue("layout-setting", name, "each layout that is trained has its own", "leave it out")
 
 
-def _kernels(
-    job: JobSpec, machine: Machine, devices: int, kind: str, *, quick: bool
-) -> KernelCases:
+def _kernels(job: JobSpec, machine: Machine, devices: int, kind: str, *, quick: bool) -> KernelCases:
     """The kernels in the job's dtype, and of further ones where there is time the products, whose
     peak a device states. Raises InputError where the job's cluster does not describe the devices:
     nothing could be compared with it."""
@@ -166,8 +177,7 @@ def _kernels(
             "machine-device",
             "--cluster",
             f"the job's cluster has no {kind} devices as this machine has",
-            "name the preset of a cluster with the same devices, whose data sheet "
-            "the fit begins from",
+            "name the preset of a cluster with the same devices, whose data sheet the fit begins from",
         )
     return cases.only(lambda case: case["dtype"] == dtype or case["kernel"] == "matmul")
 

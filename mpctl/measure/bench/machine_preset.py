@@ -89,9 +89,7 @@ class MachinePreset:
         named = {"name": own.pop("name"), "device": f"../devices/{self.name}.toml", **own}
         tables = {"devices": device, "clusters": named}
         return {
-            f"{kind}/{self.name}.toml": preset_text(
-                table, head=self.head, comments=self.comments.get(kind, {})
-            )
+            f"{kind}/{self.name}.toml": preset_text(table, head=self.head, comments=self.comments.get(kind, {}))
             for kind, table in tables.items()
         }
 
@@ -135,9 +133,8 @@ class MachinePreset:
 
 
 def machine_preset(
-    name: str, device: DeviceFit, link: LinkFit | None, environment: BenchEnvironment, *,
-    per_node: int,
-) -> MachinePreset:  # fmt: skip
+    name: str, device: DeviceFit, link: LinkFit | None, environment: BenchEnvironment, *, per_node: int
+) -> MachinePreset:
     """The preset of a machine from its measured device and link.
 
     link: None where there is a single device. per_node: devices (CPU cores, GPUs) of a node.
@@ -156,12 +153,7 @@ def machine_preset(
     links = {"step_factor": "its kernels and links were measured with mpctl itself"}
     if link is not None:
         links |= {f"intra_node.{key}": comment for key, comment in link.comments.items()}
-    return MachinePreset(
-        name,
-        cluster,
-        tuple(head_lines(environment)),
-        {"devices": device.comments, "clusters": links},
-    )
+    return MachinePreset(name, cluster, tuple(head_lines(environment)), {"devices": device.comments, "clusters": links})
 
 
 def measured_source(environment: BenchEnvironment) -> str:
@@ -186,5 +178,6 @@ def head_lines(environment: BenchEnvironment) -> Sequence[str]:
 def check_name(name: str) -> None:
     """Raises InputError where no preset's file may have this name."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", name) or name.endswith(".toml"):
-        raise InputError.of("bad-name", "NAME", f"{name!r} is no name of a preset",
-                            "letters, digits, - and _, such as my-laptop")  # fmt: skip
+        raise InputError.of(
+            "bad-name", "NAME", f"{name!r} is no name of a preset", "letters, digits, - and _, such as my-laptop"
+        )

@@ -50,18 +50,12 @@ def require_probes(plans: Sequence[Plan]) -> None:
     """Raises InputError with every reason, found without contacting a host, why ranks of these
     plans cannot be started to measure."""
     machine = this_machine()
-    issues = [
-        issue
-        for plan in plans
-        for issue in bench_issues(_measuring(plan), machine, only_measures=True)
-    ]
+    issues = [issue for plan in plans for issue in bench_issues(_measuring(plan), machine, only_measures=True)]
     if issues:
         raise InputError(dict.fromkeys(issues))
 
 
-def probe_answers(
-    plan: Plan, request: BenchRequest, run: RunDir, *, on_answer: OnAnswer, on_event: OnEvent
-) -> Probed:
+def probe_answers(plan: Plan, request: BenchRequest, run: RunDir, *, on_answer: OnAnswer, on_event: OnEvent) -> Probed:
     """Have the ranks of a legal plan answer a request; files of an earlier bench in `run` are
     replaced.
 
@@ -93,9 +87,7 @@ def _asking(launch: LaunchPlan, request: BenchRequest) -> LaunchPlan:
     return replace(launch, files=files, request=request)
 
 
-def _run(
-    launch: LaunchPlan, cluster: Cluster, on_answer: OnAnswer, on_event: OnEvent
-) -> RunOutcome:
+def _run(launch: LaunchPlan, cluster: Cluster, on_answer: OnAnswer, on_event: OnEvent) -> RunOutcome:
     set_up_run(launch, overwrite=True, resume=False, on_progress=lambda *_: None)
     events = EventLog(launch.run.launcher_log, on_event)
     return run_launch(launch, cluster, on_answer, events.event)
@@ -167,9 +159,7 @@ class RankBench(ABC):
         """Keep an answer of the ranks: a timing, or an answer before the first timing."""
         self.timings.append(answer)
 
-    def measure(
-        self, run: RunDir, watch: Watch, on_round: Callable[[], None] = lambda: None
-    ) -> None:
+    def measure(self, run: RunDir, watch: Watch, on_round: Callable[[], None] = lambda: None) -> None:
         """Have the ranks answer, with their files in `run`; called again, its timings are added.
         on_round: called after every round. Raises InputError where the hosts cannot run the ranks,
         RunFailed where a rank fails."""
@@ -184,8 +174,6 @@ class RankBench(ABC):
                     on_round()
 
         watch.on_progress(STARTING, 0, 0)
-        ended = probe_answers(
-            self.plan, self.request(), run, on_answer=take, on_event=watch.on_event
-        )
+        ended = probe_answers(self.plan, self.request(), run, on_answer=take, on_event=watch.on_event)
         self.is_stopped, self.hosts = not ended.is_complete, ended.hosts
         self.use(common_machine(ended.hosts))

@@ -40,9 +40,7 @@ from mpctl.run.hosts.checks import shown
 from mpctl.run.hosts.machine import HostFacts, processor_name, this_machine
 
 SCHEMA: Literal["mpctl.bench/2"] = "mpctl.bench/2"
-BenchName = Literal[
-    "scaling", "collectives", "kernels", "machine", "verify", "tensor-modes", "trace"
-]
+BenchName = Literal["scaling", "collectives", "kernels", "machine", "verify", "tensor-modes", "trace"]
 
 
 Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]  # thirty years
@@ -109,8 +107,12 @@ def spread(seconds: Sequence[float]) -> Spread:
     >>> spread([0.5, 0.3, 0.4])["seconds"]
     0.4
     """
-    return {"seconds": median(seconds), "seconds_min": min(seconds), "seconds_max": max(seconds),
-            "rounds": len(seconds)}  # fmt: skip
+    return {
+        "seconds": median(seconds),
+        "seconds_min": min(seconds),
+        "seconds_max": max(seconds),
+        "rounds": len(seconds),
+    }
 
 
 def bench_environment() -> BenchEnvironment:
@@ -149,9 +151,14 @@ def environment_on(environment: BenchEnvironment, hosts: Sequence[HostFacts]) ->
 
 
 def envelope(
-    bench: BenchName, job: str | None, environment: BenchEnvironment, command: str, *,
-    is_complete: bool, hosts: Sequence[HostFacts] = (),
-) -> BenchEnvelope:  # fmt: skip
+    bench: BenchName,
+    job: str | None,
+    environment: BenchEnvironment,
+    command: str,
+    *,
+    is_complete: bool,
+    hosts: Sequence[HostFacts] = (),
+) -> BenchEnvelope:
     """A report without its rows and findings. hosts: those of the ranks, none where the bench ran
     on the machine of its environment."""
     return {
@@ -189,11 +196,16 @@ def check_folder(out: Path, *, overwrite: bool) -> Iterator[Issue]:
     if not out.is_dir():
         yield Issue("bench-no-folder", "--out", f"{out} is a file", "name a folder")
     elif not overwrite:
-        yield Issue("bench-occupied", "--out", f"{out} already contains {_what(out)}",
-                    "use --overwrite to replace it, or another --out")  # fmt: skip
+        yield Issue(
+            "bench-occupied",
+            "--out",
+            f"{out} already contains {_what(out)}",
+            "use --overwrite to replace it, or another --out",
+        )
     elif not _is_bench(out):
-        yield Issue("bench-foreign", "--out", f"{out} was not written by mpctl bench; nothing was "
-                    "removed", "use another --out")  # fmt: skip
+        yield Issue(
+            "bench-foreign", "--out", f"{out} was not written by mpctl bench; nothing was removed", "use another --out"
+        )
 
 
 def take_folder(out: Path) -> None:
@@ -217,8 +229,7 @@ def check_redrawn(out: Path, *, is_own: bool, overwrite: bool) -> Iterator[Issue
     """An issue when a report may not be written to a folder. is_own: it was read from there, so
     that it replaces itself; a folder that no bench wrote contains files of others."""
     if is_own and not _is_bench(out):
-        yield Issue("bench-foreign", "--out", f"{out} was not written by mpctl bench",
-                    "name a new folder by --out")  # fmt: skip
+        yield Issue("bench-foreign", "--out", f"{out} was not written by mpctl bench", "name a new folder by --out")
     elif not is_own:
         yield from check_folder(out, overwrite=overwrite)
 

@@ -113,9 +113,16 @@ class Watch:
 
 
 def run_cases(
-    cases: Sequence[PlannedCase], out: Path, *, command: str, rounds: int, budget: Budget,
-    watch: Watch, is_taken: bool = False, first: int = 0,
-) -> Iterator[CaseRun]:  # fmt: skip
+    cases: Sequence[PlannedCase],
+    out: Path,
+    *,
+    command: str,
+    rounds: int,
+    budget: Budget,
+    watch: Watch,
+    is_taken: bool = False,
+    first: int = 0,
+) -> Iterator[CaseRun]:
     """Every run of every case as it ends, in at most `rounds` rounds. `out` is cleared of an
     earlier bench and the data are prepared before the first.
 
@@ -169,9 +176,7 @@ class CaseBench(ABC):
     def run(self, out: Path, *, budget: Budget, watch: Watch) -> None:
         """Run all rounds, and write the report into the folder `out` after every run. Raises as
         `run_cases` does, and InputError where the report cannot be written."""
-        runs = run_cases(
-            self.cases, out, command=self.command, rounds=self.rounds, budget=budget, watch=watch
-        )
+        runs = run_cases(self.cases, out, command=self.command, rounds=self.rounds, budget=budget, watch=watch)
         for run in runs:
             self.runs.append(run)
             save_report(out, self.report())
@@ -192,12 +197,7 @@ def group_runs(runs: Sequence[CaseRun]) -> Mapping[str, list[CaseRun]]:
 
 
 def _run(
-    case: PlannedCase,
-    number: int,
-    run: RunDir,
-    command: str,
-    on_step: Callable[[int], None],
-    on_event: OnEvent,
+    case: PlannedCase, number: int, run: RunDir, command: str, on_step: Callable[[int], None], on_event: OnEvent
 ) -> CaseRun:
     plan = replace(case.plan, job=case.plan.job.model_copy(update={"data": case.job.data}))
     connection = connected(plan, run, on_event, warnings=case.launch.warnings)

@@ -58,9 +58,7 @@ class ScalingCase:
         return {**self.layout.settings(job), **batch, **TIMED_SETTINGS}
 
 
-def scaling_cases(
-    job: JobSpec, layouts: Sequence[Layout], modes: Sequence[Mode]
-) -> list[ScalingCase]:
+def scaling_cases(job: JobSpec, layouts: Sequence[Layout], modes: Sequence[Mode]) -> list[ScalingCase]:
     """The cases in order of world size; a layout of which both modes need the same batch is one
     case. The job's global batch is that of the smallest world."""
     ordered = sorted(layouts, key=lambda layout: layout.world_size)
@@ -71,9 +69,7 @@ def scaling_cases(
             size = batch if mode == "strong" else batch * layout.world_size // smallest
             modes_of.setdefault((layout.name, size), []).append(mode)
     named = {layout.name: layout for layout in ordered}
-    return [
-        ScalingCase(named[name], size, tuple(found)) for (name, size), found in modes_of.items()
-    ]
+    return [ScalingCase(named[name], size, tuple(found)) for (name, size), found in modes_of.items()]
 
 
 def efficiency(speed: float, ranks: int, base_speed: float, base_ranks: int) -> float:
@@ -202,9 +198,7 @@ def row_name(timing: Timing, mode: Mode) -> str:
 def _row(timing: Timing, base: Timing, mode: Mode) -> ScalingRow:
     case, time, layout = timing.case, timing.planned_time, timing.planned.plan.layout
     assert layout is not None, "a case trains a model"
-    peak = (
-        None if time is None else device_peak(timing.planned.job)
-    )  # of the device that a rank ran on
+    peak = None if time is None else device_peak(timing.planned.job)  # of the device that a rank ran on
     used = Utilization(*model_and_hardware_flops(layout), peak)
     planned, planned_base = timing.planned_speed, base.planned_speed
 
@@ -229,9 +223,7 @@ def _row(timing: Timing, base: Timing, mode: Mode) -> ScalingRow:
         "hfu": used.hfu(timing.seconds),
         "speed_up": timing.speed / base.speed,
         "efficiency": against(timing.speed, base.speed),
-        "predicted_efficiency": against(planned, planned_base)
-        if planned and planned_base
-        else None,
+        "predicted_efficiency": against(planned, planned_base) if planned and planned_base else None,
         "perfect_efficiency": against(min(timing.world, timing.units), min(base.world, base.units)),
         "is_rehearsal": timing.world > timing.units,
         "communication_share": communication_share(timing.runs),
@@ -260,7 +252,11 @@ class ScalingBench(CaseBench):
         }
         return {
             **envelope(
-                "scaling", self.job, self.environment, self.command, is_complete=self.is_complete,
+                "scaling",
+                self.job,
+                self.environment,
+                self.command,
+                is_complete=self.is_complete,
                 hosts=hosts_of(self.runs),
             ),
             "results": [row for mode in self.modes for row in scaling_rows(timings, mode)],
@@ -270,4 +266,4 @@ class ScalingBench(CaseBench):
                 "unit": "GPU" if timings[0].planned.job.launch.device == "cuda" else "core",
                 "baselines": baselines,
             },
-        }  # fmt: skip
+        }

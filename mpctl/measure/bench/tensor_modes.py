@@ -73,8 +73,12 @@ def layer_job(source: str | None, settings: Overrides) -> JobSpec:
     """The job whose model is timed. Raises InputError where it cannot be read, and where settings
     choose its layout, which the bench does itself."""
     if laid := [name for name in settings if name.startswith("parallel.")]:
-        raise InputError.of("layout-is-benched", laid[0], "the bench lays out its ranks itself",
-                            "leave it out, and say how many ranks: --ranks 8")  # fmt: skip
+        raise InputError.of(
+            "layout-is-benched",
+            laid[0],
+            "the bench lays out its ranks itself",
+            "leave it out, and say how many ranks: --ranks 8",
+        )
     return load_job(source, settings)
 
 
@@ -83,8 +87,9 @@ def mode_cases(job: JobSpec, ranks: int, machine: Machine, *, device: str) -> Mo
     recomputation: on this machine, or shared evenly by the nodes of the job. Raises InputError
     where there is none, or no model."""
     if job.model is None:
-        raise InputError.of("no-model", "model", "a bench of a layer needs a model",
-                            "leave JOB out, or name a model: --model demo-gpt")  # fmt: skip
+        raise InputError.of(
+            "no-model", "model", "a bench of a layer needs a model", "leave JOB out, or name a model: --model demo-gpt"
+        )
     cases: list[ModeCase] = []
     refused: list[tuple[str, Issue]] = []
     options = TaskOptions(sizes={"tp": ranks}, device=device, nodes=job.cluster.nodes)
@@ -109,14 +114,9 @@ def _refusals(plan: Plan) -> list[Issue]:
     no other mode, since each is tried anyway."""
     checks = []
     own = [check for check in plan.errors if check.rule == "tensor-mode-family"]
-    for check in (
-        own or plan.errors
-    ):  # only this reason matters for a family that never runs the mode
+    for check in own or plan.errors:  # only this reason matters for a family that never runs the mode
         offers = [offer for offer in check.offers if offer.setting != "parallel.tensor_mode"]
-        offers = [
-            offer._replace(noun="--ranks") if offer.setting == "parallel.tp" else offer
-            for offer in offers
-        ]
+        offers = [offer._replace(noun="--ranks") if offer.setting == "parallel.tp" else offer for offer in offers]
         hint = way_out(offers, check.more) if offers else check.more and f"use {check.more}"
         checks.append(check._replace(offers=tuple(offers), hint=hint))
     hinted = with_tried_hints(plan.job, checks, LEFT_OPEN)
@@ -209,9 +209,12 @@ class ModeBench(RankBench):
 
     def request(self) -> LayerRequest:
         return {
-            "task": "layers", "rounds": self.rounds, "steps": self.steps, "seconds": self.seconds,
+            "task": "layers",
+            "rounds": self.rounds,
+            "steps": self.steps,
+            "seconds": self.seconds,
             "cases": [{"mode": case.mode, "depth": case.depth} for case in self.cases.cases],
-        }  # fmt: skip
+        }
 
     def take(self, answer: LayerAnswer) -> None:
         if answer["event"] == "sizes":
@@ -242,8 +245,12 @@ class ModeBench(RankBench):
         cores = self.machine.gpus if is_cuda else self.machine.cores
         return {
             **envelope(
-                "tensor-modes", job.name or model.name, self.environment, self.command,
-                is_complete=self.is_complete, hosts=self.hosts,
+                "tensor-modes",
+                job.name or model.name,
+                self.environment,
+                self.command,
+                is_complete=self.is_complete,
+                hosts=self.hosts,
             ),
             "results": self.rows,
             "findings": {
@@ -253,24 +260,15 @@ class ModeBench(RankBench):
                 "micro_batch_size": job.training.micro_batch_size,
                 "dtype": job.training.dtype,
                 "steps": self.steps,
-                "whole": None if unsharded is None else {
-                    "parameter_bytes": unsharded["parameter_bytes"],
-                    "saved_bytes": unsharded["saved_bytes"],
-                },
-                "refused": [
-                    {"mode": mode, "issue": issue.as_dict()} for mode, issue in cases.refused
-                ],
+                "whole": None
+                if unsharded is None
+                else {"parameter_bytes": unsharded["parameter_bytes"], "saved_bytes": unsharded["saved_bytes"]},
+                "refused": [{"mode": mode, "issue": issue.as_dict()} for mode, issue in cases.refused],
             },
-        }  # fmt: skip
+        }
 
 
-def _row(
-    ranks: int,
-    case: ModeCase,
-    own: LayerSizes,
-    timings: Sequence[LayerTiming],
-    unsharded: LayerSizes,
-) -> ModeRow:
+def _row(ranks: int, case: ModeCase, own: LayerSizes, timings: Sequence[LayerTiming], unsharded: LayerSizes) -> ModeRow:
     planned = case.planned
     return {
         "name": f"{case.mode}, depth {case.depth}" if case.depth else case.mode,

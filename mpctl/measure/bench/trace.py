@@ -60,8 +60,7 @@ class RunProfile:
         """The events of a line, in times of the one clock."""
         offset = self.offsets.get(line["clock"], 0.0)
         for event in line["events"]:
-            moved: ProfileEvent = {**event, "began": event["began"] + offset,
-                                   "ended": event["ended"] + offset}  # fmt: skip
+            moved: ProfileEvent = {**event, "began": event["began"] + offset, "ended": event["ended"] + offset}
             if "started" in event:
                 moved["started"] = event["started"] + offset
             if "axis" in event:
@@ -82,9 +81,7 @@ def read_run_profile(run: Path) -> RunProfile:
                     steps[line["step"]][line["rank"]] = line
     except OSError as error:
         message = f"{error.filename} cannot be read: {error.strerror}"
-        raise InputError.of(
-            "no-profile", str(run), message, "check the path and its rights"
-        ) from None
+        raise InputError.of("no-profile", str(run), message, "check the path and its rights") from None
     if not steps:
         raise InputError.of(
             "no-profile",
@@ -128,8 +125,11 @@ def clock_offsets(steps: Steps) -> dict[str, float]:
 def _meeting(line: ProfiledStep) -> float | None:
     """When the last all-reduce over the world ended in a step, None where there was none."""
     end = next((event["ended"] for event in line["events"] if event["name"] == "step"), None)
-    ends = [event["ended"] for event in line["events"]
-            if event.get("axis") == "world" and (end is None or event["ended"] <= end)]  # fmt: skip
+    ends = [
+        event["ended"]
+        for event in line["events"]
+        if event.get("axis") == "world" and (end is None or event["ended"] <= end)
+    ]
     return max(ends, default=None)
 
 
@@ -140,16 +140,7 @@ PASSES: dict[Kind, str] = {
     "backward_weight": "weight gradients",
 }
 CLOSING, STEP = "after the schedule", "step"
-PARTS = (
-    STEP,
-    *dict.fromkeys(PASSES.values()),
-    CLOSING,
-    "data",
-    "gradients",
-    "norm",
-    "optimizer",
-    "status",
-)
+PARTS = (STEP, *dict.fromkeys(PASSES.values()), CLOSING, "data", "gradients", "norm", "optimizer", "status")
 """The order of a stage's parts; collectives by axis follow."""
 
 
@@ -194,9 +185,7 @@ class PlannedStep(TypedDict):
     contention: float
 
 
-def trace_report(
-    profile: RunProfile, planned: PlannedStep, *, job: str, command: str, file: str
-) -> TraceReport:
+def trace_report(profile: RunProfile, planned: PlannedStep, *, job: str, command: str, file: str) -> TraceReport:
     """The report on a profile. job: its name; command: as typed; file: the trace's path."""
     lines = list(profile.lines)
     environment = bench_environment()
@@ -223,9 +212,7 @@ def trace_rows(profile: RunProfile, planned: PlannedStep) -> list[TraceRow]:
     return [row for stage in sorted(stages) for row in _stage_rows(stage, stages[stage], planned)]
 
 
-def _stage_rows(
-    stage: int, lines: Sequence[ProfiledStep], planned: PlannedStep
-) -> Iterator[TraceRow]:
+def _stage_rows(stage: int, lines: Sequence[ProfiledStep], planned: PlannedStep) -> Iterator[TraceRow]:
     steps: defaultdict[int, list[dict[str, float]]] = defaultdict(list)
     for line in lines:
         if parts := part_seconds(line["events"]):

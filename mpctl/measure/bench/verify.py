@@ -74,9 +74,14 @@ class HeldFigure:
 
 
 NOTHING: Accuracy = {
-    "layouts": 0, "mape": None, "bias": None, "worst": None, "worst_name": None,
-    "spearman": None, "coverage": None,
-}  # fmt: skip
+    "layouts": 0,
+    "mape": None,
+    "bias": None,
+    "worst": None,
+    "worst_name": None,
+    "spearman": None,
+    "coverage": None,
+}
 
 
 LEAST_SWEEP = 3  # layouts; two are ranked right by chance half the time
@@ -218,9 +223,7 @@ def verify_row(runs: Sequence[CaseRun]) -> VerifyRow:
         "planned_memory_bytes": planned_peak,
         "memory_bytes": peak,
         "memory_error": planned_peak / peak - 1 if planned_peak is not None and peak else None,
-        "reserved_bytes": max(
-            (size for rank in ranks if (size := rank.get("reserved_memory_bytes"))), default=None
-        ),
+        "reserved_bytes": max((size for rank in ranks if (size := rank.get("reserved_memory_bytes"))), default=None),
         "agrees": bool(ranks) and all(rank["agrees"] for rank in ranks),
         "differs": next(_differences(ranks), ""),
         "planned_sent_bytes": _mean_sent(ranks, "planned"),
@@ -262,9 +265,7 @@ def _difference(rank: RankComparison, what: str, planned: object, measured: obje
     return f"rank {rank['rank']}, {what}: planned {planned or 'none'}, ran {measured or 'none'}"
 
 
-def verify_findings(
-    rows: Sequence[VerifyRow], *, within: float | None, left_out: Mapping[str, str]
-) -> VerifyFindings:
+def verify_findings(rows: Sequence[VerifyRow], *, within: float | None, left_out: Mapping[str, str]) -> VerifyFindings:
     """The findings of these rows.
 
     within: the largest mean error, as a share of 1, that passes for layouts whose ranks have a core
@@ -289,10 +290,7 @@ def _of_group(rows: Iterable[VerifyRow], group: str) -> list[VerifyRow]:
 
 
 def _times(rows: Iterable[VerifyRow]) -> list[HeldFigure]:
-    return [
-        HeldFigure(row["name"], row["predicted_seconds"], row["seconds"], row["is_inside"])
-        for row in rows
-    ]
+    return [HeldFigure(row["name"], row["predicted_seconds"], row["seconds"], row["is_inside"]) for row in rows]
 
 
 def _memories(rows: Iterable[VerifyRow]) -> Iterator[HeldFigure]:
@@ -308,9 +306,7 @@ def disturbed(rows: Iterable[VerifyRow]) -> list[str]:
     return [
         row["name"]
         for row in rows
-        if row["world_size"] == 1
-        and row["device"] == "cpu"
-        and row["cpu_seconds"] < BUSY * row["seconds"]
+        if row["world_size"] == 1 and row["device"] == "cpu" and row["cpu_seconds"] < BUSY * row["seconds"]
     ]
 
 
@@ -330,9 +326,13 @@ class Verification(CaseBench):
         rows = [verify_row(own) for own in group_runs(self.runs).values()]
         return {
             **envelope(
-                "verify", self.job, self.environment, self.command, is_complete=self.is_complete,
+                "verify",
+                self.job,
+                self.environment,
+                self.command,
+                is_complete=self.is_complete,
                 hosts=hosts_of(self.runs),
             ),
             "results": rows,
             "findings": verify_findings(rows, within=self.within, left_out=self.left_out),
-        }  # fmt: skip
+        }

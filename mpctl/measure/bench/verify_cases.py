@@ -62,8 +62,7 @@ def verify_cases(wanted: Sequence[Wanted]) -> list[RunCase]:
     `plan_cases` reports those of all."""
     titles = numbered_titles(_title(*each) for each in wanted)
     return [
-        RunCase(file_name(title), partial(_legal, each.plan), title)
-        for title, each in zip(titles, wanted, strict=True)
+        RunCase(file_name(title), partial(_legal, each.plan), title) for title, each in zip(titles, wanted, strict=True)
     ]
 
 
@@ -83,13 +82,15 @@ def _issues(plan: Plan) -> Iterable[Issue]:
     if estimate is None:
         return  # without a model: the checks of a launch report this
     if isinstance(estimate.time, str):
-        yield Issue("no-step-time", "cluster", f"the plan has no step time: {estimate.time}",
-                    f"use {MEASURE_FIRST}")  # fmt: skip
+        yield Issue("no-step-time", "cluster", f"the plan has no step time: {estimate.time}", f"use {MEASURE_FIRST}")
     device, runs_on = plan.job.cluster.device, plan.job.launched_kind
     if device is not None and runs_on not in (None, LAUNCHED_AS.get(device.kind)):
-        yield Issue("verify-device", "launch.device",
-                    f"the plan is of {device.name}, and ranks would run on {runs_on}",
-                    f"leave --device out, or use {MEASURE_FIRST}")  # fmt: skip
+        yield Issue(
+            "verify-device",
+            "launch.device",
+            f"the plan is of {device.name}, and ranks would run on {runs_on}",
+            f"leave --device out, or use {MEASURE_FIRST}",
+        )
 
 
 def built_in_set(
@@ -125,18 +126,21 @@ def _nodes(given: Overrides) -> int:
     nodes = typed.pop("cluster.nodes", 1)
     own = layout_overrides({})
     issues = [
-        Issue("layout-setting", name, "each layout of the built-in set has its own",
-              "leave it out, or name the JOB that is to run so: mpctl bench verify demo ...")
-        for name in typed if name in own or name == "parallel"
-    ]  # fmt: skip
+        Issue(
+            "layout-setting",
+            name,
+            "each layout of the built-in set has its own",
+            "leave it out, or name the JOB that is to run so: mpctl bench verify demo ...",
+        )
+        for name in typed
+        if name in own or name == "parallel"
+    ]
     if issues:
         raise InputError(issues)
     return nodes if isinstance(nodes, int) and nodes > 0 else 1
 
 
-def _plan_or_reason(
-    plan_with: PlanWith, layout: LayoutFields, nodes: int, machine: Machine
-) -> Plan | str:
+def _plan_or_reason(plan_with: PlanWith, layout: LayoutFields, nodes: int, machine: Machine) -> Plan | str:
     """The plan of a layout that can run; else in words why not."""
     ranks = ranks_of(layout)
     if ranks % nodes:

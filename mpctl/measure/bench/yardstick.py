@@ -62,11 +62,18 @@ def cpu_yardstick(folder: Path, job: JobSpec, case: KernelCase) -> Iterator[Call
     request = {"job": job.model_dump(mode="json"), "case": case}
     (folder / REQUEST).write_text(json.dumps(request, indent=1) + "\n", "utf-8")
     command = [sys.executable, "-m", "mpctl.train.runtime.probes.pace", str(os.getpid())]
-    with (folder / LOG).open("wb") as log, subprocess.Popen(
-        [*command, str(folder / REQUEST)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        stderr=log, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
-        start_new_session=True,
-    ) as process:  # fmt: skip
+    with (
+        (folder / LOG).open("wb") as log,
+        subprocess.Popen(
+            [*command, str(folder / REQUEST)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            start_new_session=True,
+        ) as process,
+    ):
         asked, answers = process.stdin, process.stdout
         assert asked is not None and answers is not None, "both are pipes"
 
@@ -76,9 +83,7 @@ def cpu_yardstick(folder: Path, job: JobSpec, case: KernelCase) -> Iterator[Call
                 asked.flush()
                 return float(answers.readline())
             except (OSError, ValueError):
-                raise RunFailed(
-                    f"the yardstick's process has ended; its log: {folder / LOG}"
-                ) from None
+                raise RunFailed(f"the yardstick's process has ended; its log: {folder / LOG}") from None
 
         try:
             yield seconds

@@ -44,9 +44,7 @@ class RunEvaluation(NamedTuple):
 Evaluate = Callable[[Values, Collection[int], bool], dict[int, RunEvaluation]]
 
 
-def evaluate_run(
-    run: Run, own: Sequence[Constant], values: Values, with_slopes: bool
-) -> RunEvaluation:
+def evaluate_run(run: Run, own: Sequence[Constant], values: Values, with_slopes: bool) -> RunEvaluation:
     """A run's residuals and slopes. own: the constants that it depends on."""
     here = {c: values[c] for c in own}
     found = run.residuals(here)

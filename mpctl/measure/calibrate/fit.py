@@ -117,9 +117,7 @@ class Fit:
     def values(self, shift: Shift) -> dict[Constant, float]:
         return {c: self.start[c] * exp(shift[c]) for c in self.constants}
 
-    def solve(
-        self, *, rounds: int = 10, begin: FitState | None = None, say: Say = say_nothing
-    ) -> FitState:
+    def solve(self, *, rounds: int = 10, begin: FitState | None = None, say: Say = say_nothing) -> FitState:
         """The state with the least cost that was found.
 
         rounds: Gauss-Newton steps at most. begin: a state of a fit to more runs, which is near and
@@ -170,8 +168,7 @@ class Fit:
     def _nearer(self, state: FitState, damping: float) -> Shift:
         step = solve_definite(*self._normal(state), damping)
         return {
-            c: min(state.shift[c] - d, log(c.most / self.start[c]))
-            for c, d in zip(self.constants, step, strict=True)
+            c: min(state.shift[c] - d, log(c.most / self.start[c])) for c, d in zip(self.constants, step, strict=True)
         }
 
     def _predicted(self, state: FitState, shift: Shift) -> FitState:
@@ -181,8 +178,7 @@ class Fit:
         for at, (residuals, slopes) in state.found.items():
             way = [moves[i] for i in self.own[at]]
             there = [
-                r + sum(row[k] * move for row, move in zip(slopes, way, strict=True))
-                for k, r in enumerate(residuals)
+                r + sum(row[k] * move for row, move in zip(slopes, way, strict=True)) for k, r in enumerate(residuals)
             ]
             found[at] = RunEvaluation(there, slopes)
         return FitState(shift, found)
@@ -253,9 +249,7 @@ def _pull(r: float) -> float:
     return 1 / (sqrt(r * r + SOFT * SOFT) * NOISE)
 
 
-def solve_definite(
-    matrix: Sequence[Sequence[float]], right: Sequence[float], damping: float
-) -> list[float]:
+def solve_definite(matrix: Sequence[Sequence[float]], right: Sequence[float], damping: float) -> list[float]:
     """x of (M + damping diag(M)) x = right, by Cholesky; M is symmetric and positive definite."""
     n = len(right)
     low = [[0.0] * n for _ in range(n)]
@@ -296,9 +290,7 @@ def leave_out(fit: Fit, full: FitState, *, say: Say = say_nothing) -> LeftOut:
     fold_of = assign_folds(fit.runs)
     table_of = {run.id: run.group for run in fit.runs}
     cluster_of = {run.id: run.parts["clusters"] for run in fit.runs}
-    return LeftOut(
-        *(_left_out(fit, full, part_of, say) for part_of in (fold_of, table_of, cluster_of))
-    )
+    return LeftOut(*(_left_out(fit, full, part_of, say) for part_of in (fold_of, table_of, cluster_of)))
 
 
 def assign_folds(runs: Sequence[Run]) -> dict[str, int]:

@@ -46,31 +46,55 @@ LOG = 0.0
 FREE: Mapping[Kind, Mapping[str, tuple[float, float]]] = {
     "clusters": {
         "step_factor": (0.13, LOG),
-        "intra_node.efficiency": (0.25, LOG), "intra_node.start": (1.5, LOG),
-        "intra_node.latency": (0.5, LOG), "inter_node.efficiency": (0.2, LOG),
-        "inter_node.start": (0.7, LOG), "inter_node.latency": (0.4, LOG),
+        "intra_node.efficiency": (0.25, LOG),
+        "intra_node.start": (1.5, LOG),
+        "intra_node.latency": (0.5, LOG),
+        "inter_node.efficiency": (0.2, LOG),
+        "inter_node.start": (0.7, LOG),
+        "inter_node.latency": (0.4, LOG),
         "inter_node.decay": (1.0, 0.1),
     },
     "devices": {
-        "kernels.products": (0.05, LOG), "kernels.memory": (0.1, LOG), "kernels.flash": (0.1, LOG),
-        "kernels.flash_backward": (0.2, LOG), "kernels.misaligned": (0.08, LOG),
-        "kernels.unaligned": (0.3, LOG), "kernels.narrow.fp8": (0.1, LOG),
-        "kernels.narrow.mxfp8": (0.1, LOG), "kernels.narrow.nvfp4": (0.1, LOG),
-        "kernels.depth": (0.5, LOG), "kernels.waves": (1.0, 0.4), "kernels.launch": (2.0, LOG),
+        "kernels.products": (0.05, LOG),
+        "kernels.memory": (0.1, LOG),
+        "kernels.flash": (0.1, LOG),
+        "kernels.flash_backward": (0.2, LOG),
+        "kernels.misaligned": (0.08, LOG),
+        "kernels.unaligned": (0.3, LOG),
+        "kernels.narrow.fp8": (0.1, LOG),
+        "kernels.narrow.mxfp8": (0.1, LOG),
+        "kernels.narrow.nvfp4": (0.1, LOG),
+        "kernels.depth": (0.5, LOG),
+        "kernels.waves": (1.0, 0.4),
+        "kernels.launch": (2.0, LOG),
         "kernels.host": (0.4, LOG),
     },
     "runtimes": {
-        "operators.passes": (0.2, LOG), "operators.gradient_bytes": (0.3, LOG),
-        "operators.optimizer_bytes": (0.6, LOG), "operators.cast_bytes": (0.4, LOG),
-        "overlap.tp": (1.0, 0.3), "overlap.pp": (1.0, 0.3), "overlap.dp": (1.0, 0.3),
-        "overlap.gather": (1.0, 0.3), "overlap.zero": (1.0, 0.3), "overlap.products": (1.0, 0.3),
-        "overlap.cp": (1.0, 0.2), "overlap.drag": (1.0, 0.05), "host.layer": (0.5, LOG),
-        "host.split": (1.0, 1.5e-4), "host.rank_in_pipeline": (1.0, 3e-4),
-        "host.micro_batch": (1.0, 5e-4), "host.message": (1.0, 3e-4), "host.sync": (1.0, 5e-4),
-        "host.step": (1.0, 5e-3), "experts.grouped": (0.15, LOG), "experts.wait": (0.5, LOG),
-        "experts.exchange": (0.2, LOG), "experts.once": (0.2, LOG),
+        "operators.passes": (0.2, LOG),
+        "operators.gradient_bytes": (0.3, LOG),
+        "operators.optimizer_bytes": (0.6, LOG),
+        "operators.cast_bytes": (0.4, LOG),
+        "overlap.tp": (1.0, 0.3),
+        "overlap.pp": (1.0, 0.3),
+        "overlap.dp": (1.0, 0.3),
+        "overlap.gather": (1.0, 0.3),
+        "overlap.zero": (1.0, 0.3),
+        "overlap.products": (1.0, 0.3),
+        "overlap.cp": (1.0, 0.2),
+        "overlap.drag": (1.0, 0.05),
+        "host.layer": (0.5, LOG),
+        "host.split": (1.0, 1.5e-4),
+        "host.rank_in_pipeline": (1.0, 3e-4),
+        "host.micro_batch": (1.0, 5e-4),
+        "host.message": (1.0, 3e-4),
+        "host.sync": (1.0, 5e-4),
+        "host.step": (1.0, 5e-3),
+        "experts.grouped": (0.15, LOG),
+        "experts.wait": (0.5, LOG),
+        "experts.exchange": (0.2, LOG),
+        "experts.once": (0.2, LOG),
     },
-}  # fmt: skip
+}
 # Of the factor on layers of one shape: what kernel libraries and protocols of messages make of it.
 LAYER_SLACK = 0.06
 PARTS = ("kernels.waves", "overlap.gather", "overlap.drag", "experts.grouped", *SHARES)
@@ -95,15 +119,20 @@ def fit_own(runs: Sequence[Run]) -> OwnFit:
     posterior, slopes = system.find(start, before)
     spreads = {name: system.spread(name, posterior) for name in _profiles(runs)}
     fit = OwnFit(
-        runs, system.figures, posterior, slopes, [repeats[at].numbers[0] for at in system.owner],
-        system.by_run(before), system.by_run(posterior.left), system.by_run(posterior.left_out),
+        runs,
+        system.figures,
+        posterior,
+        slopes,
+        [repeats[at].numbers[0] for at in system.owner],
+        system.by_run(before),
+        system.by_run(posterior.left),
+        system.by_run(posterior.left_out),
         spreads,
-    )  # fmt: skip
+    )
     contradictions = [text for found in repeats if (text := found.contradiction)]
     return replace(
-        fit, doubts=[*contradictions, *doubt_words(fit)], learnt=learnt_words(fit),
-        telling=telling_words(fit),
-    )  # fmt: skip
+        fit, doubts=[*contradictions, *doubt_words(fit)], learnt=learnt_words(fit), telling=telling_words(fit)
+    )
 
 
 @dataclass(frozen=True)
@@ -132,9 +161,7 @@ class _OwnRuns:
         """Numbers of the figures that may move far."""
         return [i for i, figure in enumerate(self.figures) if figure.path == FACTOR]
 
-    def find(
-        self, shifts: list[float], residuals: list[float]
-    ) -> tuple[Posterior, list[list[float]]]:
+    def find(self, shifts: list[float], residuals: list[float]) -> tuple[Posterior, list[list[float]]]:
         """The posterior, and the slopes of the residuals where it ends. shifts, residuals: where to
         begin."""
         for _ in range(LINEARIZED):
@@ -202,8 +229,7 @@ class _OwnRuns:
     def _of_repeats(self, at: int, row: Sequence[float]) -> list[list[float]]:
         """The residuals of each repeat of a run."""
         here = [value for owner, value in zip(self.owner, row, strict=True) if owner == at]
-        return [[value + off for value, off in zip(here, offsets, strict=True)]
-                for offsets in self.repeats[at].offsets]  # fmt: skip
+        return [[value + off for value, off in zip(here, offsets, strict=True)] for offsets in self.repeats[at].offsets]
 
     def spread(self, profile: str, posterior: Posterior) -> float:
         """The spread of a profile's band, from the runs that name it."""
@@ -316,22 +342,23 @@ def _layer_factors(fit: OwnFit, profile: str) -> dict[str, dict[str, float]]:
 
 
 def _profile(
-    runs: Sequence[Run], spread: float, factors: Mapping[str, float],
-    layers: Mapping[str, Mapping[str, float]],
-) -> Changes:  # fmt: skip
+    runs: Sequence[Run], spread: float, factors: Mapping[str, float], layers: Mapping[str, Mapping[str, float]]
+) -> Changes:
     """What a profile says of the runs behind it, and its spread. factors: by cluster, for plans on
     a copy of it that does not state its own; layers: by cluster and shape."""
     own, profile = seen_by(runs), runs[0].profile
     if not is_elsewhere(runs):
         own = merged_seen(profile.seen, own)
     known = profile.seen.layer_factors
-    own = own.model_copy(update={
-        "step_factors": {**own.step_factors, **factors},
-        "layer_factors": {
-            **own.layer_factors,
-            **{name: {**known.get(name, {}), **found} for name, found in layers.items()},
-        },
-    })  # fmt: skip
+    own = own.model_copy(
+        update={
+            "step_factors": {**own.step_factors, **factors},
+            "layer_factors": {
+                **own.layer_factors,
+                **{name: {**known.get(name, {}), **found} for name, found in layers.items()},
+            },
+        }
+    )
     changes: Changes = {"spread": spread, **seen_changes(own)}
     if any(run.layout.model.experts for run in runs):
         changes["experts.spread"] = spread

@@ -28,14 +28,29 @@ from mpctl.plan.estimate.step import QUANTILE
 # start of a collective most: ranks that call it again and again arrive together, ranks that compute
 # in between wait for the later one, on a shared machine a fraction of a millisecond each time.
 SLACK: Mapping[Kind, Mapping[str, float]] = {
-    "devices": {"kernels.products": 0.05, "kernels.memory": 0.2, "kernels.flash": 0.1,
-                "kernels.flash_backward": 0.1, "kernels.host": 0.5},
-    "clusters": {"intra_node.efficiency": 0.3, "intra_node.latency": 0.5,
-                 "intra_node.start": 2.0, "inter_node.efficiency": 0.3},
-}  # fmt: skip
+    "devices": {
+        "kernels.products": 0.05,
+        "kernels.memory": 0.2,
+        "kernels.flash": 0.1,
+        "kernels.flash_backward": 0.1,
+        "kernels.host": 0.5,
+    },
+    "clusters": {
+        "intra_node.efficiency": 0.3,
+        "intra_node.latency": 0.5,
+        "intra_node.start": 2.0,
+        "inter_node.efficiency": 0.3,
+    },
+}
 UNIT = 10.0  # times its prior that no figure leaves; fractions are bounded by 1
-PARTS = ("kernels.products", "kernels.memory", "kernels.flash", "kernels.flash_backward",
-         "intra_node.efficiency", "inter_node.efficiency")  # fmt: skip
+PARTS = (
+    "kernels.products",
+    "kernels.memory",
+    "kernels.flash",
+    "kernels.flash_backward",
+    "intra_node.efficiency",
+    "inter_node.efficiency",
+)
 LEAST_RUNS = 3  # with fewer, leaving a layout out means nothing
 
 

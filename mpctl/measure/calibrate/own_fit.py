@@ -115,17 +115,14 @@ class OwnFit:
         return Prediction(run.measured["step_seconds"] * exp(here[0]), spread)
 
 
-def residuals_at(
-    run: Run, figures: Sequence[FreeFigure], own: Sequence[int], shifts: Sequence[float]
-) -> list[float]:
+def residuals_at(run: Run, figures: Sequence[FreeFigure], own: Sequence[int], shifts: Sequence[float]) -> list[float]:
     """A run's residuals at these shifts. own: numbers of the figures that it depends on."""
     return run.residuals({figures[i].constant: figures[i].value(shifts[i]) for i in own})
 
 
 def slopes_at(
-    run: Run, figures: Sequence[FreeFigure], own: Sequence[int], shifts: Sequence[float],
-    here: Sequence[float],
-) -> dict[int, list[float]]:  # fmt: skip
+    run: Run, figures: Sequence[FreeFigure], own: Sequence[int], shifts: Sequence[float], here: Sequence[float]
+) -> dict[int, list[float]]:
     """The slopes of a run's residuals, by the figures' numbers. here: its residuals there."""
     values = {figures[i].constant: figures[i].value(shifts[i]) for i in own}
     found = {}

@@ -46,9 +46,7 @@ WORDS = {
     "inter_node.efficiency": _Words("messages between nodes reach {} of the link", "part"),
     "inter_node.start": _Words("a collective between nodes starts after {}", "seconds"),
     "inter_node.latency": _Words("a message's latency between nodes is {}", "seconds"),
-    "inter_node.decay": _Words(
-        "a collective's bandwidth falls with its nodes by the power {}", "figure"
-    ),
+    "inter_node.decay": _Words("a collective's bandwidth falls with its nodes by the power {}", "figure"),
     "kernels.products": _Words("large matrix products reach {} of the peak", "part"),
     "kernels.memory": _Words("kernels reach {} of the memory's bandwidth", "part"),
     "kernels.flash": _Words("attention's forward reaches {} of the peak", "part"),
@@ -73,9 +71,7 @@ WORDS = {
     "overlap.drag": _Words("messages slow down what hides them by {}", "part"),
     "host.layer": _Words("the host takes {} for a layer's forward", "seconds"),
     "host.split": _Words("the host takes {} more for a layer split over tp", "seconds"),
-    "host.rank_in_pipeline": _Words(
-        "a layer takes {} more for each rank of tp in a pipeline across nodes", "seconds"
-    ),
+    "host.rank_in_pipeline": _Words("a layer takes {} more for each rank of tp in a pipeline across nodes", "seconds"),
     "host.micro_batch": _Words("the host takes {} for a micro batch", "seconds"),
     "host.message": _Words("the host takes {} at each end of a hand-over", "seconds"),
     "host.sync": _Words("a layer at tp 8 takes {} more for ranks that wait", "seconds"),
@@ -92,7 +88,7 @@ ASPECTS: tuple[tuple[str, str, Callable[[Run], bool]], ...] = (
     ("pipelines", "parallel.pp above 1", lambda run: run.job.parallel.pp > 1),
     ("replicas", "parallel.dp above 1", lambda run: run.job.sizes["dp"] > 1),
     ("several nodes", "two nodes or more", lambda run: _nodes(run) > 1),
-)  # fmt: skip
+)
 
 
 class FigureRow(TypedDict):
@@ -132,8 +128,7 @@ def own_document(fit: OwnFit, paths: Sequence[Path], unusable: Sequence[Issue]) 
         "presets": list(map(str, paths)),
         "unusable": [issue.as_dict() for issue in unusable],
         "errors": {
-            name: {run: expm1(sum(own) / len(own)) for run, own in column.items()}
-            for name, column in columns.items()
+            name: {run: expm1(sum(own) / len(own)) for run, own in column.items()} for name, column in columns.items()
         },
         "band": {name: exp(QUANTILE * spread) for name, spread in fit.spreads.items()},
         "doubts": list(fit.doubts),
@@ -164,13 +159,13 @@ def _nodes(run: Run) -> int:
 def doubt_words(fit: OwnFit) -> list[str]:
     """A line for each run so far from what a fit to the others says that it hardly counts."""
     odd: dict[str, float] = {}
-    for at, weight, error in zip(
-        fit.owners, fit.posterior.weights, fit.posterior.left_out, strict=True
-    ):
+    for at, weight, error in zip(fit.owners, fit.posterior.weights, fit.posterior.left_out, strict=True):
         if weight < ODD:
             odd.setdefault(fit.runs[at].id, -error)
-    return [f"{name} took {_change_text(expm1(off))} a fit to the others says, and hardly counts"
-            for name, off in odd.items()]  # fmt: skip
+    return [
+        f"{name} took {_change_text(expm1(off))} a fit to the others says, and hardly counts"
+        for name, off in odd.items()
+    ]
 
 
 def learnt_words(fit: OwnFit) -> list[str]:
@@ -200,20 +195,26 @@ def learnt_words(fit: OwnFit) -> list[str]:
 def _elsewhere_words(fit: OwnFit) -> list[str]:
     """What the presets of this fit change in plans on other clusters."""
     pairs = zip(fit.figures, fit.posterior.shifts, strict=True)
-    shared = {figure.constant.name for figure, shift in pairs
-              if figure.constant.kind != "clusters" and figure.constant.layers is None
-              and _is_moved(figure, shift)}  # fmt: skip
+    shared = {
+        figure.constant.name
+        for figure, shift in pairs
+        if figure.constant.kind != "clusters" and figure.constant.layers is None and _is_moved(figure, shift)
+    }
     words = []
     if shared:
-        words.append(f"figures of {' and '.join(sorted(shared))} moved: under the presets of this "
-                     "fit plans on other clusters move with them")  # fmt: skip
+        words.append(
+            f"figures of {' and '.join(sorted(shared))} moved: under the presets of this "
+            "fit plans on other clusters move with them"
+        )
     for name in dict.fromkeys(run.parts["runtimes"] for run in fit.runs):
         own = [run for run in fit.runs if run.parts["runtimes"] == name]
         forgotten = set(own[0].profile.seen.clusters) - {run.job.cluster.name for run in own}
         if forgotten and is_elsewhere(own):
             others = plural(len(forgotten), "cluster")
-            words.append(f"{name} then counts as measured on these runs' clusters alone, and no "
-                         f"longer on {others} that its preset names")  # fmt: skip
+            words.append(
+                f"{name} then counts as measured on these runs' clusters alone, and no "
+                f"longer on {others} that its preset names"
+            )
     return words
 
 
@@ -224,9 +225,11 @@ def is_elsewhere(runs: Sequence[Run]) -> bool:
 
 def _layer_words(fit: OwnFit) -> list[str]:
     """One line of the factors on layers, where they differ from 1 by LEAST or more."""
-    found = sorted((value / figure.start, figure.constant.layers[1])
-                   for figure, value in zip(fit.figures, fit.values.values(), strict=True)
-                   if figure.constant.layers)  # fmt: skip
+    found = sorted(
+        (value / figure.start, figure.constant.layers[1])
+        for figure, value in zip(fit.figures, fit.values.values(), strict=True)
+        if figure.constant.layers
+    )
     moved = [one for one in found if abs(one[0] - 1) >= LEAST]
     if not moved:
         return []
@@ -269,16 +272,10 @@ def _figure_text(figure: FreeFigure, shift: float, sure: float, added: float) ->
     reach = QUANTILE * sure
     low, value, high, before = (
         _form(number, words.form)
-        for number in (
-            figure.value(shift - reach), figure.value(shift), figure.value(shift + reach),
-            figure.start,
-        )
-    )  # fmt: skip
-    effect = f"; steps {100 * added:+.0f} %" if abs(added) >= LEAST / 2 else ""
-    return (
-        f"{figure.constant.name}: {words.text.format(value)} "
-        f"({low} to {high}; before: {before}{effect})"
+        for number in (figure.value(shift - reach), figure.value(shift), figure.value(shift + reach), figure.start)
     )
+    effect = f"; steps {100 * added:+.0f} %" if abs(added) >= LEAST / 2 else ""
+    return f"{figure.constant.name}: {words.text.format(value)} ({low} to {high}; before: {before}{effect})"
 
 
 def _form(value: float, form: str) -> str:
@@ -294,16 +291,17 @@ def _percent(share: float) -> str:
 def telling_words(fit: OwnFit) -> list[str]:
     """What to run next: what no run had, then a layout like the one that is estimated least surely
     without itself, then the figure that most of that is due to."""
-    words = [f"a run with {way}: nothing is known of {name} here"
-             for name, way, has in ASPECTS if not any(map(has, fit.runs))]  # fmt: skip
+    words = [
+        f"a run with {way}: nothing is known of {name} here"
+        for name, way, has in ASPECTS
+        if not any(map(has, fit.runs))
+    ]
     posterior = fit.posterior
     at = max(range(len(posterior.unsure)), key=posterior.unsure.__getitem__)
     run = fit.runs[fit.owners[at]]
     band = band_text(sqrt(posterior.unsure[at]))
-    words.append(f"another run like {run.id} ({_layout(run)}), which the others estimate "
-                 f"to {band}")  # fmt: skip
-    due = [abs(slope) * sqrt(posterior.covariance[i][i])
-           for i, slope in enumerate(fit.slopes[at])]  # fmt: skip
+    words.append(f"another run like {run.id} ({_layout(run)}), which the others estimate to {band}")
+    due = [abs(slope) * sqrt(posterior.covariance[i][i]) for i, slope in enumerate(fit.slopes[at])]
     figure = fit.figures[max(range(len(due)), key=due.__getitem__)]
     words.append(f"least sure of what it needs: {figure.constant.name}'s {figure.key}")
     return words
@@ -311,6 +309,5 @@ def telling_words(fit: OwnFit) -> list[str]:
 
 def _layout(run: Run) -> str:
     parallel = run.job.parallel
-    sizes = (f"{name} {size}" for name, size in
-             (("tp", parallel.tp), ("pp", parallel.pp), ("dp", run.job.sizes["dp"])))  # fmt: skip
+    sizes = (f"{name} {size}" for name, size in (("tp", parallel.tp), ("pp", parallel.pp), ("dp", run.job.sizes["dp"])))
     return ", ".join((*sizes, f"micro batches of {run.job.training.micro_batch_size}"))

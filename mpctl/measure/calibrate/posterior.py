@@ -68,11 +68,7 @@ class Posterior(NamedTuple):
 
 
 def find_posterior(
-    residuals: Sequence[float],
-    slopes: Rows,
-    lows: Sequence[float],
-    highs: Sequence[float],
-    far: Collection[int] = (),
+    residuals: Sequence[float], slopes: Rows, lows: Sequence[float], highs: Sequence[float], far: Collection[int] = ()
 ) -> Posterior:
     """The posterior of shifts between `lows` and `highs`.
 
@@ -100,9 +96,7 @@ def find_posterior(
     return Posterior(shifts, covariance, left, sure, weights, noise)
 
 
-def cost(
-    residuals: Sequence[float], shifts: Sequence[float], noise: float, far: Collection[int] = ()
-) -> float:
+def cost(residuals: Sequence[float], shifts: Sequence[float], noise: float, far: Collection[int] = ()) -> float:
     """Minus the logarithm of the density of shifts and of what they leave, but for a constant, at
     this scale of the noise."""
     off = sum(_surprise(r / noise) for r in residuals)
@@ -114,9 +108,7 @@ def _surprise(size: float) -> float:
     return (NU + 1) / 2 * log1p(size * size / NU)
 
 
-def _covariance(
-    slopes: Rows, scaled: Sequence[float], priors: Sequence[float]
-) -> list[list[float]]:
+def _covariance(slopes: Rows, scaled: Sequence[float], priors: Sequence[float]) -> list[list[float]]:
     """priors: the inverse of each shift's variance under its prior."""
     size = len(priors)
     matrix = [[0.0] * size for _ in range(size)]
@@ -132,9 +124,13 @@ def _covariance(
 
 
 def _mean(
-    residuals: Sequence[float], slopes: Rows, scaled: Sequence[float], covariance: Rows,
-    lows: Sequence[float], highs: Sequence[float],
-) -> list[float]:  # fmt: skip
+    residuals: Sequence[float],
+    slopes: Rows,
+    scaled: Sequence[float],
+    covariance: Rows,
+    lows: Sequence[float],
+    highs: Sequence[float],
+) -> list[float]:
     """The mean; a shift that would leave its bounds stays at one, and the others make up for it."""
     size = len(lows)
     right = [0.0] * size
@@ -146,8 +142,7 @@ def _mean(
     held: dict[int, float] = {}
     found = free
     for _ in range(size):
-        out = [i for i in range(size)
-               if i not in held and not lows[i] - 1e-9 <= found[i] <= highs[i] + 1e-9]  # fmt: skip
+        out = [i for i in range(size) if i not in held and not lows[i] - 1e-9 <= found[i] <= highs[i] + 1e-9]
         if not out:
             break
         held |= {i: min(max(found[i], lows[i]), highs[i]) for i in out}
@@ -161,8 +156,7 @@ def _conditioned(mean: Sequence[float], covariance: Rows, held: dict[int, float]
     off = [held[i] - mean[i] for i in at]
     own = inverse([[covariance[i][j] for j in at[: n + 1]] for n, i in enumerate(at)])
     pulls = _times(own, off)
-    moved = [m + sum(covariance[i][j] * p for j, p in zip(at, pulls, strict=True))
-             for i, m in enumerate(mean)]  # fmt: skip
+    moved = [m + sum(covariance[i][j] * p for j, p in zip(at, pulls, strict=True)) for i, m in enumerate(mean)]
     return [held.get(i, value) for i, value in enumerate(moved)]
 
 
@@ -190,5 +184,7 @@ def inverse(matrix: Rows) -> list[list[float]]:
         column[j] = 1 / low[j][j]
         for i in range(j + 1, n):
             column[i] = -sum(map(mul, low[i][j:i], column[j:i])) / low[i][i]
-    return [[sum(map(mul, turned[max(i, j)][max(i, j) :], turned[min(i, j)][max(i, j) :]))
-             for j in range(n)] for i in range(n)]  # fmt: skip
+    return [
+        [sum(map(mul, turned[max(i, j)][max(i, j) :], turned[min(i, j)][max(i, j) :])) for j in range(n)]
+        for i in range(n)
+    ]

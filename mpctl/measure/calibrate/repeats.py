@@ -33,8 +33,7 @@ class Repeats:
     @property
     def offsets(self) -> list[list[float]]:
         """What each run's residuals are above those of `run`."""
-        return [[log(time / own.measured[key]) for key, time in self.run.measured.items()]
-                for own in self.runs]  # fmt: skip
+        return [[log(time / own.measured[key]) for key, time in self.run.measured.items()] for own in self.runs]
 
     @property
     def variance(self) -> float:

@@ -47,21 +47,46 @@ Priors = Mapping[str, float]  # by a constant's key; of operators.passes, hidden
 Kind = Literal["devices", "clusters", "runtimes"]
 # Constants that runs may change, and the slack of their priors in the logarithm.
 SLACK: dict[Kind, dict[str, float]] = {
-    "devices": {"kernels.products": 0.1, "kernels.memory": 0.08, "kernels.flash": 0.1,
-                "kernels.flash_backward": 0.1, "kernels.misaligned": 0.08,
-                "kernels.unaligned": 0.4, "kernels.narrow.fp8": 0.1,
-                "kernels.narrow.mxfp8": 0.1, "kernels.narrow.nvfp4": 0.1},
-    "clusters": {"slowdown": 0.05, "intra_node.efficiency": 0.1, "inter_node.efficiency": 0.15,
-                 "inter_node.decay": 0.2},
-    "runtimes": {"operators.passes": 0.15, "operators.gradient_bytes": 0.3,
-                 "operators.optimizer_bytes": 0.25, "operators.cast_bytes": 0.4,
-                 "operators.flash": 0.2, "operators.flash_backward": 0.2,
-                 "overlap.tp": 0.2, "overlap.pp": 0.3, "overlap.dp": 0.3, "overlap.zero": 0.1,
-                 "overlap.products": 0.3, "overlap.cp": 0.3, "overlap.drag": 0.5,
-                 "host.layer": 0.4, "host.split": 0.5,
-                 "host.rank_in_pipeline": 0.3, "host.micro_batch": 0.5, "host.message": 0.5,
-                 "host.sync": 0.5, "host.step": 0.5},
-}  # fmt: skip
+    "devices": {
+        "kernels.products": 0.1,
+        "kernels.memory": 0.08,
+        "kernels.flash": 0.1,
+        "kernels.flash_backward": 0.1,
+        "kernels.misaligned": 0.08,
+        "kernels.unaligned": 0.4,
+        "kernels.narrow.fp8": 0.1,
+        "kernels.narrow.mxfp8": 0.1,
+        "kernels.narrow.nvfp4": 0.1,
+    },
+    "clusters": {
+        "slowdown": 0.05,
+        "intra_node.efficiency": 0.1,
+        "inter_node.efficiency": 0.15,
+        "inter_node.decay": 0.2,
+    },
+    "runtimes": {
+        "operators.passes": 0.15,
+        "operators.gradient_bytes": 0.3,
+        "operators.optimizer_bytes": 0.25,
+        "operators.cast_bytes": 0.4,
+        "operators.flash": 0.2,
+        "operators.flash_backward": 0.2,
+        "overlap.tp": 0.2,
+        "overlap.pp": 0.3,
+        "overlap.dp": 0.3,
+        "overlap.zero": 0.1,
+        "overlap.products": 0.3,
+        "overlap.cp": 0.3,
+        "overlap.drag": 0.5,
+        "host.layer": 0.4,
+        "host.split": 0.5,
+        "host.rank_in_pipeline": 0.3,
+        "host.micro_batch": 0.5,
+        "host.message": 0.5,
+        "host.sync": 0.5,
+        "host.step": 0.5,
+    },
+}
 PASSES = tuple(f"operators.{name}" for name in ("hidden", "width", "inner", "scores", "logits"))
 WAYS = ("forward", "backward")  # of a single layer whose kernels were timed
 MEASURED = (("step_seconds",), tuple(f"layer_{way}_ms" for way in WAYS))  # a run has either
@@ -71,10 +96,21 @@ FARTHEST = 100.0  # a measured step from its plan, as a factor; ms taken for s a
 LAYERS = "seen.layer_factors"
 SCALED = "operators.hidden.forward"  # represents all of them
 TIED = {"a100-80gb": ("a100-40gb",), "h100-sxm": ("h200",)}  # one chip: its efficiencies are shared
-SHARES = ("kernels.flash", "kernels.flash_backward", "kernels.misaligned",
-          "kernels.unaligned", "intra_node.efficiency",
-          "inter_node.efficiency", "inter_node.decay", "overlap.tp", "overlap.pp", "overlap.dp",
-          "overlap.zero", "overlap.products", "overlap.cp")  # fmt: skip
+SHARES = (
+    "kernels.flash",
+    "kernels.flash_backward",
+    "kernels.misaligned",
+    "kernels.unaligned",
+    "intra_node.efficiency",
+    "inter_node.efficiency",
+    "inter_node.decay",
+    "overlap.tp",
+    "overlap.pp",
+    "overlap.dp",
+    "overlap.zero",
+    "overlap.products",
+    "overlap.cp",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +169,7 @@ class Run:
         """Its cluster's name, and the shape of its layers on a rank."""
         return self.job.cluster.name or "", layer_shape(self.job)
 
-    def estimate(
-        self, job: JobSpec | None = None, profile: RuntimeProfile | None = None
-    ) -> StepTime:
+    def estimate(self, job: JobSpec | None = None, profile: RuntimeProfile | None = None) -> StepTime:
         """The estimated time of a step. Raises InputError where no time can be estimated.
 
         job, profile: those to estimate with instead of the run's.
@@ -148,8 +182,7 @@ class Run:
 
     def model(self, kind: Kind) -> BaseModel | None:
         """The preset of this kind that the run uses, as a model."""
-        return {"devices": self.job.cluster.device, "clusters": self.job.cluster,
-                "runtimes": self.profile}[kind]  # fmt: skip
+        return {"devices": self.job.cluster.device, "clusters": self.job.cluster, "runtimes": self.profile}[kind]
 
     def residuals(self, values: Mapping[Constant, float]) -> list[float]:
         """log(estimated / measured), with these values instead of those of the presets.
@@ -185,9 +218,7 @@ def read_runs(rows: Iterable[Mapping[str, Any]]) -> list[Run]:
     return [_read(row, number) for number, row in enumerate(rows)]
 
 
-def usable_runs(
-    rows: Iterable[Mapping[str, Any]], unread: Sequence[Issue] = ()
-) -> tuple[list[Run], list[Issue]]:
+def usable_runs(rows: Iterable[Mapping[str, Any]], unread: Sequence[Issue] = ()) -> tuple[list[Run], list[Issue]]:
     """The runs that can be planned and timed, and the reasons why the others cannot. Rules that a
     setting can switch off refuse no run, as the run was made.
 
@@ -257,9 +288,13 @@ def _read(row: Mapping[str, Any], number: int, *, is_checked: bool = False) -> R
         raise InputError.of("not-a-run", name, "it has no model, or no layout")
     runtime = job.training.runtime
     return Run(
-        name, str(row.get("group", "")), JobLayout.of(job), get_profile(runtime),
-        {"devices": device_preset(cluster), "clusters": cluster, "runtimes": runtime}, measured,
-    )  # fmt: skip
+        name,
+        str(row.get("group", "")),
+        JobLayout.of(job),
+        get_profile(runtime),
+        {"devices": device_preset(cluster), "clusters": cluster, "runtimes": runtime},
+        measured,
+    )
 
 
 def device_preset(cluster: str) -> str:
@@ -334,9 +369,7 @@ def with_value(model: Any, path: str, value: float) -> Any:
 def _scaled(profile: RuntimeProfile, factor: float) -> RuntimeProfile:
     operators = profile.operators
     scaled = {
-        name: passes.model_copy(
-            update={"forward": passes.forward * factor, "backward": passes.backward * factor}
-        )
+        name: passes.model_copy(update={"forward": passes.forward * factor, "backward": passes.backward * factor})
         for name in (path.removeprefix("operators.") for path in PASSES)
         for passes in (getattr(operators, name),)
     }
@@ -421,8 +454,14 @@ def run_rows(paths: Iterable[Path], cluster: str | None = None) -> tuple[list[Ro
         found = list(find_runs(path))
         folders.update(dict.fromkeys(found))
         if not found:
-            issues.append(Issue("bad-runs", str(path), "no run directory lies there",
-                                "name the folder of a run, or of a bench that ran it"))  # fmt: skip
+            issues.append(
+                Issue(
+                    "bad-runs",
+                    str(path),
+                    "no run directory lies there",
+                    "name the folder of a run, or of a bench that ran it",
+                )
+            )
     for folder in folders:
         row = attempt(issues, partial(_row, folder, cluster))
         if row is not None:
@@ -481,8 +520,9 @@ def measured_step(run: RunDir) -> float:
     of it was recorded."""
     seconds = training_progress(list(run.records()))["step_seconds"] or _summary_step(run)
     if not seconds:
-        raise InputError.of("no-steps", str(run.path), "no step of the run was recorded",
-                            "leave it out, or run it again")  # fmt: skip
+        raise InputError.of(
+            "no-steps", str(run.path), "no step of the run was recorded", "leave it out, or run it again"
+        )
     return seconds
 
 

@@ -48,8 +48,9 @@ def written(text: str, changes: Mapping[str, str | float]) -> str:
             lines[at] = _scaled(line, float(changes["operators.passes"]))
             missing.pop("operators.passes", None)
         elif " = {" in line:
-            inner = {path.removeprefix(key + "."): value for path, value in changes.items()
-                     if path.startswith(key + ".")}  # fmt: skip
+            inner = {
+                path.removeprefix(key + "."): value for path, value in changes.items() if path.startswith(key + ".")
+            }
             lines[at] = _inside(line, inner)
             for path in inner:
                 if re.search(rf"\b{re.escape(path)} = ", line):
@@ -108,10 +109,7 @@ def number(value: float) -> str:
 
 
 def write_presets(
-    runs: Sequence[Run],
-    values: Mapping[Constant, float],
-    directory: Path,
-    left_out: LeftOut | None = None,
+    runs: Sequence[Run], values: Mapping[Constant, float], directory: Path, left_out: LeftOut | None = None
 ) -> list[Path]:
     """Write DIRECTORY/KIND/NAME.toml for each preset with a fitted constant; returns the paths.
 
@@ -129,9 +127,7 @@ def write_presets(
     return write_changed(runs, changes, directory)
 
 
-def write_changed(
-    runs: Sequence[Run], changes: Mapping[tuple[Kind, str], Changes], directory: Path
-) -> list[Path]:
+def write_changed(runs: Sequence[Run], changes: Mapping[tuple[Kind, str], Changes], directory: Path) -> list[Path]:
     """Write DIRECTORY/KIND/NAME.toml for each preset with these changes; returns the paths. Raises
     InputError where two presets, named by their files, would be written to one file."""
     _require_apart(changes)
@@ -185,9 +181,7 @@ def seen_changes(seen: FittedRuns) -> Changes:
         **({"seen.layer_factors": _table(layers)} if layers else {}),
         "seen.devices": _listed(seen.devices),
         "seen.clusters": _listed(seen.clusters),
-        "seen.links": _table(
-            {n: f"[{', '.join(map(number, found))}]" for n, found in seen.links.items()}
-        ),
+        "seen.links": _table({n: f"[{', '.join(map(number, found))}]" for n, found in seen.links.items()}),
         "seen.dtypes": _listed(seen.dtypes),
         "seen.gpus": str(seen.gpus),
         "seen.parameters": float(seen.parameters),

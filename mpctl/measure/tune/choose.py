@@ -64,14 +64,18 @@ MOST_REPEATS = 4  # trials of one layout
 MOST_CONSIDERED = 120  # layouts whose gain is computed
 # Correlation of the plan's errors of two layouts that differ in one setting: by one doubling of a
 # size, or at all.
-LIKENESS = {
-    "tp": 0.7, "cp": 0.7, "dp": 0.9, "pp": 0.7, "ep": 0.7, "etp": 0.8, "vpp": 0.85,
-    "micro_batch_size": 0.85,
-}  # fmt: skip
+LIKENESS = {"tp": 0.7, "cp": 0.7, "dp": 0.9, "pp": 0.7, "ep": 0.7, "etp": 0.8, "vpp": 0.85, "micro_batch_size": 0.85}
 KINDS = {
-    "schedule": 0.8, "stage_balance": 0.97, "recompute": 0.9, "sequence_parallel": 0.93,
-    "zero": 0.93, "order": 0.93, "tensor_mode": 0.5, "tensor_depth": 0.8, "zero_size": 0.9,
-}  # fmt: skip
+    "schedule": 0.8,
+    "stage_balance": 0.97,
+    "recompute": 0.9,
+    "sequence_parallel": 0.93,
+    "zero": 0.93,
+    "order": 0.93,
+    "tensor_mode": 0.5,
+    "tensor_depth": 0.8,
+    "zero_size": 0.9,
+}
 SCALES = (1.0, 1.4, 2.0, 2.8, 4.0)
 _NORMAL = tuple(NormalDist().inv_cdf((2 * k + 1) / 32) for k in range(16))
 
@@ -208,10 +212,7 @@ class Belief:
     @cached_property
     def _columns(self) -> list[list[float]]:
         """For each point, its solved covariances with the measured layouts."""
-        return [
-            self._solved([self._prior(point, one.candidate) for one in self.measured])
-            for point in self.points
-        ]
+        return [self._solved([self._prior(point, one.candidate) for one in self.measured]) for point in self.points]
 
     @cached_property
     def _off(self) -> list[float]:
@@ -304,9 +305,7 @@ def choose(belief: Belief) -> NextTrial | None:
     if is_settled(belief):
         return None
     best, free = belief.best, {one.layout for one in belief.candidates}
-    can_repeat = (
-        belief.points[best].layout in free and len(belief.measured[best].seconds) < MOST_REPEATS
-    )
+    can_repeat = belief.points[best].layout in free and len(belief.measured[best].seconds) < MOST_REPEATS
     trials = sum(len(one.seconds) for one in belief.measured)
     considered = belief.rivals[:MOST_CONSIDERED]
     new = list(_of_new_ideas(belief, considered)) if len(belief.measured) < FIRST_IDEAS else []

@@ -119,15 +119,15 @@ def read_document(path: Path) -> TuneDocument:
     try:
         return TypeAdapter(TuneDocument).validate_json(path.read_bytes())
     except FileNotFoundError:
-        raise InputError.of("no-tuning", "--show", f"there is no {path}",
-                            "name the folder of a tuning: runs/tune-NAME") from None  # fmt: skip
+        raise InputError.of(
+            "no-tuning", "--show", f"there is no {path}", "name the folder of a tuning: runs/tune-NAME"
+        ) from None
     except OSError as error:
         message = f"{path} cannot be read: {error.strerror or error}"
         raise InputError.of("no-tuning", "--show", message) from None
     except ValidationError as error:
         message = f"{path} is no document of {SCHEMA}: {error.errors()[0]['msg']}"
-        raise InputError.of("no-tuning", "--show", message,
-                            "tune again, which writes it from the trials") from None  # fmt: skip
+        raise InputError.of("no-tuning", "--show", message, "tune again, which writes it from the trials") from None
 
 
 def tune_document(tuning: Tuning, command_of: CommandOf) -> TuneDocument:
@@ -213,8 +213,7 @@ def _best(tuning: Tuning, layouts: list[MeasuredEntry]) -> BestEntry:
 def _learnt(tuning: Tuning, layouts: list[MeasuredEntry]) -> LearntEntry:
     found = tuning.learnt
     before = [abs(one["planned_seconds"] / one["step_seconds"] - 1) for one in layouts]
-    after = [abs(fitted / one["step_seconds"] - 1) for one in layouts
-             if (fitted := one["fitted_seconds"])]  # fmt: skip
+    after = [abs(fitted / one["step_seconds"] - 1) for one in layouts if (fitted := one["fitted_seconds"])]
     return {
         "words": list(found.words) if found else [],
         "presets": PRESETS if found else None,

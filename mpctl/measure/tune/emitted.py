@@ -49,8 +49,9 @@ def expressible(request: SearchRequest, launcher: str) -> Callable[[LayoutSettin
     """Whether a launcher can express a layout. Raises InputError for an unknown launcher."""
     if launcher not in TARGETS:
         known = ", ".join(TARGETS)
-        raise InputError.of("emit-target", "--emit", f"{launcher!r} is no launcher that plans are "
-                            "written for", f"use {known}")  # fmt: skip
+        raise InputError.of(
+            "emit-target", "--emit", f"{launcher!r} is no launcher that plans are written for", f"use {known}"
+        )
 
     def accepts(layout: LayoutSettings) -> bool:
         try:
@@ -118,9 +119,7 @@ def read_logs(tuning: Tuning) -> Iterator[Issue]:
             tuning.keep(ended)
 
 
-def _read(
-    tuning: Tuning, record: TrialRecord, path: Path
-) -> tuple[TrialRecord | None, list[Issue]]:
+def _read(tuning: Tuning, record: TrialRecord, path: Path) -> tuple[TrialRecord | None, list[Issue]]:
     space, typed = tuning.space, tuning.request.typed
     job = run_row(space, record.settings, 1.0, typed)["job"]
     found = log_rows([(path, LogLayout(job=job, cluster=job["cluster"]["preset"]))])

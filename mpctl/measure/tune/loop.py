@@ -252,9 +252,7 @@ class Tuning:
             self.ended = "failing"
         elif (choice := self._choose()) is None:
             self.ended = "settled" if is_settled(self.belief) else "exhausted"
-        elif self.made and self.left < least_seconds(
-            self.start_seconds, self._expected(choice.candidate)
-        ):
+        elif self.made and self.left < least_seconds(self.start_seconds, self._expected(choice.candidate)):
             self.ended = "budget"
         else:
             return choice
@@ -286,8 +284,7 @@ class Tuning:
         if count >= FIRST_FAILURES:
             last = self.made[-1]
             log = self.folder.run(last.number).path
-            raise RunFailed(f"{plural(count, 'trial')} failed and none was measured; the last, "
-                            f"{log}: {last.error}")  # fmt: skip
+            raise RunFailed(f"{plural(count, 'trial')} failed and none was measured; the last, {log}: {last.error}")
         return count
 
     def _make(self, choice: NextTrial) -> None:
@@ -305,19 +302,23 @@ class Tuning:
         """Bring a trial to its end, and write its record."""
         expected = self.start_seconds + record.steps * record.expected
         order = TrialOrder(
-            self._job(record.settings), record.steps, self.folder.run(record.number),
-            max(PATIENCE * expected, LEAST_PATIENCE), self._best_seconds(), self.command,
-            record.began, record.job or None,
-        )  # fmt: skip
+            self._job(record.settings),
+            record.steps,
+            self.folder.run(record.number),
+            max(PATIENCE * expected, LEAST_PATIENCE),
+            self._best_seconds(),
+            self.command,
+            record.began,
+            record.job or None,
+        )
         began = self.clock()
         result = self._measured(record, order, measure)
         passed, self._waiting = self.clock() - began, 0.0
         wall = passed if result.run_seconds is None else result.run_seconds
         self._queued += passed - wall
         ended = self._record(record.number).ended(
-            result.status, wall=wall, seconds=result.seconds, error=result.error,
-            peak_bytes=result.peak_bytes,
-        )  # fmt: skip
+            result.status, wall=wall, seconds=result.seconds, error=result.error, peak_bytes=result.peak_bytes
+        )
         self.keep(replace(ended, waited=result.waited))
         if result.is_stopped:
             self.ended = "stopped"
@@ -332,10 +333,14 @@ class Tuning:
         candidate = choice.candidate
         return TrialRecord(
             number=max((record.number for record in self.records), default=0) + 1,
-            layout=candidate.layout._asdict(), why=choice.why, steps=steps, began=time.time(),
-            planned=candidate.seconds, expected=self._expected(candidate),
+            layout=candidate.layout._asdict(),
+            why=choice.why,
+            steps=steps,
+            began=time.time(),
+            planned=candidate.seconds,
+            expected=self._expected(candidate),
             planned_bytes=candidate.bytes,
-        )  # fmt: skip
+        )
 
     def claim(self) -> None:
         """Make the folder that of this job, before its first trial."""
@@ -357,9 +362,7 @@ class Tuning:
             self.watch.on_wait(state, seconds)
 
         began = self.clock()
-        watch = TrialWatch(
-            self.watch.on_step, on_submit, on_wait, self.watch.on_event, self.watch.on_progress
-        )
+        watch = TrialWatch(self.watch.on_step, on_submit, on_wait, self.watch.on_event, self.watch.on_progress)
         try:
             return measure(order, watch)
         except InputError as error:
@@ -405,17 +408,14 @@ def time_issue(budget: float, start: float, step: float = 0.0) -> Issue | None:
     if budget >= least:
         return None
     message = (
-        f"{seconds_text(budget)} are too short for one trial: starting the ranks takes "
-        f"about {seconds_text(start)}"
+        f"{seconds_text(budget)} are too short for one trial: starting the ranks takes about {seconds_text(start)}"
     )
     message += f", and {steps} steps {seconds_text(steps * step)}" if step else ""
     hint = f"use --budget {max(60, int(10 * least))}s or more"
     return Issue("tune-budget", "--budget", message, hint)
 
 
-def without_failed(
-    candidates: Sequence[Candidate], records: Sequence[TrialRecord]
-) -> Iterator[Candidate]:
+def without_failed(candidates: Sequence[Candidate], records: Sequence[TrialRecord]) -> Iterator[Candidate]:
     """The candidates without those that trials have ruled out: as large as one that ran out of
     memory, too slow to be measured, or almost the same as one that failed."""
     measured = {record.settings for record in records if record.status == "measured"}

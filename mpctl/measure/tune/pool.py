@@ -85,9 +85,8 @@ class Pool:
         """The same without their spreads and slopes."""
         is_small = next(islice(self.space.layouts(), SMALL, None), None) is None
         found = find_layouts(
-            self.evaluator.space, top=IDEAS, exhaustive=is_small, evaluator=self.evaluator,
-            on_progress=on_progress,
-        )  # fmt: skip
+            self.evaluator.space, top=IDEAS, exhaustive=is_small, evaluator=self.evaluator, on_progress=on_progress
+        )
         if not found.is_complete:
             raise KeyboardInterrupt
         limit = self.evaluator.usable_memory
@@ -152,9 +151,7 @@ def _slope(evaluator: LayoutEvaluator, point: EvaluatedLayout, step: float) -> f
     return log((evaluator.step_seconds(point.layout) or point.seconds) / point.seconds) / step
 
 
-def _evaluator(
-    space: SearchSpace, cluster: ClusterSpec, profile: RuntimeProfile | None
-) -> LayoutEvaluator:
+def _evaluator(space: SearchSpace, cluster: ClusterSpec, profile: RuntimeProfile | None) -> LayoutEvaluator:
     job = space.job.model_copy(update={"cluster": cluster})
     try:
         evaluator = LayoutEvaluator(replace(space, job=job))
@@ -180,24 +177,17 @@ def learn(
     return Learnt(cluster, profile, tuple(fit.learnt))
 
 
-def tuning_runs(
-    space: SearchSpace, trials: Sequence[TrialRecord], typed: Mapping[str, Any]
-) -> list[Run]:
+def tuning_runs(space: SearchSpace, trials: Sequence[TrialRecord], typed: Mapping[str, Any]) -> list[Run]:
     """A run for each measured layout: the geometric mean of its trials."""
     times: dict[LayoutSettings, list[float]] = {}
     for trial in trials:
         if trial.status == "measured" and trial.step_seconds is not None:
             times.setdefault(trial.settings, []).append(trial.step_seconds)
-    rows = [
-        run_row(space, layout, exp(fmean(map(log, seconds))), typed)
-        for layout, seconds in times.items()
-    ]
+    rows = [run_row(space, layout, exp(fmean(map(log, seconds))), typed) for layout, seconds in times.items()]
     return read_runs(rows)
 
 
-def run_row(
-    space: SearchSpace, layout: LayoutSettings, seconds: float, typed: Mapping[str, Any]
-) -> dict[str, Any]:
+def run_row(space: SearchSpace, layout: LayoutSettings, seconds: float, typed: Mapping[str, Any]) -> dict[str, Any]:
     """A measured layout as a row that `mpctl calibrate` reads. Raises InputError where the cluster
     is that of no preset."""
     job = space.job_of(layout).model_dump(mode="json", exclude_none=True)

@@ -39,9 +39,8 @@ from mpctl.records.rundir.summary import WARM_UP_STEPS
 from mpctl.spec.job import JobSpec
 
 TrialStatus = Literal[
-    "running", "measured", "out-of-memory", "failed", "too-slow", "cancelled", "interrupted",
-    "written",
-]  # fmt: skip
+    "running", "measured", "out-of-memory", "failed", "too-slow", "cancelled", "interrupted", "written"
+]
 JOB_SCHEMA: Literal["mpctl.tuned-job/1"] = "mpctl.tuned-job/1"
 TRIAL_SCHEMA: Literal["mpctl.trial/1"] = "mpctl.trial/1"
 JOB, TRIALS, DATA, PRESETS = "tuned.json", "trials", "data", "presets"
@@ -98,13 +97,16 @@ class TrialRecord:
         return median(self.steady) if len(self.steady) >= LEAST_STEPS else None
 
     def ended(
-        self, status: TrialStatus, *, wall: float, seconds: tuple[float, ...] = (),
-        error: str = "", peak_bytes: int | None = None,
-    ) -> TrialRecord:  # fmt: skip
+        self,
+        status: TrialStatus,
+        *,
+        wall: float,
+        seconds: tuple[float, ...] = (),
+        error: str = "",
+        peak_bytes: int | None = None,
+    ) -> TrialRecord:
         """The record of the trial when it is over."""
-        return replace(
-            self, status=status, wall=wall, seconds=seconds, error=error, peak_bytes=peak_bytes
-        )
+        return replace(self, status=status, wall=wall, seconds=seconds, error=error, peak_bytes=peak_bytes)
 
 
 _RECORD: TypeAdapter[TrialRecord] = TypeAdapter(TrialRecord)
@@ -144,8 +146,9 @@ class TuneFolder:
             if self._has_trials:
                 _require_same(self.path, known, job_identity(job, fixed))
         elif self.path.exists() and (not self.path.is_dir() or RunDir(self.path).is_occupied):
-            raise InputError.of("tune-foreign", "--out", f"{self.path} exists, and no tuning made "
-                                "it", "name a new folder")  # fmt: skip
+            raise InputError.of(
+                "tune-foreign", "--out", f"{self.path} exists, and no tuning made it", "name a new folder"
+            )
 
     def claim(self, job: JobSpec, fixed: Mapping[str, Any]) -> None:
         """Make the folder that of this job, or go on with it; data that were prepared for another
@@ -172,11 +175,11 @@ class TuneFolder:
         try:
             known = json.loads(path.read_text("utf-8"))
         except (OSError, ValueError, RecursionError) as error:
-            raise InputError.of("tune-unreadable", str(path), str(error),
-                                "name another folder by --out") from None  # fmt: skip
+            raise InputError.of("tune-unreadable", str(path), str(error), "name another folder by --out") from None
         if not isinstance(known, dict) or known.get("schema") != JOB_SCHEMA:
-            raise InputError.of("tune-foreign", str(path), f"it is not a file of {JOB_SCHEMA}",
-                                "name another folder by --out")  # fmt: skip
+            raise InputError.of(
+                "tune-foreign", str(path), f"it is not a file of {JOB_SCHEMA}", "name another folder by --out"
+            )
         return known
 
     def save(self, record: TrialRecord) -> None:
@@ -197,8 +200,9 @@ class TuneFolder:
                 yield _RECORD.validate_json(path.read_bytes())
             except (OSError, ValidationError) as error:
                 message = str(error).splitlines()[0]
-                raise InputError.of("tune-unreadable", str(path), message,
-                                    "remove the file to forget the trial") from None  # fmt: skip
+                raise InputError.of(
+                    "tune-unreadable", str(path), message, "remove the file to forget the trial"
+                ) from None
 
     def recovered(self) -> list[TrialRecord]:
         """The trials so far; one that was running when the tuning was killed is now over: measured
@@ -235,11 +239,10 @@ def job_identity(job: JobSpec, fixed: Mapping[str, Any]) -> dict[str, Any]:
         "cluster": tables["cluster"],
         "model": tables.get("model", {}),
         "parallel": {k: v for k, v in tables["parallel"].items() if k not in free},
-        "training": {k: v for k, v in tables["training"].items()
-                     if k not in (*TRAINING, "steps") or k in fixed},
+        "training": {k: v for k, v in tables["training"].items() if k not in (*TRAINING, "steps") or k in fixed},
         "data": tables["data"],
         "launch": {k: v for k, v in tables["launch"].items() if k in ("on", "device")},
-    }  # fmt: skip
+    }
     return {"schema": JOB_SCHEMA, "job": kept, "fixed": json.loads(json.dumps(dict(fixed)))}
 
 
@@ -250,8 +253,12 @@ def _require_same(path: Path, known: Mapping[str, Any], own: Mapping[str, Any]) 
     shown = "; ".join(differences[:MOST_DIFFERENCES])
     more = len(differences) - MOST_DIFFERENCES
     shown += f"; and {more} more" if more > 0 else ""
-    raise InputError.of("tune-other-job", "--out", f"{path} has trials of another job: {shown}",
-                        "name another folder, or the job that it has")  # fmt: skip
+    raise InputError.of(
+        "tune-other-job",
+        "--out",
+        f"{path} has trials of another job: {shown}",
+        "name another folder, or the job that it has",
+    )
 
 
 def _differences(known: Mapping[str, Any], own: Mapping[str, Any], at: str = "") -> Iterator[str]:

@@ -72,9 +72,7 @@ POLL_SECONDS, ASK_SECONDS = 1.0, 10.0  # reading the run directory; asking the s
 SETTLE_SECONDS = 30.0  # from a job's end until its last files must be visible here
 END_SECONDS = 60.0  # from a request to stop until the job is cancelled
 SPARE_SECONDS = 300.0
-NOT_OF_LAYOUT = re.compile(
-    rf"cancel|preempt|node_fail|boot_fail|revoked|evicted|{FORGOTTEN.state}", re.IGNORECASE
-)
+NOT_OF_LAYOUT = re.compile(rf"cancel|preempt|node_fail|boot_fail|revoked|evicted|{FORGOTTEN.state}", re.IGNORECASE)
 OUT_OF_TIME = re.compile(r"timeout|deadline", re.IGNORECASE)
 
 
@@ -91,9 +89,7 @@ def require_scheduler(job: JobSpec, run: RunDir) -> None:
     _require(submitter, trial_plan(_timed(job, 0.0, submitter), job.training.steps), run)
 
 
-def submit_tuning(
-    request: SearchRequest, folder: TuneFolder, seconds: float, command: Sequence[str]
-) -> str:
+def submit_tuning(request: SearchRequest, folder: TuneFolder, seconds: float, command: Sequence[str]) -> str:
     """Submit a whole tuning as one batch job of Slurm, in whose allocation its trials run; returns
     its id. folder: claimed for it; seconds: its budget; command: the tuning's. Raises InputError
     where Slurm could not run it, or takes no job."""
@@ -113,9 +109,7 @@ def submit_tuning(
         *setup_issues(job.launch.slurm.setup),
     ]
     if issues:
-        raise InputError(
-            _named_here(issue, in_budget=not job.launch.slurm.time) for issue in issues
-        )
+        raise InputError(_named_here(issue, in_budget=not job.launch.slurm.time) for issue in issues)
     folder.claim(job, request.fixed)
     script = RunDir(folder.path).batch_script
     try:
@@ -174,9 +168,7 @@ def _timed(job: JobSpec, seconds: float, submitter: Submitter | None = None) -> 
         except MpctlError as error:
             raise _refused(error) from None
         wanted = min(wanted, partition.time_limit if partition else inf)
-    changed = slurm.model_copy(update={
-        "requeue": False, "time": slurm.time or time_limit_text(ceil(wanted)),
-    })  # fmt: skip
+    changed = slurm.model_copy(update={"requeue": False, "time": slurm.time or time_limit_text(ceil(wanted))})
     return job.model_copy(update={"launch": job.launch.model_copy(update={"slurm": changed})})
 
 
@@ -297,9 +289,7 @@ class JobWait:
             job = self.scheduler.find(self.job_id)
         except MpctlError as error:
             if not self.is_silent:
-                self.watch.on_event(
-                    f"job {self.job_id}: {error}; it is waited for, and asked again"
-                )
+                self.watch.on_event(f"job {self.job_id}: {error}; it is waited for, and asked again")
             self.is_silent = True
             return
         self.is_silent = False

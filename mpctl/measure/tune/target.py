@@ -30,10 +30,11 @@ def require_launched(job: JobSpec) -> None:
     program started: it has one size and one start, and trials need many."""
     if not is_launched(job.training.runtime):
         raise InputError.of(
-            "tune-runtime", "training.runtime",
+            "tune-runtime",
+            "training.runtime",
             f"mpctl launches its own runtime, and the job is planned for {job.training.runtime}",
             "use --emit with the launcher that runs it, or --runtime mpctl",
-        )  # fmt: skip
+        )
     if reasons := why_not_launched(job):
         raise InputError(reason.issue for reason in reasons)
     if job.launch.on in ("auto", "torchrun") and find_world(os.environ):
@@ -50,9 +51,7 @@ def require_target(job: JobSpec, folder: TuneFolder, machine: Machine) -> None:
         raise InputError(issues)
 
 
-def prepared_data(
-    job: JobSpec, folder: TuneFolder, machine: Machine, on_progress: Progress
-) -> str | None:
+def prepared_data(job: JobSpec, folder: TuneFolder, machine: Machine, on_progress: Progress) -> str | None:
     """The folder of the data that trials read, prepared from the job's corpus where it is not yet;
     None where the job names prepared data. Raises InputError where the text cannot be prepared."""
     if job.data.path is not None:

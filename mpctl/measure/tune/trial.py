@@ -112,15 +112,15 @@ def steps_for(share: float, start: float, step: float) -> int:
 def trial_job(job: JobSpec, steps: int) -> JobSpec:
     """The job of a trial: so many steps, no validation, no checkpoint, no restart."""
     tables: dict[str, dict[str, object]] = {
-        "training": {"steps": steps}, "launch": {"max_restarts": 0, "csv": False,
-                                                 "tensorboard": False},
-    }  # fmt: skip
+        "training": {"steps": steps},
+        "launch": {"max_restarts": 0, "csv": False, "tensorboard": False},
+    }
     for name, value in TIMED_SETTINGS.items():
         table, _, key = name.partition(".")
         tables.setdefault(table, {})[key] = value
-    return job.model_copy(update={
-        name: getattr(job, name).model_copy(update=changes) for name, changes in tables.items()
-    })  # fmt: skip
+    return job.model_copy(
+        update={name: getattr(job, name).model_copy(update=changes) for name, changes in tables.items()}
+    )
 
 
 def trial_plan(job: JobSpec, steps: int) -> Plan:
@@ -182,9 +182,7 @@ def is_measured(seconds: tuple[float, ...]) -> bool:
     return len(seconds) >= WARM_UP_STEPS + LEAST_STEPS
 
 
-def result_of(
-    outcome: RunOutcome, ranks: Sequence[RankComparison], seconds: tuple[float, ...]
-) -> TrialResult:
+def result_of(outcome: RunOutcome, ranks: Sequence[RankComparison], seconds: tuple[float, ...]) -> TrialResult:
     """The result of a launch that has ended; one that was ended early counts as finished. ranks:
     plan and run of each."""
     peaks = [rank["memory"]["peak"]["measured"] for rank in ranks if "peak" in rank["memory"]]

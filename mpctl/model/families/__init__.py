@@ -27,14 +27,16 @@ def get_family(name: str) -> ModelFamily:
     if isinstance(description, ModelFamily):
         return description
     if description is None:
-        raise InputError.of("no-such-family", "model.family", f"there is no family {name!r}",
-                            f"use {' or '.join(family_names())}")  # fmt: skip
+        raise InputError.of(
+            "no-such-family", "model.family", f"there is no family {name!r}", f"use {' or '.join(family_names())}"
+        )
     raise InputError.of(
-        "family-import", "model.family",
+        "family-import",
+        "model.family",
         f"the entry point {name!r} of group {ENTRY_POINT_GROUP} gives a "
         f"{type(description).__name__}, not an mpctl.model.families.description.ModelFamily",
         "repair the package that it comes from",
-    )  # fmt: skip
+    )
 
 
 def all_builtin() -> list[ModelFamily]:

@@ -215,9 +215,7 @@ class _Stage(NamedTuple):
 
 
 def stage_buckets(
-    chunks: Sequence[Sequence[StageSlice]],
-    rules: BucketRules,
-    shared: Mapping[str, tuple[int, ...]],
+    chunks: Sequence[Sequence[StageSlice]], rules: BucketRules, shared: Mapping[str, tuple[int, ...]]
 ) -> tuple[Bucket, ...]:
     """The buckets of a stage, in the order in which they are reduced.
 
@@ -233,9 +231,8 @@ def stage_buckets(
             for cut in list(cuts) * times:
                 held = list(islice(members[cut.kind], cut.members))
                 buckets.append(
-                    _bucket(held, rules.views, cut.kind, (chunk,), last_uses[chunk],
-                            goes_back=cut.goes_back)
-                )  # fmt: skip
+                    _bucket(held, rules.views, cut.kind, (chunk,), last_uses[chunk], goes_back=cut.goes_back)
+                )
     for name, uses in stage.apart.items():
         run, item = uses[0].run, uses[0].item
         if item.kind.is_trained or rules.is_gathered(item.kind.view):
@@ -243,16 +240,21 @@ def stage_buckets(
             unit = min(use.run.first for use in uses) if len(using) == 1 else 0
             held = [(unit, "", name, item)]
             buckets.append(
-                _bucket(held, rules.views, item.kind, using, last_uses[using[0]],
-                        goes_back=run.goes_back, is_shared=name in shared)
-            )  # fmt: skip
+                _bucket(
+                    held,
+                    rules.views,
+                    item.kind,
+                    using,
+                    last_uses[using[0]],
+                    goes_back=run.goes_back,
+                    is_shared=name in shared,
+                )
+            )
     return tuple(buckets)
 
 
 def bucket_shapes(
-    chunks: Sequence[Sequence[StageSlice]],
-    rules: BucketRules,
-    shared: Mapping[str, tuple[int, ...]],
+    chunks: Sequence[Sequence[StageSlice]], rules: BucketRules, shared: Mapping[str, tuple[int, ...]]
 ) -> Counter[BucketShape]:
     """How many buckets of each shape a stage has, in the order of the first of each; arguments as
     for `stage_buckets`."""
@@ -260,9 +262,7 @@ def bucket_shapes(
     for chunk in reversed(range(len(chunks))):
         for cuts, times in _cuts(stage.chunks[chunk], rules):
             for (view, partial, is_trained), _, numel, goes_back in cuts:
-                shape = BucketShape(
-                    numel, (chunk,), goes_back, is_trained, partial, view=view
-                )  # fmt: skip
+                shape = BucketShape(numel, (chunk,), goes_back, is_trained, partial, view=view)
                 shapes[shape] += times
     for name, uses in stage.apart.items():
         run, item = uses[0].run, uses[0].item
@@ -270,9 +270,7 @@ def bucket_shapes(
         if is_trained or rules.is_gathered(view):
             using = tuple(sorted({use.chunk for use in uses}))
             holders = shared.get(name, ())
-            shapes[
-                BucketShape(item.size, using, run.goes_back, is_trained, partial, holders, view)
-            ] += 1
+            shapes[BucketShape(item.size, using, run.goes_back, is_trained, partial, holders, view)] += 1
     return shapes
 
 
@@ -288,11 +286,7 @@ def layer_units(slices: Iterable[StageSlice]) -> dict[str, int]:
     }
 
 
-def _stage(
-    chunks: Sequence[Sequence[StageSlice]],
-    rules: BucketRules,
-    shared: Mapping[str, tuple[int, ...]],
-) -> _Stage:
+def _stage(chunks: Sequence[Sequence[StageSlice]], rules: BucketRules, shared: Mapping[str, tuple[int, ...]]) -> _Stage:
     """The units of a stage. Parameters that other stages or several chunks use are listed
     separately; these are never a layer's."""
     runs = [tuple(_unit_runs(slices, rules)) for slices in chunks]
@@ -307,9 +301,7 @@ def _stage(
     return _Stage(tuple(runs), {name: uses[name] for name in apart})
 
 
-def _unit_runs(
-    slices: Iterable[StageSlice], rules: BucketRules, *, with_items: bool = True
-) -> Iterator[_UnitRun]:
+def _unit_runs(slices: Iterable[StageSlice], rules: BucketRules, *, with_items: bool = True) -> Iterator[_UnitRun]:
     """The units of a chunk in forward order; an end's parameter where it is first used."""
     seen, first = set[str](), 0
 
@@ -419,10 +411,15 @@ def filled(sizes: Iterable[int], max_elements: int) -> Iterator[tuple[int, int]]
 
 
 def _bucket(
-    held: Sequence[tuple[int, str, str, _Item]], views: Views, kind: _Kind,
-    chunks: tuple[int, ...], last_uses: Mapping[str, int], *, goes_back: bool,
+    held: Sequence[tuple[int, str, str, _Item]],
+    views: Views,
+    kind: _Kind,
+    chunks: tuple[int, ...],
+    last_uses: Mapping[str, int],
+    *,
+    goes_back: bool,
     is_shared: bool = False,
-) -> Bucket:  # fmt: skip
+) -> Bucket:
     held = sorted(held, key=lambda member: member[-1].size % SLICE_ALIGNMENT > 0)
     return Bucket(
         names=tuple(name for _, _, name, _ in held),

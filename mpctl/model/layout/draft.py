@@ -26,11 +26,7 @@ class LayoutDraft:
     its function. table, stages: passed if known already, as a search shares them."""
 
     def __init__(
-        self,
-        job: JobSpec,
-        *,
-        table: OperatorTable | None = None,
-        stages: list[list[Span]] | None = None,
+        self, job: JobSpec, *, table: OperatorTable | None = None, stages: list[list[Span]] | None = None
     ) -> None:
         self.job = job
         self._table, self._stages = table, stages

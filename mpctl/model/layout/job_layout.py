@@ -87,9 +87,8 @@ class JobLayout:
 
     @classmethod
     def assemble(
-        cls, job: JobSpec, model: ModelSpec, table: OperatorTable, stages: Iterable[Iterable[Span]],
-        **known: object,
-    ) -> JobLayout:  # fmt: skip
+        cls, job: JobSpec, model: ModelSpec, table: OperatorTable, stages: Iterable[Iterable[Span]], **known: object
+    ) -> JobLayout:
         """A layout from parts that are known already, as a search shares them between layouts.
         known: values of cached properties that need no computation."""
         layout = cls(job, model, table, tuple(map(tuple, stages)), other_views(job))
@@ -213,10 +212,7 @@ class JobLayout:
         spans, is_first, is_last = key = self.content_key(stage)
         return self.table.once(
             ("chunks", *key),
-            lambda: tuple(
-                self.table.stage_slices([span], is_first=is_first, is_last=is_last)
-                for span in spans
-            ),
+            lambda: tuple(self.table.stage_slices([span], is_first=is_first, is_last=is_last) for span in spans),
         )
 
     def chunk_slices(self, stage: int, chunk: int) -> tuple[StageSlice, ...]:
@@ -229,9 +225,7 @@ class JobLayout:
 
     def stage_parameters(self, stage: int) -> Iterator[ParameterSpec]:
         """Every parameter of a stage under its global name, once each."""
-        return self.table.stage_weights(
-            self.stages[stage], is_first=stage == 0, is_last=stage == self.head_stage
-        )
+        return self.table.stage_weights(self.stages[stage], is_first=stage == 0, is_last=stage == self.head_stage)
 
     @cached_property
     def shared_parameters(self) -> Mapping[str, tuple[int, ...]]:

@@ -57,9 +57,7 @@ def link_levels(cluster: ClusterSpec, nodes: int, per_node: int) -> tuple[LinkLe
     most = max(1, (cluster.nvlink_domain or per_node) // per_node)
     domain = domain_nodes(nodes, most) * per_node
     above = (
-        LinkLevel(
-            f.name, max(1, f.gpus // (most * per_node)) * domain, f.oversubscription, f.latency
-        )
+        LinkLevel(f.name, max(1, f.gpus // (most * per_node)) * domain, f.oversubscription, f.latency)
         for f in cluster.fabric
     )
     return (LinkLevel(domain_name(cluster), domain), *above)

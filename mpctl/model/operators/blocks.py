@@ -30,9 +30,7 @@ from mpctl.spec.model import ModelSpec
 Operations = tuple[Operation, ...]
 
 
-def decoder_layer(
-    model: ModelSpec, hidden: Dims, core: AttentionOp, *, has_experts: bool = False
-) -> OperatorGroup:
+def decoder_layer(model: ModelSpec, hidden: Dims, core: AttentionOp, *, has_experts: bool = False) -> OperatorGroup:
     """A layer of one attention and an MLP, or experts, over hidden states of these dimensions:
     (batch, a sequence, hidden)."""
     attend = latent_attention_branch if model.is_mla else attention_branch
@@ -48,22 +46,29 @@ def attention_branch(model: ModelSpec, hidden: Dims, core: AttentionOp) -> Opera
     value = INPUT if model.norm_order in ("post", "output") else "attention_norm"
     sinks = ParameterSpec("attention.sinks", (model.heads,), ("heads",), decays=False)
     qkv = MatMul(
-        "attention.qkv", core.part, hidden, ("hidden", "heads"), heads, value=value,
+        "attention.qkv",
+        core.part,
+        hidden,
+        ("hidden", "heads"),
+        heads,
+        value=value,
         weights=(
             *linear_weights("attention.qkv", ("heads", fused), h, bias="qkv" in model.biased),
             *(sinks,) * model.attention_sinks,
         ),
-    )  # fmt: skip
+    )
     output = MatMul(
-        "attention.output", core.part, heads, ("heads", "hidden"), hidden, value=CONTEXT,
-        weights=linear_weights(
-            "attention.output", h, ("heads", width), bias="output" in model.biased
-        ),
-    )  # fmt: skip
+        "attention.output",
+        core.part,
+        heads,
+        ("heads", "hidden"),
+        hidden,
+        value=CONTEXT,
+        weights=linear_weights("attention.output", h, ("heads", width), bias="output" in model.biased),
+    )
     return in_branch(
-        model, "attention", core.part, hidden, INPUT,
-        (qkv, *query_key_norms(model, core.part, heads), core, output),
-    )  # fmt: skip
+        model, "attention", core.part, hidden, INPUT, (qkv, *query_key_norms(model, core.part, heads), core, output)
+    )
 
 
 def latent_attention_branch(model: ModelSpec, hidden: Dims, core: AttentionOp) -> Operations:
@@ -86,9 +91,7 @@ def latent_attention_branch(model: ModelSpec, hidden: Dims, core: AttentionOp) -
     else:
         name = "attention.query"
         weights = linear_weights(name, inner, h, bias=False)
-        queries = (
-            MatMul(name, part, hidden, ("hidden", "heads"), heads, value=value, weights=weights),
-        )
+        queries = (MatMul(name, part, hidden, ("hidden", "heads"), heads, value=value, weights=weights),)
     columns = ("heads", a * ((model.qk_nope_head_dim or 0) + model.v_size))
     keys = (
         _down(part, "key_value", hidden, latent, rank + rope, h, value),
@@ -96,25 +99,30 @@ def latent_attention_branch(model: ModelSpec, hidden: Dims, core: AttentionOp) -
         _up(part, "key_value", latent, heads, columns, rank),
     )
     output = MatMul(
-        "attention.output", part, heads, ("heads", "hidden"), hidden, value=CONTEXT,
+        "attention.output",
+        part,
+        heads,
+        ("heads", "hidden"),
+        hidden,
+        value=CONTEXT,
         weights=linear_weights("attention.output", h, ("heads", a * model.v_size), bias=False),
-    )  # fmt: skip
-    core = core._replace(
-        query_product=queries[-1].name, key_product=keys[-1].name, latent=rank + rope,
-        has_norms=False,
-    )  # fmt: skip
+    )
+    core = core._replace(query_product=queries[-1].name, key_product=keys[-1].name, latent=rank + rope, has_norms=False)
     operations = (*queries, *keys, core, output)
     return in_branch(model, "attention", part, hidden, INPUT, operations)
 
 
-def _down(
-    part: str, which: str, hidden: Dims, latent: Dims, width: int, h: tuple[str, int], value: str
-) -> MatMul:
+def _down(part: str, which: str, hidden: Dims, latent: Dims, width: int, h: tuple[str, int], value: str) -> MatMul:
     name = f"attention.{which}_down"
     return MatMul(
-        name, part, hidden, ("hidden", "latent"), latent, value=value,
+        name,
+        part,
+        hidden,
+        ("hidden", "latent"),
+        latent,
+        value=value,
         weights=linear_weights(name, ("latent", width), h, bias=False),
-    )  # fmt: skip
+    )
 
 
 def _latent_norm(model: ModelSpec, part: str, which: str, latent: Dims, width: int) -> Norm:
@@ -123,14 +131,17 @@ def _latent_norm(model: ModelSpec, part: str, which: str, latent: Dims, width: i
     return Norm(name, part, latent, model.norm, f"attention.{which}_down", weights)
 
 
-def _up(
-    part: str, which: str, latent: Dims, heads: Dims, outputs: tuple[str, int], width: int
-) -> MatMul:
+def _up(part: str, which: str, latent: Dims, heads: Dims, outputs: tuple[str, int], width: int) -> MatMul:
     name = f"attention.{which}_up"
     return MatMul(
-        name, part, latent, ("latent", "heads"), heads, value=f"attention.{which}_latent_norm",
+        name,
+        part,
+        latent,
+        ("latent", "heads"),
+        heads,
+        value=f"attention.{which}_latent_norm",
         weights=linear_weights(name, outputs, ("latent", width), bias=False),
-    )  # fmt: skip
+    )
 
 
 def mlp_branch(model: ModelSpec, hidden: Dims, behind: str = "attention") -> Operations:
@@ -142,21 +153,29 @@ def mlp_branch(model: ModelSpec, hidden: Dims, behind: str = "attention") -> Ope
     return in_branch(model, "mlp", "mlp", hidden, before, operations)
 
 
-def _mlp(
-    model: ModelSpec, name: str, dim: str, width: int, hidden: Dims, value: str, *, bias: bool
-) -> Operations:
+def _mlp(model: ModelSpec, name: str, dim: str, width: int, hidden: Dims, value: str, *, bias: bool) -> Operations:
     """Two products and the activation between them; value: the tensor that the first one reads."""
     inner, h = (*hidden[:-1], dim), ("hidden", model.hidden)
     columns = width * (2 if model.gated else 1)
     up = MatMul(
-        f"{name}.up", "mlp", hidden, ("hidden", dim), inner, value=value,
+        f"{name}.up",
+        "mlp",
+        hidden,
+        ("hidden", dim),
+        inner,
+        value=value,
         weights=linear_weights(f"{name}.up", (dim, columns), h, bias=bias),
-    )  # fmt: skip
+    )
     result = name.removeprefix("mlp").lstrip(".") + "activation"
     down = MatMul(
-        f"{name}.down", "mlp", inner, (dim, "hidden"), hidden, value=result,
+        f"{name}.down",
+        "mlp",
+        inner,
+        (dim, "hidden"),
+        hidden,
+        value=result,
         weights=linear_weights(f"{name}.down", h, (dim, width), bias=bias),
-    )  # fmt: skip
+    )
     return up, Activation("mlp", inner, model.activation, model.gated, f"{name}.up"), down
 
 
@@ -173,13 +192,9 @@ def experts_branch(model: ModelSpec, hidden: Dims, behind: str = "attention") ->
     rows, inner = (*ROUTED, "hidden"), (*ROUTED, "expert_ffn")
     scores = ParameterSpec("mlp.router.weight", (count, h), ("experts", "hidden"))
     up = ParameterSpec(
-        "mlp.experts.up.weight", (count, halves, f, h),
-        ("experts", "halves", "expert_ffn", "hidden"), view=EXPERTS,
-    )  # fmt: skip
-    down = ParameterSpec(
-        "mlp.experts.down.weight", (count, h, f), ("experts", "hidden", "expert_ffn"),
-        view=EXPERTS,
-    )  # fmt: skip
+        "mlp.experts.up.weight", (count, halves, f, h), ("experts", "halves", "expert_ffn", "hidden"), view=EXPERTS
+    )
+    down = ParameterSpec("mlp.experts.down.weight", (count, h, f), ("experts", "hidden", "expert_ffn"), view=EXPERTS)
     biases = [
         (
             replace(
@@ -195,33 +210,47 @@ def experts_branch(model: ModelSpec, hidden: Dims, behind: str = "attention") ->
     ]
     operations: Operations = (
         MatMul(
-            "mlp.router", "mlp", hidden, ("hidden", "experts"), (*hidden[:-1], "experts"),
-            value=value, weights=(scores, *biases[0]), is_wide=True,
+            "mlp.router",
+            "mlp",
+            hidden,
+            ("hidden", "experts"),
+            (*hidden[:-1], "experts"),
+            value=value,
+            weights=(scores, *biases[0]),
+            is_wide=True,
         ),
         Dispatch("mlp", hidden, rows),
         MatMul(
-            "mlp.experts.up", "mlp", rows, ("hidden", "expert_ffn"), inner, value="dispatched",
-            weights=(up, *biases[1]),
+            "mlp.experts.up", "mlp", rows, ("hidden", "expert_ffn"), inner, value="dispatched", weights=(up, *biases[1])
         ),
         Activation("mlp", inner, model.activation, model.gated, "mlp.experts.up"),
         MatMul(
-            "mlp.experts.down", "mlp", inner, ("expert_ffn", "hidden"), rows,
-            value="experts.activation", weights=(down, *biases[2]),
+            "mlp.experts.down",
+            "mlp",
+            inner,
+            ("expert_ffn", "hidden"),
+            rows,
+            value="experts.activation",
+            weights=(down, *biases[2]),
         ),
         Combine("mlp", rows, hidden),
-    )  # fmt: skip
+    )
     if model.shared_expert_ffn:
-        operations += _mlp(
-            model, "mlp.shared", "shared_ffn", model.shared_expert_ffn, hidden, value, bias=False
-        )
+        operations += _mlp(model, "mlp.shared", "shared_ffn", model.shared_expert_ffn, hidden, value, bias=False)
     if model.shared_expert_ffn and model.shared_expert_gate:
         gate = ParameterSpec("mlp.shared_gate.weight", (1, h), ("gate", "hidden"))
         operations += (
             MatMul(
-                "mlp.shared_gate", "mlp", hidden, ("hidden", "gate"), (*hidden[:-1], "gate"),
-                value=value, weights=(gate,), is_wide=True,
+                "mlp.shared_gate",
+                "mlp",
+                hidden,
+                ("hidden", "gate"),
+                (*hidden[:-1], "gate"),
+                value=value,
+                weights=(gate,),
+                is_wide=True,
             ),
-        )  # fmt: skip
+        )
     return in_branch(model, "mlp", "mlp", hidden, before, operations)
 
 
@@ -237,9 +266,7 @@ def _read_by_mlp(model: ModelSpec, behind: str) -> tuple[str, str]:
     return "" if shares else before, value
 
 
-def in_branch(
-    model: ModelSpec, name: str, part: str, hidden: Dims, value: str, operations: Operations
-) -> Operations:
+def in_branch(model: ModelSpec, name: str, part: str, hidden: Dims, value: str, operations: Operations) -> Operations:
     """Operations with the norms and the residual sum of a branch: a norm of what it reads (pre), of
     the sum (post), of its result (output) or of both sides (sandwich).
 
@@ -268,19 +295,18 @@ def query_key_norms(model: ModelSpec, part: str, heads: Dims) -> tuple[Norm, ...
     widths = {"query": model.heads * size, "key": model.kv_heads * size}
     return tuple(
         Norm(
-            f"attention.{name}_norm", part, heads, model.norm, "",
-            norm_weights(
-                f"attention.{name}_norm", model,
-                ("heads", width) if of_all else ("head_size", size),
-            ),
+            f"attention.{name}_norm",
+            part,
+            heads,
+            model.norm,
+            "",
+            norm_weights(f"attention.{name}_norm", model, ("heads", width) if of_all else ("head_size", size)),
         )
         for name, width in widths.items()
-    )  # fmt: skip
+    )
 
 
-def embedding(
-    hidden: Dims, word: ParameterSpec, *added: ParameterSpec, norm: Norm | None = None
-) -> OperatorGroup:
+def embedding(hidden: Dims, word: ParameterSpec, *added: ParameterSpec, norm: Norm | None = None) -> OperatorGroup:
     """The lookup of words, tables whose rows are added, a norm, and dropout."""
     tables = (Table("embedding", added),) * bool(added)
     norms = () if norm is None else (norm,)
@@ -290,19 +316,23 @@ def embedding(
 def lookup(hidden: Dims, *word: ParameterSpec) -> MatMul:
     """The lookup of words: the product of one-hot rows with the word table."""
     rows = (*hidden[:-1], "vocab")
-    return MatMul(
-        "embedding.word", "embedding", rows, ("vocab", "hidden"), hidden, False, True,
-        weights=word,
-    )  # fmt: skip
+    return MatMul("embedding.word", "embedding", rows, ("vocab", "hidden"), hidden, False, True, weights=word)
 
 
 def head(hidden: Dims, *weights: ParameterSpec, tied: bool) -> MatMul:
     """The logits: hidden states times the word table, or a separate table of the head."""
     logits, table = (*hidden[:-1], "vocab"), "embedding.word" if tied else "head"
     return MatMul(
-        "head", "head", hidden, ("vocab", "hidden"), logits, table=table, is_head=True,
-        value="final_norm", weights=weights,
-    )  # fmt: skip
+        "head",
+        "head",
+        hidden,
+        ("vocab", "hidden"),
+        logits,
+        table=table,
+        is_head=True,
+        value="final_norm",
+        weights=weights,
+    )
 
 
 def output_head(hidden: Dims, *weights: ParameterSpec, tied: bool) -> Operations:
@@ -322,9 +352,7 @@ def word_table(model: ModelSpec, *, tp: int, name: str = "embedding.word") -> Pa
     return ParameterSpec(f"{name}.weight", (vocab, model.hidden), ("vocab", "hidden"))
 
 
-def norm_weights(
-    name: str, model: ModelSpec, size: tuple[str, int] | None = None
-) -> tuple[ParameterSpec, ...]:
+def norm_weights(name: str, model: ModelSpec, size: tuple[str, int] | None = None) -> tuple[ParameterSpec, ...]:
     """Scale [h] and, for layernorm, bias [h]; none of a norm without weights. size: name and size
     of the dimension, where it is another than hidden."""
     dim, width = size or ("hidden", model.hidden)

@@ -30,11 +30,7 @@ from mpctl.spec.parallel import ParallelSpec
 def sequence_sizes(model: ModelSpec, *, batch: int, cp: int) -> dict[str, int]:
     """Elements of a micro batch of `batch` samples on one rank of cp, by dimension, before tp
     splits them: samples, positions, and of a model with experts the rows that they compute."""
-    sizes = {
-        "batch": batch,
-        "seq": model.seq_length // cp,
-        "decoder_seq": (model.decoder_seq_length or 0) // cp,
-    }
+    sizes = {"batch": batch, "seq": model.seq_length // cp, "decoder_seq": (model.decoder_seq_length or 0) // cp}
     if model.experts is not None:
         sizes["routed"] = model.experts_per_token * batch * sizes["seq"]
     return sizes

@@ -118,9 +118,7 @@ def find_flows(stacks: Sequence[LayerStack], freeze: Sequence[str]) -> tuple[Sta
     return tuple(flows)
 
 
-def _trained(
-    weights: Sequence[ParameterSpec], is_frozen: IsFrozen, prefix: str = ""
-) -> tuple[ParameterSpec, ...]:
+def _trained(weights: Sequence[ParameterSpec], is_frozen: IsFrozen, prefix: str = "") -> tuple[ParameterSpec, ...]:
     return tuple(weight for weight in weights if not is_frozen(prefix + weight.name))
 
 
@@ -135,18 +133,12 @@ class _LayerWalk(NamedTuple):
     source: bool
     joins: bool
 
-    def __call__(
-        self, block: OperatorGroup, trained: tuple[ParameterSpec, ...], *, before: bool
-    ) -> GradFlow:
+    def __call__(self, block: OperatorGroup, trained: tuple[ParameterSpec, ...], *, before: bool) -> GradFlow:
         foreign = {core.key_product for core in block.cores if core.keys != self.stack.seq}
-        return _walk(
-            block, trained, before=before, source=self.source, foreign=foreign, joins=self.joins
-        )
+        return _walk(block, trained, before=before, source=self.source, foreign=foreign, joins=self.joins)
 
 
-def _runs(
-    walk: _LayerWalk, is_frozen: IsFrozen | None, *, before: bool
-) -> Iterator[tuple[range, GradFlow]]:
+def _runs(walk: _LayerWalk, is_frozen: IsFrozen | None, *, before: bool) -> Iterator[tuple[range, GradFlow]]:
     """Ranges of layers of one kind that train the same parameters and whose inputs need the same
     gradients.
 
@@ -170,9 +162,14 @@ def _runs(
 
 
 def _walk(
-    part: OperatorGroup, trained: tuple[ParameterSpec, ...], *, before: bool, source: bool = False,
-    foreign: Collection[str] = (), joins: bool = False,
-) -> GradFlow:  # fmt: skip
+    part: OperatorGroup,
+    trained: tuple[ParameterSpec, ...],
+    *,
+    before: bool,
+    source: bool = False,
+    foreign: Collection[str] = (),
+    joins: bool = False,
+) -> GradFlow:
     """The gradient flow of a part, found along the order of the data.
 
     before: whether the residual stream needs a gradient where it enters. source: whether the result

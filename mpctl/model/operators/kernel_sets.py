@@ -88,16 +88,29 @@ class KernelSet(NamedTuple):
 
 KERNEL_SETS = {
     "mpctl": KernelSet(
-        keeps_narrow=True, keeps_shards=True, relu_by_result=True, keeps_turned=True,
-        gathers_keys=True, shares_masks=True, weighs_combined=True, attention="torch",
-        gate_gradients=3, score_copies=(2, 1), loss="blocks", casts=True, keeps_tables=True,
-        fetches_ahead=True, slices_buckets=True, fuses_variants=True, adds_products=True,
+        keeps_narrow=True,
+        keeps_shards=True,
+        relu_by_result=True,
+        keeps_turned=True,
+        gathers_keys=True,
+        shares_masks=True,
+        weighs_combined=True,
+        attention="torch",
+        gate_gradients=3,
+        score_copies=(2, 1),
+        loss="blocks",
+        casts=True,
+        keeps_tables=True,
+        fetches_ahead=True,
+        slices_buckets=True,
+        fuses_variants=True,
+        adds_products=True,
         adds_rows=True,
     ),
     "megatron": KernelSet(keeps_narrow=True, repeats_modules=True),
     "eager": KernelSet(keeps_gate=True),
     "half": KernelSet(keeps_second_products=True),
-}  # fmt: skip
+}
 
 
 def kernel_set(name: str, runtime: str) -> KernelSet:

@@ -161,17 +161,7 @@ class AttentionOp(NamedTuple):
 
 
 Operation: TypeAlias = Union[
-    MatMul,
-    Norm,
-    Activation,
-    Dispatch,
-    Combine,
-    AttentionOp,
-    Residual,
-    Dropout,
-    Table,
-    Loss,
-    "OperatorGroup",
+    MatMul, Norm, Activation, Dispatch, Combine, AttentionOp, Residual, Dropout, Table, Loss, "OperatorGroup"
 ]
 
 

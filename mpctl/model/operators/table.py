@@ -128,9 +128,7 @@ class OperatorTable:
     def _boundary(self, layer: int) -> tuple[Dims, ...]:
         at, before = self._at(layer)
         met = self.stacks[at : at + 1] if before or not at else ()
-        return tuple(
-            ("batch", stack.seq, "hidden") for stack in (*met, *self.stacks[max(at - 1, 0) : at])
-        )
+        return tuple(("batch", stack.seq, "hidden") for stack in (*met, *self.stacks[max(at - 1, 0) : at]))
 
     def boundary_needs(self, layer: int) -> tuple[bool, ...]:
         """For each tensor of `boundary`, whether its gradient is sent back: where anything before
@@ -177,9 +175,7 @@ class OperatorTable:
     def _found(self) -> dict[Hashable, Any]:
         return {}
 
-    def _in_span(
-        self, start: int, stop: int, *, is_first: bool, is_last: bool
-    ) -> Iterator[StageSlice]:
+    def _in_span(self, start: int, stop: int, *, is_first: bool, is_last: bool) -> Iterator[StageSlice]:
         offset = 0
         for stack, flow in zip(self.stacks, self.flows, strict=True):
             layers = range(max(start - offset, 0), min(stop - offset, stack.layers))

@@ -64,9 +64,7 @@ class ProductSize(NamedTuple):
     outputs: int
 
 
-def product_messages(
-    grid: TensorGrid, product: MatMul, size: ProductSize, needs: GradNeeds
-) -> list[TensorMessage]:
+def product_messages(grid: TensorGrid, product: MatMul, size: ProductSize, needs: GradNeeds) -> list[TensorMessage]:
     """Messages of one product and micro batch, forward and backward; none on one rank."""
     if grid.size == 1:
         return []
@@ -76,9 +74,7 @@ def product_messages(
     return list(makers[grid.mode](grid, product, size, needs))
 
 
-def _one_dimension(
-    grid: TensorGrid, product: MatMul, size: ProductSize, needs: GradNeeds
-) -> Iterator[TensorMessage]:
+def _one_dimension(grid: TensorGrid, product: MatMul, size: ProductSize, needs: GradNeeds) -> Iterator[TensorMessage]:
     phases = product.collectives(sequence_parallel=grid.sequence_parallel, needs=needs)
     elements = size.rows * (size.outputs if "tp" in product.forward_axes else size.inputs)
     for kind in phases.forward:
@@ -101,9 +97,7 @@ def _lookup(grid: TensorGrid, size: ProductSize, needs: GradNeeds) -> Iterator[T
         yield TensorMessage(grid.kind_of(axes), "all_gather", elements, phase="backward")
 
 
-def _summa(
-    grid: TensorGrid, product: MatMul, size: ProductSize, needs: GradNeeds
-) -> Iterator[TensorMessage]:
+def _summa(grid: TensorGrid, product: MatMul, size: ProductSize, needs: GradNeeds) -> Iterator[TensorMessage]:
     q = grid.axes["col"]
     x, y = size.rows * size.inputs // grid.size, size.rows * size.outputs // grid.size
     w = size.inputs * size.outputs // q**2
@@ -130,11 +124,8 @@ def _three_dimensions(
 ) -> Iterator[TensorMessage]:
     side = grid.axes["weight"]
     x, y, w = (
-        a * b // side**2
-        for a, b in (
-            (size.rows, size.inputs), (size.rows, size.outputs), (size.inputs, size.outputs)
-        )
-    )  # fmt: skip
+        a * b // side**2 for a, b in ((size.rows, size.inputs), (size.rows, size.outputs), (size.inputs, size.outputs))
+    )
     # From inside to outside the roles of the input's and the output's axis are swapped.
     source, target = ("input", "output") if product.is_column else ("output", "input")
     yield TensorMessage(source, "all_gather", x)

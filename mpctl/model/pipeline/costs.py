@@ -70,8 +70,6 @@ def _end(counter: FlopCounter, flow: GradFlow) -> int:
 
 def _scores(counter: FlopCounter, flow: GradFlow, again: int) -> int:
     return sum(
-        counter.scores(
-            core, 1 + again + flow.needs[core.query_product].y + flow.needs[core.key_product].y
-        )
+        counter.scores(core, 1 + again + flow.needs[core.query_product].y + flow.needs[core.key_product].y)
         for core in flow.cores
     )

@@ -55,8 +55,7 @@ def stage_layers(
     if first is not None or last is not None:
         if embedding_is_layer or loss_is_layer:
             raise UnevenLayersError(
-                "the end stages are given by number, and the embedding or the loss counts as a "
-                "layer",
+                "the end stages are given by number, and the embedding or the loss counts as a layer",
                 "use one or the other: first_stage_layers and last_stage_layers already say it",
             )
         return spans_of(_with_ends(layers, pp, vpp, first, last), pp)
@@ -90,9 +89,14 @@ def job_stages(job: JobSpec, layers: int) -> list[list[Span]]:
     if job.model is not None and is_filled(job):
         return spans_of(job_cut(job.model, p.pp).counts, p.pp)
     return stage_layers(
-        layers, pp=p.pp, vpp=p.vpp, first=p.first_stage_layers, last=p.last_stage_layers,
-        embedding_is_layer=p.embedding_is_layer, loss_is_layer=p.loss_is_layer,
-    )  # fmt: skip
+        layers,
+        pp=p.pp,
+        vpp=p.vpp,
+        first=p.first_stage_layers,
+        last=p.last_stage_layers,
+        embedding_is_layer=p.embedding_is_layer,
+        loss_is_layer=p.loss_is_layer,
+    )
 
 
 def _balanced(job: JobSpec, layers: int) -> list[list[Span]]:
@@ -105,8 +109,7 @@ def _balanced(job: JobSpec, layers: int) -> list[list[Span]]:
         )
     if layers < blocks:
         raise UnevenLayersError(
-            f"{plural(layers, 'layer')} cannot fill {_cut_text(p.pp, p.vpp)}",
-            f"use {blocks} layers or more",
+            f"{plural(layers, 'layer')} cannot fill {_cut_text(p.pp, p.vpp)}", f"use {blocks} layers or more"
         )
     from mpctl.model.pipeline.costs import job_costs
 
@@ -119,8 +122,7 @@ def _with_ends(layers: int, pp: int, vpp: int, first: int | None, last: int | No
     inner, rest = pp - len(given), layers - sum(given)
     if inner < 0:
         raise UnevenLayersError(
-            f"first and last stage are both given, and pp is {pp}",
-            "use pp 2 or more, or give neither",
+            f"first and last stage are both given, and pp is {pp}", "use pp 2 or more, or give neither"
         )
     if rest < 0 or (inner == 0 and rest) or (inner and rest % (inner * vpp)):
         raise UnevenLayersError(

@@ -127,9 +127,7 @@ class Reader:
         except Exception as error:  # of this line alone: the others are still answered
             return _answer(row_id, [("error", _unexpected(error, number))])
 
-    def _estimated(
-        self, row_id: RowId, loaded: LoadedJob, findings: list[Finding], number: int
-    ) -> Answer:
+    def _estimated(self, row_id: RowId, loaded: LoadedJob, findings: list[Finding], number: int) -> Answer:
         findings += [("warning", issue) for issue in loaded.warnings]
         if loaded.job is None or loaded.issues:
             return _answer(row_id, [*findings, *(("error", issue) for issue in loaded.issues)])
@@ -247,9 +245,7 @@ def process_count() -> int:
     return min(MOST_PROCESSES, core_count())
 
 
-def answers_by_processes(
-    lines: Iterable[bytes | None], folder: Path, processes: int
-) -> Iterator[Answer]:
+def answers_by_processes(lines: Iterable[bytes | None], folder: Path, processes: int) -> Iterator[Answer]:
     """The same as `answers`, computed by several processes."""
     numbered, seen = enumerate(lines, start=1), SeenIds()
     under_way: deque[Future[list[Answer]]] = deque()

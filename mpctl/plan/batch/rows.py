@@ -33,9 +33,7 @@ Raw = dict[str, Any]
 LONGEST_LINE = 2**20  # bytes; a job has about two thousand
 
 
-def read_lines(
-    stream: BinaryIO, on_bytes: Callable[[int], None] | None = None
-) -> Iterator[bytes | None]:
+def read_lines(stream: BinaryIO, on_bytes: Callable[[int], None] | None = None) -> Iterator[bytes | None]:
     """The lines without their ends; None in place of one longer than LONGEST_LINE.
 
     on_bytes: called with the bytes of each line that was read.
@@ -55,8 +53,9 @@ def parse_line(line: bytes | None, number: int) -> Raw:
     """The JSON object on line `number`; None is a line too long to be read. Raises InputError."""
     where = f"line {number}"
     if line is None:
-        raise InputError.of("line-too-long", where, f"more than {LONGEST_LINE:,} bytes",
-                            "a line is one job; long ones are no job")  # fmt: skip
+        raise InputError.of(
+            "line-too-long", where, f"more than {LONGEST_LINE:,} bytes", "a line is one job; long ones are no job"
+        )
     if not line.strip():
         raise InputError.of("empty-line", where, "holds no job", "leave it out")
     try:
@@ -68,8 +67,12 @@ def parse_line(line: bytes | None, number: int) -> Raw:
     except ValueError as error:
         raise InputError.of("bad-syntax", where, f"is not JSON: {error}") from None
     if not isinstance(row, dict):
-        raise InputError.of("bad-syntax", where, f"is a JSON {type(row).__name__}, not an object",
-                            'write {"id": ..., "model": {...}, ...}')  # fmt: skip
+        raise InputError.of(
+            "bad-syntax",
+            where,
+            f"is a JSON {type(row).__name__}, not an object",
+            'write {"id": ..., "model": {...}, ...}',
+        )
     return row
 
 
@@ -80,9 +83,13 @@ def _refuse(word: str) -> NoReturn:
 CONFIG_BYTES = 2**20
 # Things that a plan counts one by one: a line with more would delay all lines after it.
 LARGEST = (
-    ("model.layers", 2**10), ("model.decoder_layers", 2**10), ("parallel.pp", 2**10),
-    ("parallel.vpp", 2**8), ("cluster.nodes", 2**20), ("cluster.gpus_per_node", 2**16),
-)  # fmt: skip
+    ("model.layers", 2**10),
+    ("model.decoder_layers", 2**10),
+    ("parallel.pp", 2**10),
+    ("parallel.vpp", 2**8),
+    ("cluster.nodes", 2**20),
+    ("cluster.gpus_per_node", 2**16),
+)
 MOST_ROUNDS = 2**20  # of micro batches, over all stages
 MOST_PASSES = 2**19  # of micro batches through chunks, over all stages, that may be played
 
@@ -175,8 +182,14 @@ def require_countable(job: JobSpec) -> None:
         table, key = where.split(".")
         value = getattr(getattr(job, table), key, None) or 0
         if value > most:
-            issues.append(Issue("too-large", where, f"{value:,} is more than a batch accepts",
-                                f"use at most {most:,}; `mpctl plan` takes more"))  # fmt: skip
+            issues.append(
+                Issue(
+                    "too-large",
+                    where,
+                    f"{value:,} is more than a batch accepts",
+                    f"use at most {most:,}; `mpctl plan` takes more",
+                )
+            )
     p = job.parallel
     if p.pp > 1 and p.pp * p.vpp * min(job.num_microbatches, GROUPS * p.pp) > MOST_PASSES:
         message = f"{p.pp} stages of {plural(p.vpp, 'chunk')} are more than a batch simulates"

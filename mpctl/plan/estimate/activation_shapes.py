@@ -180,13 +180,7 @@ class ActivationShapes(NamedTuple):
 
     def bytes_of(self, tensors: Iterable[SavedTensor]) -> float:
         """Bytes of saved tensors together on this rank."""
-        widths = {
-            "value": self.value,
-            "operand": self.operand,
-            "float": self.wide,
-            "mask": 1,
-            "index": 8,
-        }
+        widths = {"value": self.value, "operand": self.operand, "float": self.wide, "mask": 1, "index": 8}
         return sum(
             float(prod(getattr(self, dim) for dim in tensor.dims))
             * widths[tensor.width]

@@ -93,16 +93,12 @@ def stage_chunks(layout: JobLayout, stage: int, shapes: ActivationShapes) -> tup
     model = layout.model
     arrays = tuple(array.dims for array in get_family(model.family).batch_arrays.values())
     rest = arrays, model.tied_embeddings, layout.profile.memory.logit_bytes
-    kinds, order = layout.table.once(
-        ("parts", *layout.content_key(stage)), lambda: _kinds(layout.chunks(stage))
-    )
+    kinds, order = layout.table.once(("parts", *layout.content_key(stage)), lambda: _kinds(layout.chunks(stage)))
     sizes = [_chunk(shapes, parts, *rest) for parts in kinds]
     return tuple([sizes[kind] for kind in order])
 
 
-def _kinds(
-    chunks: Iterable[Iterable[StageSlice]],
-) -> tuple[tuple[tuple[StackPart, ...], ...], tuple[int, ...]]:
+def _kinds(chunks: Iterable[Iterable[StageSlice]]) -> tuple[tuple[tuple[StackPart, ...], ...], tuple[int, ...]]:
     """(different chunks, the number of its kind for each chunk)."""
     kinds: dict[tuple[StackPart, ...], int] = {}
     order = [kinds.setdefault(tuple(s.part for s in chunk), len(kinds)) for chunk in chunks]
@@ -136,19 +132,13 @@ class _Piece(NamedTuple):
 
 @lru_cache(maxsize=65536)
 def _chunk(
-    shapes: ActivationShapes,
-    parts: tuple[StackPart, ...],
-    arrays: tuple[Dims, ...],
-    is_tied: bool,
-    logit_bytes: float,
+    shapes: ActivationShapes, parts: tuple[StackPart, ...], arrays: tuple[Dims, ...], is_tied: bool, logit_bytes: float
 ) -> ChunkBytes:
     """The peak of a backward through the chunk, piece by piece from its exit."""
     makes_source = any(part.exit is not None and not part.has_logits for part in parts)
     pieces = [_pieces(shapes, part, logit_bytes, makes_source=makes_source) for part in parts]
     saved = sum(piece.total for of_part in pieces for piece in of_part)
-    has_both_ends = any(p.entry is not None for p in parts) and any(
-        p.exit is not None for p in parts
-    )
+    has_both_ends = any(p.entry is not None for p in parts) and any(p.exit is not None for p in parts)
     is_summed = not shapes.kernels.adds_rows or shapes.mode != "1d"  # by autograd
     waits = table_bytes(shapes) if is_tied and has_both_ends and is_summed else 0.0
     remaining = split_peak = saved
@@ -176,9 +166,7 @@ def _chunk(
     return ChunkBytes(saved + batch, peak, deferred, split_peak + batch, moments=tuple(moments))
 
 
-def _pieces(
-    shapes: ActivationShapes, part: StackPart, logit_bytes: float, *, makes_source: bool
-) -> list[_Piece]:
+def _pieces(shapes: ActivationShapes, part: StackPart, logit_bytes: float, *, makes_source: bool) -> list[_Piece]:
     """The pieces of a stack in forward order: what it received, embedding, layers, exit.
 
     makes_source: whether the chunk computes what cross attention reads. A decoder's chunk that does
@@ -249,9 +237,7 @@ def _layer(shapes: ActivationShapes, block: OperatorGroup) -> LayerBytes:
     rows: int = shapes.batch * getattr(shapes, last.reads[1])
     stream = rows * shapes.hidden * shapes.value
     own = stream / (shapes.tp if shapes.splits else 1)
-    of_last = [
-        t for t in (layer.recomputed if recomputes_all else layer.saved) if t.part == last.part
-    ]
+    of_last = [t for t in (layer.recomputed if recomputes_all else layer.saved) if t.part == last.part]
     mlp = shapes.bytes_of(of_last)
     scores = shapes.bytes_of(t for t in (*layer.saved, *layer.recomputed) if t.is_scores)
     repeated = 0.0

@@ -22,10 +22,7 @@ from mpctl.plan.estimate.time import StepTimeModel, get_clock
 
 KERNELS = 1.15  # one standard deviation, as a factor, of kernels that nobody measured
 OWN_RUNS = "five runs of a few steps, given to `mpctl calibrate`"
-BENCHES = {
-    "messages": "`mpctl bench collectives` on its nodes",
-    "kernels": "`mpctl bench kernels` on its device",
-}
+BENCHES = {"messages": "`mpctl bench collectives` on its nodes", "kernels": "`mpctl bench kernels` on its device"}
 
 
 def next_measurement(layout: JobLayout) -> str | None:

@@ -96,9 +96,12 @@ class AttentionTimer:
         if keeps_no_scores(layout):
             ahead = AttentionWork(
                 batch * fused_pairs(layout, core, queries, keys),
-                int(heads * (model.qk_size + model.v_size) / 2), heads, backward=False,
-                is_own=self._is_own(core), dropout=layout.job.training.attention_dropout > 0,
-            )  # fmt: skip
+                int(heads * (model.qk_size + model.v_size) / 2),
+                heads,
+                backward=False,
+                is_own=self._is_own(core),
+                dropout=layout.job.training.attention_dropout > 0,
+            )
             own = self.profile.operators
             work.forward += attention_seconds(self.speed, ahead, own.flash)
             if gradients:
@@ -107,9 +110,7 @@ class AttentionTimer:
         else:
             self._held_scores(work, int(batch * heads), queries, keys, gradients, flow)
 
-    def _held_scores(
-        self, work: OpTimes, heads: int, queries: int, keys: int, gradients: int, flow: GradFlow
-    ) -> None:
+    def _held_scores(self, work: OpTimes, heads: int, queries: int, keys: int, gradients: int, flow: GradFlow) -> None:
         rates, model, w = self.speed.other, self.layout.model, self.width
         scores = product_seconds(rates, queries, model.qk_size, keys, w, w, heads)
         context = product_seconds(rates, queries, keys, model.v_size, w, w, heads)

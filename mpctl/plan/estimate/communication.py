@@ -77,9 +77,8 @@ def phi_bytes(layout: JobLayout, stack: LayerStack) -> int:
 
 
 def local_parameters(
-    layout: JobLayout, stage: int, *, trained_only: bool = False, whole_only: bool = False,
-    view: str = "",
-) -> int:  # fmt: skip
+    layout: JobLayout, stage: int, *, trained_only: bool = False, whole_only: bool = False, view: str = ""
+) -> int:
     """Number of parameters that one rank of a stage holds, before ZeRO shares them.
 
     trained_only: leave frozen parameters out. whole_only: only those that are not split. view: only
@@ -153,9 +152,17 @@ class Message(NamedTuple):
         if count == 1:
             return self
         return Message(
-            self.axis, self.kind, self.what, self.bytes, self.count * count, self.phase,
-            self.cover, self.product, self.stages, self.outer,
-        )  # fmt: skip
+            self.axis,
+            self.kind,
+            self.what,
+            self.bytes,
+            self.count * count,
+            self.phase,
+            self.cover,
+            self.product,
+            self.stages,
+            self.outer,
+        )
 
 
 class MessageCount(NamedTuple):
@@ -251,23 +258,13 @@ def _handed_on(layout: JobLayout, stage: int, layer: int) -> tuple[list[int], tu
 
 
 def _transfer(
-    sender: StageChunk,
-    receiver: StageChunk,
-    sizes: tuple[int, ...],
-    parts: int,
-    *,
-    is_forward: bool,
+    sender: StageChunk, receiver: StageChunk, sizes: tuple[int, ...], parts: int, *, is_forward: bool
 ) -> P2PTransfer:
     """The tensors from sender to receiver; in `parts` parts, which the receivers gather."""
     ends = (sender.stage, receiver.stage)
-    messages = [
-        Message("pp", "send", "stages", size // parts, 1, "transfer", "stage", stages=ends)
-        for size in sizes
-    ]
+    messages = [Message("pp", "send", "stages", size // parts, 1, "transfer", "stage", stages=ends) for size in sizes]
     if parts > 1:
-        messages += [
-            Message("tp", "all_gather", "stages", size, 1, "transfer", "stage") for size in sizes
-        ]
+        messages += [Message("tp", "all_gather", "stages", size, 1, "transfer", "stage") for size in sizes]
     return P2PTransfer(sender, receiver, sizes, tuple(messages), is_forward)
 
 

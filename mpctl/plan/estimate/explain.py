@@ -71,12 +71,8 @@ def _figures(clock: StepTimeModel, time: StepTime) -> Iterator[Figure]:
     for stage, row in enumerate(clock.passes):
         for chunk, found in enumerate(row):
             prefix = f"time.stage-{stage}" + (f".chunk-{chunk}" if len(row) > 1 else "")
-            for way, seconds in (
-                ("forward", found.chunk.forward),
-                ("backward", found.chunk.backward),
-            ):
-                yield _seconds(f"{prefix}.{way}", seconds, "one micro batch, messages included",
-                               seconds_text(seconds))  # fmt: skip
+            for way, seconds in (("forward", found.chunk.forward), ("backward", found.chunk.backward)):
+                yield _seconds(f"{prefix}.{way}", seconds, "one micro batch, messages included", seconds_text(seconds))
 
 
 def _system(clock: StepTimeModel) -> Iterator[Figure]:
@@ -89,9 +85,13 @@ def _system(clock: StepTimeModel) -> Iterator[Figure]:
     formula = "cluster.step_factor, else the runtime's shift_apart where nothing was measured"
     source = next_measurement(clock.layout)
     yield Figure(
-        "time.system", system.factor, "", formula, f"{system.factor:g} ({reasons})",
+        "time.system",
+        system.factor,
+        "",
+        formula,
+        f"{system.factor:g} ({reasons})",
         f"narrowed most by {source}" if source else "",
-    )  # fmt: skip
+    )
 
 
 def _band(clock: StepTimeModel, time: StepTime) -> Iterator[Figure]:
@@ -106,13 +106,15 @@ def _band(clock: StepTimeModel, time: StepTime) -> Iterator[Figure]:
 def _rates(clock: StepTimeModel, time: StepTime) -> Iterator[Figure]:
     device = clock.layout.job.cluster.device
     source = device.source if device else ""
-    for name, what, flops in (
-        ("mfu", "the model's", time.model_flops), ("hfu", "the hardware's", time.hardware_flops)
-    ):  # fmt: skip
+    for name, what, flops in (("mfu", "the model's", time.model_flops), ("hfu", "the hardware's", time.hardware_flops)):
         yield Figure(
-            f"time.{name}", getattr(time, name), "", f"{what} FLOP a rank / (step time x peak)",
-            f"{flops:.4g} / ({seconds_text(time.total)} x {time.peak:.4g})", source,
-        )  # fmt: skip
+            f"time.{name}",
+            getattr(time, name),
+            "",
+            f"{what} FLOP a rank / (step time x peak)",
+            f"{flops:.4g} / ({seconds_text(time.total)} x {time.peak:.4g})",
+            source,
+        )
 
 
 def _layer(prefix: str, times: OpTimes, cover: str) -> Iterator[Figure]:
@@ -148,28 +150,43 @@ def explain_experts(layout: JobLayout) -> Iterator[Figure]:
     total, active = table.numel, table.active_numel(chosen)
     yield Figure("parameters.total", total, "", "all parameters, each once", count_text(total))
     yield Figure(
-        "parameters.active", active, "", "those that one token meets: of the experts k / E",
+        "parameters.active",
+        active,
+        "",
+        "those that one token meets: of the experts k / E",
         f"{count_text(total)} - those of {model.experts - chosen} of {model.experts} experts",
-    )  # fmt: skip
+    )
     found, ep = expert_load(layout), sizes["ep"]
     tokens = rank_tokens(layout) * sizes["etp"] * ep
     yield Figure(
-        "routing.random", found.random, "", "1 + z sqrt(ep / (k x tokens)): random routing",
+        "routing.random",
+        found.random,
+        "",
+        "1 + z sqrt(ep / (k x tokens)): random routing",
         f"1 + {largest_of_normals(ep):.3g} x sqrt({ep} / ({chosen} x {tokens:g}))",
-    )  # fmt: skip
+    )
     yield Figure(
-        "routing.largest", found.largest, "", "min(ep, E / k): every token to one rank",
+        "routing.largest",
+        found.largest,
+        "",
+        "min(ep, E / k): every token to one rank",
         f"min({ep}, {model.experts} / {chosen})",
-    )  # fmt: skip
+    )
     is_stated = layout.job.training.moe_load is not None
     yield Figure(
-        "routing.load", found.load, "", "rows of the fullest rank of experts over the mean",
+        "routing.load",
+        found.load,
+        "",
+        "rows of the fullest rank of experts over the mean",
         "training.moe_load" if is_stated else "routing.random",
-    )  # fmt: skip
+    )
     yield Figure(
-        "routing.rows", found.rows, "", "etp x k x positions of a rank x load",
+        "routing.rows",
+        found.rows,
+        "",
+        "etp x k x positions of a rank x load",
         f"{sizes['etp']} x {chosen} x {rank_tokens(layout):g} x {found.load:.4g}",
-    )  # fmt: skip
+    )
     yield from _rows_an_expert(layout, found.rows)
     yield from _exchange(layout)
 
@@ -177,10 +194,7 @@ def explain_experts(layout: JobLayout) -> Iterator[Figure]:
 def _rows_an_expert(layout: JobLayout, rows: int) -> Iterator[Figure]:
     """Rows of one expert, and how many a grouped product needs to be bound by its FLOP."""
     held = (layout.model.experts or 0) // layout.job.expert_sizes["ep"]
-    yield Figure(
-        "routing.rows_an_expert", rows / held, "", "rows / experts of a rank",
-        f"{rows} / {held}",
-    )  # fmt: skip
+    yield Figure("routing.rows_an_expert", rows / held, "", "rows / experts of a rank", f"{rows} / {held}")
     try:
         speed = get_clock(layout).operators.speed
     except MissingFigure:
@@ -188,10 +202,12 @@ def _rows_an_expert(layout: JobLayout, rows: int) -> Iterator[Figure]:
     width = PRODUCT_BYTES.get(layout.job.training.dtype) or layout.job.training.value_bytes
     bound = speed.linear.flops * width / (2 * speed.bandwidth)
     yield Figure(
-        "routing.weight_bound_below", bound, "",
+        "routing.weight_bound_below",
+        bound,
+        "",
         "rows an expert: FLOP/s x bytes of an element / (2 x bytes/s of memory)",
         f"{speed.linear.flops:.4g} x {width} / (2 x {speed.bandwidth:.4g})",
-    )  # fmt: skip
+    )
 
 
 def _exchange(layout: JobLayout) -> Iterator[Figure]:
@@ -207,17 +223,23 @@ def _exchange(layout: JobLayout) -> Iterator[Figure]:
         return
     one = sent[0]
     yield Figure(
-        "routing.message", one.bytes, "B", f"{experts.dispatcher}: {one.kind} over {one.axis}",
+        "routing.message",
+        one.bytes,
+        "B",
+        f"{experts.dispatcher}: {one.kind} over {one.axis}",
         f"{experts.tokens} tokens x {bytes_text(experts.row_bytes)} x "
         f"{one.bytes / (experts.tokens * experts.row_bytes):.4g}",
         "estimate/expert_messages.py",
-    )  # fmt: skip
+    )
     if one.outer < 1:
         yield Figure(
-            "routing.sent_once", 100 * one.outer, "%",
+            "routing.sent_once",
+            100 * one.outer,
+            "%",
             "bytes that leave a domain, once for each other one / bytes for the ranks there",
-            f"{one.outer:.4g}", "estimate/expert_messages.py",
-        )  # fmt: skip
+            f"{one.outer:.4g}",
+            "estimate/expert_messages.py",
+        )
     topology = layout.topology
     levels = [("rank", 1), ("node", topology.gpus_per_node)]
     levels += [(one.name, one.ranks) for one in shown_levels(layout.job.cluster, topology)]
@@ -225,10 +247,12 @@ def _exchange(layout: JobLayout) -> Iterator[Figure]:
         share = experts.leaving(ranks)
         inside = round(experts.ranks * (1 - share))
         yield Figure(
-            f"routing.leaves_{re.sub(r'[^a-z0-9]+', '_', name.lower())}", 100 * share, "%",
-            f"(n - ranks of the group in one {name}) / n", f"({experts.ranks} - {inside}) / "
-            f"{experts.ranks}",
-        )  # fmt: skip
+            f"routing.leaves_{re.sub(r'[^a-z0-9]+', '_', name.lower())}",
+            100 * share,
+            "%",
+            f"(n - ranks of the group in one {name}) / n",
+            f"({experts.ranks} - {inside}) / {experts.ranks}",
+        )
 
 
 PAPER, ZERO_PAPER = "arXiv 2205.05198", "arXiv 1910.02054"
@@ -252,9 +276,7 @@ def explain_memory(layout: JobLayout) -> Iterator[Figure]:
     yield from _host(layout)
 
 
-def _layer_tensors(
-    form: ActivationShapes, prefix: str, kept: Sequence[SavedTensor]
-) -> Iterator[Figure]:
+def _layer_tensors(form: ActivationShapes, prefix: str, kept: Sequence[SavedTensor]) -> Iterator[Figure]:
     """The tensors that one layer saves of a micro batch; `again`: the tensors that are recomputed
     for its backward."""
     found: dict[str, list[SavedTensor]] = {}
@@ -299,37 +321,67 @@ def _stage(layout: JobLayout, stage: StageMemory, chunks: Sequence[ChunkBytes]) 
     kept = " and ".join(bytes_text(chunk.saved) for chunk in chunks)
     most = bytes_text(max(chunk.temporary for chunk in chunks))
     weights = "gathered weights" if p.tensor_mode == "1d" else "blocks of products under way"
-    parts = (sum(states), stage.activation_bytes, stage.working_bytes, stage.lasting_bytes,
-             stage.workspace_bytes)  # fmt: skip
+    parts = (sum(states), stage.activation_bytes, stage.working_bytes, stage.lasting_bytes, stage.workspace_bytes)
     slack = memory.slack if is_cuda(layout.job) else 1
-    allocated, reserved, context = map(
-        bytes_text, (stage.allocated_bytes, stage.reserved_bytes, stage.context_bytes)
-    )
+    allocated, reserved, context = map(bytes_text, (stage.allocated_bytes, stage.reserved_bytes, stage.context_bytes))
     for name, value, formula, numbers, source in (
-        ("activations", stage.activation_bytes,
-         f"{p.schedule}: micro batches in flight x what one keeps for backward",
-         f"{stage.in_flight} x {kept}", PAPER),
-        ("working", stage.working_bytes,
-         f"gradients of activations, recomputed tensors, {weights}, messages",
-         f"{most} in a backward, and messages under way", ""),
-        ("software", stage.lasting_bytes, "buffers that the training software keeps",
-         bytes_text(stage.lasting_bytes), memory.source),
-        ("workspaces", stage.workspace_bytes,
-         "threads that multiply matrices x the library's workspace, out of torch's allocator",
-         f"{memory.workspaces} x {bytes_text(stage.workspace_bytes // max(1, memory.workspaces))}",
-         ""),
-        ("allocated", stage.allocated_bytes,
-         "states + activations + working + software + workspaces; states: parameters, gradients, "
-         "optimizer",
-         " + ".join(map(bytes_text, parts)), ""),
-        ("reserved", stage.reserved_bytes, "allocated x allocator's reserve",
-         f"{allocated} x {slack:g}", memory.source),
-        ("communicators", stage.communicator_bytes,
-         "channels x peers that send x buffers, of each process group", bytes_text(
-             stage.communicator_bytes), memory.source),
-        ("device", stage.device_bytes, "reserved + context of the libraries + communicators",
-         f"{reserved} + {context} + {bytes_text(stage.communicator_bytes)}", memory.source),
-    ):  # fmt: skip
+        (
+            "activations",
+            stage.activation_bytes,
+            f"{p.schedule}: micro batches in flight x what one keeps for backward",
+            f"{stage.in_flight} x {kept}",
+            PAPER,
+        ),
+        (
+            "working",
+            stage.working_bytes,
+            f"gradients of activations, recomputed tensors, {weights}, messages",
+            f"{most} in a backward, and messages under way",
+            "",
+        ),
+        (
+            "software",
+            stage.lasting_bytes,
+            "buffers that the training software keeps",
+            bytes_text(stage.lasting_bytes),
+            memory.source,
+        ),
+        (
+            "workspaces",
+            stage.workspace_bytes,
+            "threads that multiply matrices x the library's workspace, out of torch's allocator",
+            f"{memory.workspaces} x {bytes_text(stage.workspace_bytes // max(1, memory.workspaces))}",
+            "",
+        ),
+        (
+            "allocated",
+            stage.allocated_bytes,
+            "states + activations + working + software + workspaces; states: parameters, gradients, optimizer",
+            " + ".join(map(bytes_text, parts)),
+            "",
+        ),
+        (
+            "reserved",
+            stage.reserved_bytes,
+            "allocated x allocator's reserve",
+            f"{allocated} x {slack:g}",
+            memory.source,
+        ),
+        (
+            "communicators",
+            stage.communicator_bytes,
+            "channels x peers that send x buffers, of each process group",
+            bytes_text(stage.communicator_bytes),
+            memory.source,
+        ),
+        (
+            "device",
+            stage.device_bytes,
+            "reserved + context of the libraries + communicators",
+            f"{reserved} + {context} + {bytes_text(stage.communicator_bytes)}",
+            memory.source,
+        ),
+    ):
         yield _bytes(f"memory.stage-{stage.stage}.{name}", value, formula, numbers, source)
 
 
@@ -338,14 +390,20 @@ def _host(layout: JobLayout) -> Iterator[Figure]:
     ranks = min(cluster.gpus_per_node or layout.job.world_size, layout.job.world_size)
     offloaded, snapshot = bytes_text(host.offloaded_bytes), bytes_text(host.snapshot_bytes)
     for name, value, formula, numbers in (
-        ("offloaded", host.offloaded_bytes,
-         "inputs of layers of the micro batches in flight, of a rank", offloaded),
-        ("snapshot", host.snapshot_bytes,
-         "copies that a rank writes checkpoints from: value and two moments", snapshot),
-        ("node", host.node_bytes,
-         "ranks of a node x offloaded + the part of a checkpoint that its ranks write",
-         f"{ranks} x {offloaded} + {bytes_text(host.node_bytes - ranks * host.offloaded_bytes)}"),
-    ):  # fmt: skip
+        ("offloaded", host.offloaded_bytes, "inputs of layers of the micro batches in flight, of a rank", offloaded),
+        (
+            "snapshot",
+            host.snapshot_bytes,
+            "copies that a rank writes checkpoints from: value and two moments",
+            snapshot,
+        ),
+        (
+            "node",
+            host.node_bytes,
+            "ranks of a node x offloaded + the part of a checkpoint that its ranks write",
+            f"{ranks} x {offloaded} + {bytes_text(host.node_bytes - ranks * host.offloaded_bytes)}",
+        ),
+    ):
         yield _bytes(f"memory.host.{name}", value, formula, numbers)
 
 

@@ -70,9 +70,7 @@ def block_flops(layout: JobLayout, flow: GradFlow, kinds: Collection[Kind] = ALL
     return part_flops(layout, flow, kinds, again=again)
 
 
-def part_flops(
-    layout: JobLayout, flow: GradFlow, kinds: Collection[Kind] = ALL, *, again: int = 0
-) -> float:
+def part_flops(layout: JobLayout, flow: GradFlow, kinds: Collection[Kind] = ALL, *, again: int = 0) -> float:
     """FLOP of a layer or an end, one micro batch and rank: its matrix products and attentions
     forward, `again` in the backward, and for the gradients that are needed."""
 
@@ -84,9 +82,7 @@ def part_flops(
     return products + sum(cores, 0.0)
 
 
-def _core_flops(
-    layout: JobLayout, core: AttentionOp, flow: GradFlow, kinds: Collection[Kind], again: int = 0
-) -> float:
+def _core_flops(layout: JobLayout, core: AttentionOp, flow: GradFlow, kinds: Collection[Kind], again: int = 0) -> float:
     """FLOP of one attention: forward, `again`, and once more for each of queries and keys that
     needs a gradient."""
     gradients = flow.needs[core.query_product].y + flow.needs[core.key_product].y
@@ -97,9 +93,11 @@ def _core_flops(
 def _passes(kinds: Collection[Kind], *, inputs: int, weights: int = 0) -> int:
     """Number of equal products in actions of these kinds."""
     counts: dict[Kind, int] = {
-        "forward": 1, "backward": inputs + weights,
-        "backward_input": inputs, "backward_weight": weights,
-    }  # fmt: skip
+        "forward": 1,
+        "backward": inputs + weights,
+        "backward_input": inputs,
+        "backward_weight": weights,
+    }
     return sum(counts[kind] for kind in kinds)
 
 

@@ -93,9 +93,7 @@ def time_shares(failures: Failures, save: SaveCost, interval: float) -> TimeShar
     attempt = (mean + failures.detect) * exp(failures.restart / mean)
     seconds = attempt * exp(save.write / mean) * expm1(cycle / mean)
     up = mean / attempt
-    return TimeShares(
-        work / seconds, save.pause / seconds, max(0.0, up - cycle / seconds), 1.0 - up
-    )
+    return TimeShares(work / seconds, save.pause / seconds, max(0.0, up - cycle / seconds), 1.0 - up)
 
 
 def first_order(failures: Failures, save: SaveCost, interval: float) -> float:

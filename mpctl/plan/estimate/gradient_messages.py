@@ -51,9 +51,7 @@ from mpctl.spec.runtime import RuntimeProfile
 
 # What may hide messages of the replicas: the pass of the layer itself, or once a step the last
 # backward.
-COVERS: dict[Phase, Cover] = {
-    "forward": "layer", "backward": "layer", "step": "last_backward",
-}  # fmt: skip
+COVERS: dict[Phase, Cover] = {"forward": "layer", "backward": "layer", "step": "last_backward"}
 
 
 class ReplicaGroup(NamedTuple):
@@ -143,10 +141,14 @@ class GradientMessages:
     def _group(self, view: View) -> ReplicaGroup:
         pp, training = self.layout.job.parallel.pp, self.layout.job.training
         return ReplicaGroup(
-            view.replicas, sent_zero_stage(view.zero, pp=pp, profile=self.profile),
-            training.value_bytes, gradient_bytes(training, self.profile),
-            SLICE_ALIGNMENT if self.profile.overlap.buckets else 1, view.replica_group, view.copies,
-        )  # fmt: skip
+            view.replicas,
+            sent_zero_stage(view.zero, pp=pp, profile=self.profile),
+            training.value_bytes,
+            gradient_bytes(training, self.profile),
+            SLICE_ALIGNMENT if self.profile.overlap.buckets else 1,
+            view.replica_group,
+            view.copies,
+        )
 
     def chunk(self, stage: int, chunk: int) -> list[Message]:
         """Messages of one micro batch in one chunk of a stage."""
@@ -189,8 +191,11 @@ class GradientMessages:
             return
         for shape, count in self.layout.bucket_shapes(stage).items():
             passes = [message.times(m * len(shape.chunks)) for message in self._passes_of(shape)]
-            own = [*(p for p in passes if p.what == "gradients"), *self._bucket_step(shape),
-                   *(p for p in passes if p.what != "gradients")]  # fmt: skip
+            own = [
+                *(p for p in passes if p.what == "gradients"),
+                *self._bucket_step(shape),
+                *(p for p in passes if p.what != "gradients"),
+            ]
             yield from (message.times(count) for message in own)
 
     def forward(self, stage: int) -> list[Message]:
@@ -199,9 +204,7 @@ class GradientMessages:
             return []
         if self.profile.overlap.buckets:
             return [
-                self.groups[bucket.view.name]
-                .gathered(bucket.numel, "forward")
-                .times(len(bucket.chunks))
+                self.groups[bucket.view.name].gathered(bucket.numel, "forward").times(len(bucket.chunks))
                 for bucket in self.layout.buckets(stage)
                 if self.groups[bucket.view.name].zero == 3
             ]
@@ -227,9 +230,7 @@ class GradientMessages:
         yield from self._after_reduction(size, shape.partial, shape.stages)
         yield from (message for message in messages if message.what == "parameters")
 
-    def _after_reduction(
-        self, size: int, partial: str, stages: tuple[int, ...]
-    ) -> Iterator[Message]:
+    def _after_reduction(self, size: int, partial: str, stages: tuple[int, ...]) -> Iterator[Message]:
         if partial:
             yield Message(partial, "all_reduce", "partial gradients", size)
         if stages:
@@ -253,8 +254,7 @@ class GradientMessages:
         """Messages of each view's replicas for these parameters in a micro batch."""
         for view, group in self.groups.items():
             numel, of_trained = (
-                sum(w.local_numel(self.layout.views) for w in some if w.view == view)
-                for some in (weights, trained)
+                sum(w.local_numel(self.layout.views) for w in some if w.view == view) for some in (weights, trained)
             )
             yield from group.passes(numel, of_trained, goes_back=back)
 

@@ -37,9 +37,8 @@ class Hiding(NamedTuple):
     steps: int
 
     def product(
-        self, work: OpTimes, product: MatMul, messages: Sequence[Message],
-        seconds: tuple[float, float, float],
-    ) -> None:  # fmt: skip
+        self, work: OpTimes, product: MatMul, messages: Sequence[Message], seconds: tuple[float, float, float]
+    ) -> None:
         """Hide messages of one product. seconds: of one of its steps, for the result, the input's
         gradient and the weight's."""
         own = [message for message in messages if message.product == product.name]
@@ -76,9 +75,7 @@ class Hiding(NamedTuple):
 
         self._take(work, hidden, ahead, back)
 
-    def _in_steps(
-        self, work: OpTimes, own: Sequence[Message], ahead: float, back: float, steps: int = 0
-    ) -> None:
+    def _in_steps(self, work: OpTimes, own: Sequence[Message], ahead: float, back: float, steps: int = 0) -> None:
         """Hide all but one of the messages of a kind of a product in steps; that one is sent before
         the first step or after the last. ahead, back: seconds of all steps of a forward, and of
         both gradients."""
@@ -94,9 +91,7 @@ class Hiding(NamedTuple):
         parts = steps or self.steps
         self._take(work, hidden, ahead, back)
 
-    def _take(
-        self, work: OpTimes, hidden: Callable[[Phase, float], float], ahead: float, back: float
-    ) -> None:
+    def _take(self, work: OpTimes, hidden: Callable[[Phase, float], float], ahead: float, back: float) -> None:
         forward, backward = hidden("forward", ahead), hidden("backward", back)
         again = hidden("recompute", ahead)
         work.tp_forward -= forward

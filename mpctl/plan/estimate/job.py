@@ -39,8 +39,7 @@ class Estimate:
         """Collectives over tp of the last block of each layer stack."""
         table = self.layout.table
         return tuple(
-            block_traffic(self.layout, stack, flow.last)
-            for stack, flow in zip(table.stacks, table.flows, strict=True)
+            block_traffic(self.layout, stack, flow.last) for stack, flow in zip(table.stacks, table.flows, strict=True)
         )
 
     @cached_property
@@ -48,9 +47,7 @@ class Estimate:
         """Messages of one step, of one rank of each stage."""
         return tuple(step_messages(self.layout))
 
-    def validation(
-        self, stage: int, replica: int, samples: Sequence[int]
-    ) -> tuple[MessageCount, ...]:
+    def validation(self, stage: int, replica: int, samples: Sequence[int]) -> tuple[MessageCount, ...]:
         """Messages of one validation, of one rank of a stage in a data-parallel replica.
 
         samples: validation samples of each corpus.

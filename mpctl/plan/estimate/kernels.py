@@ -24,17 +24,25 @@ from mpctl.spec.cluster import ClusterSpec, Kernels
 from mpctl.spec.runtime import MemoryPasses
 
 # rows, columns, rate relative to the largest; smaller ones reload their operands more often
-TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.9), (128, 64, 0.68), (64, 128, 0.68),
-         (64, 64, 0.5))  # fmt: skip
+TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.9), (128, 64, 0.68), (64, 128, 0.68), (64, 64, 0.5))
 TYPICAL = {
     "cuda": Kernels(
-        processors=108, products=0.75, depth=130, waves=0.5, misaligned=0.92, unaligned=0.5,
-        memory=0.8, flash=0.5, flash_backward=0.45, launch=3e-6,
+        processors=108,
+        products=0.75,
+        depth=130,
+        waves=0.5,
+        misaligned=0.92,
+        unaligned=0.5,
+        memory=0.8,
+        flash=0.5,
+        flash_backward=0.45,
+        launch=3e-6,
         source="between those of the A100 and the H100",
     ),
-    "cpu": Kernels(products=0.9, memory=0.8, flash=0.4, flash_backward=0.4,
-                   source="a core of the machine behind the cpu preset"),
-}  # fmt: skip
+    "cpu": Kernels(
+        products=0.9, memory=0.8, flash=0.4, flash_backward=0.4, source="a core of the machine behind the cpu preset"
+    ),
+}
 
 Shape = tuple[int, int, int]
 """Rows, contraction and columns of a matrix product: m, k, n."""
@@ -131,14 +139,20 @@ def device_speed(cluster: ClusterSpec, dtype: DType, factor: float = 1.0) -> Spe
 
 
 def _rates(kernels: Kernels, flops: float, bandwidth: float, launch: float) -> Rates:
-    return Rates(flops, kernels.processors, kernels.depth, kernels.waves, kernels.misaligned,
-                 kernels.unaligned, bandwidth, launch)  # fmt: skip
+    return Rates(
+        flops,
+        kernels.processors,
+        kernels.depth,
+        kernels.waves,
+        kernels.misaligned,
+        kernels.unaligned,
+        bandwidth,
+        launch,
+    )
 
 
 @lru_cache(maxsize=1 << 16)
-def product_seconds(
-    rates: Rates, m: int, k: int, n: int, width: float, out: float, batch: int = 1
-) -> float:
+def product_seconds(rates: Rates, m: int, k: int, n: int, width: float, out: float, batch: int = 1) -> float:
     """Seconds of `batch` products of m x k by k x n elements. width, out: bytes of an element of
     the operands and of the result."""
     if not (m and k and n):
@@ -152,9 +166,8 @@ def product_seconds(
 
 
 def _tiled(
-    rates: Rates, rate: float, m: int, k: int, n: int, batch: int, rows: int, columns: int,
-    speed: float,
-) -> float:  # fmt: skip
+    rates: Rates, rate: float, m: int, k: int, n: int, batch: int, rows: int, columns: int, speed: float
+) -> float:
     """In tiles of this size; cut along k where they are fewer than the processors."""
     tiles = batch * -(-m // rows) * -(-n // columns)
     parts, summed = 1, 0.0
@@ -228,9 +241,7 @@ class AttentionWork(NamedTuple):
         return self.dropout * kernels * (HASH if self.is_own else PHILOX) * self.pairs * self.heads
 
 
-def attention_seconds(
-    speed: Speed, work: AttentionWork, relative: float = 1.0, launches: int = 1
-) -> float:
+def attention_seconds(speed: Speed, work: AttentionWork, relative: float = 1.0, launches: int = 1) -> float:
     """Seconds of a pass of fused attention. relative: a runtime's speed at it, as a part of the
     device's; launches: kernels of the pass."""
     library = speed.flash_backward if work.backward else speed.flash
@@ -286,9 +297,7 @@ class OpTimes:
         """The same taking so many times as long."""
         return OpTimes(*(factor * getattr(self, name) for name in self.__slots__))
 
-    def pass_over(
-        self, passes: MemoryPasses, size: float, bandwidth: float, *, backward: bool
-    ) -> None:
+    def pass_over(self, passes: MemoryPasses, size: float, bandwidth: float, *, backward: bool) -> None:
         """Add passes over a tensor of `size` bytes at bytes/s of memory, of backward where there
         is one."""
         self.forward += passes.forward * size / bandwidth

@@ -112,10 +112,7 @@ class LayerMessages:
         shared = self._shared_heads(flow, is_again=False)
         if flow.part.has_experts:
             messages += self.experts.of_loss(flow, "tp")
-        return [
-            *messages, *shared, *self.of_experts(flow, is_again=False),
-            *self.over_cp(flow, is_again=False),
-        ]  # fmt: skip
+        return [*messages, *shared, *self.of_experts(flow, is_again=False), *self.over_cp(flow, is_again=False)]
 
     def _products(self, flow: GradFlow, what: str) -> Iterator[Message]:
         for product in flow.part.products:
@@ -166,9 +163,7 @@ class LayerMessages:
             for message in sent:
                 yield self._message(message, what, product=norm.name)
 
-    def _message(
-        self, sent: TensorMessage, what: str, *, cover: Cover | None = None, product: str = ""
-    ) -> Message:
+    def _message(self, sent: TensorMessage, what: str, *, cover: Cover | None = None, product: str = "") -> Message:
         size = sent.elements * self._widths[sent.is_float]
         return Message(sent.axis, sent.kind, what, size, sent.count, sent.phase, cover, product)
 
@@ -195,9 +190,7 @@ class LayerMessages:
         parts = (part for stack in table.stacks for part in (*stack.kinds, stack.entry, stack.exit))
         return {core.key_product: rope for part in parts for core in part.cores if core.latent}
 
-    def _repeated(
-        self, stack: LayerStack, flow: GradFlow, messages: Sequence[Message]
-    ) -> Iterator[Message]:
+    def _repeated(self, stack: LayerStack, flow: GradFlow, messages: Sequence[Message]) -> Iterator[Message]:
         """Over tp, in the repeated forward: those of `messages` that its products and norms send
         again, and its partitioned input."""
         products = repeated_products(self.layout, self.profile, flow) if self.tp > 1 else ()
@@ -234,9 +227,7 @@ class LayerMessages:
                 width = core.latent * self.layout.job.training.value_bytes
                 size = self.sizes["batch"] * self.sizes[core.keys] * width * cp
             again = is_again or (flow.after and self._repeats_scores)
-            yield from _gathered(
-                "cp", "keys and values", size, again, flow.needs[core.key_product].y
-            )
+            yield from _gathered("cp", "keys and values", size, again, flow.needs[core.key_product].y)
 
     def _head_bytes(self, core: AttentionOp) -> int:
         """Bytes of the keys and values of one head, of a rank's part of the sequence."""
@@ -316,9 +307,7 @@ def is_repeated(layout: JobLayout, profile: RuntimeProfile, flow: GradFlow) -> b
     return last.x or last.w
 
 
-def repeated_products(
-    layout: JobLayout, profile: RuntimeProfile, flow: GradFlow
-) -> tuple[MatMul, ...]:
+def repeated_products(layout: JobLayout, profile: RuntimeProfile, flow: GradFlow) -> tuple[MatMul, ...]:
     """The matrix products of a layer that recomputation runs again in its backward, full, or
     selective of modules that have some."""
     products = flow.part.products
@@ -410,9 +399,7 @@ class BlockTraffic(NamedTuple):
     whole: PartTraffic
 
 
-def block_traffic(
-    layout: JobLayout, stack: LayerStack, flow: GradFlow | None = None
-) -> BlockTraffic:
+def block_traffic(layout: JobLayout, stack: LayerStack, flow: GradFlow | None = None) -> BlockTraffic:
     """Collectives of one block and micro batch, product by product, without recomputation.
 
     flow: which gradients the block computes; None is all.

@@ -41,8 +41,12 @@ class ChunkTimes(NamedTuple):
 
     def of(self, kind: Kind) -> float:
         """Seconds of an action of this kind."""
-        return {"forward": self.forward, "backward": self.backward,
-                "backward_input": self.inputs, "backward_weight": self.weights}[kind]  # fmt: skip
+        return {
+            "forward": self.forward,
+            "backward": self.backward,
+            "backward_input": self.inputs,
+            "backward_weight": self.weights,
+        }[kind]
 
 
 class ChunkPass(NamedTuple):

@@ -155,10 +155,21 @@ class LayoutMemory:
             shared = frozenset(layout.shared_parameters)
         splits_backward = p.pp > 1 and SCHEDULES[p.schedule].splits_backward
         held = tuple((view.name, view.replicas, view.copies, view.grid) for view in views)
-        return (t.runtime, t.dtype, t.fp8_recipe, t.fp8_amax_history_len, t.gradient_dtype,
-                layout.holds_fp8_weights,
-                p.zero, splits_backward, p.bucket_bytes, held, p.pp > 1, shared,
-                min(layout.num_microbatches, p.pp + 1))  # fmt: skip
+        return (
+            t.runtime,
+            t.dtype,
+            t.fp8_recipe,
+            t.fp8_amax_history_len,
+            t.gradient_dtype,
+            layout.holds_fp8_weights,
+            p.zero,
+            splits_backward,
+            p.bucket_bytes,
+            held,
+            p.pp > 1,
+            shared,
+            min(layout.num_microbatches, p.pp + 1),
+        )
 
     def of_stage(self, stage: int, microbatches: int | None = None) -> StageMemory:
         """A rank of the stage with as many micro batches in flight as its schedule has at most.
@@ -232,10 +243,7 @@ def spare_bytes(layout: JobLayout, stage: int, shapes: ActivationShapes) -> floa
     tensors of forward from the stage before, their gradients from the one after."""
     if not shapes.kernels.slices_buckets:
         return 0.0
-    table, kinds = (
-        layout.table,
-        set[tuple[bool, int, Dims]](),
-    )  # is of forward, number of the tensor
+    table, kinds = (layout.table, set[tuple[bool, int, Dims]]())  # is of forward, number of the tensor
     for first, end in layout.stages[stage]:
         if first > 0:
             kinds |= {(True, n, dims) for n, dims in enumerate(table.boundary(first))}
@@ -256,14 +264,11 @@ def overhead_bytes(layout: JobLayout, allocated: int) -> tuple[int, int]:
 
 
 def peak_activations(
-    schedule: ScheduleName, stage: int, stages: int, microbatches: int,
-    chunks: Sequence[ChunkBytes],
-) -> tuple[float, float, int]:  # fmt: skip
+    schedule: ScheduleName, stage: int, stages: int, microbatches: int, chunks: Sequence[ChunkBytes]
+) -> tuple[float, float, int]:
     """Activations of a stage whose chunks take these bytes: (most bytes saved for backwards at one
     time, peak including what the running action needs, most chunks in flight)."""
-    count = peak_in_flight(
-        schedule, stage=stage, stages=stages, microbatches=microbatches, chunks=len(chunks)
-    )
+    count = peak_in_flight(schedule, stage=stage, stages=stages, microbatches=microbatches, chunks=len(chunks))
     if len(chunks) == 1:
         (only,) = chunks
         if SCHEDULES[schedule].splits_backward:
@@ -282,9 +287,13 @@ def peak_activations(
 
 
 def peak_with_gradients(
-    schedule: ScheduleName, stage: int, stages: int, microbatches: int,
-    chunks: Sequence[ChunkBytes], gradients: Sequence[float],
-) -> float:  # fmt: skip
+    schedule: ScheduleName,
+    stage: int,
+    stages: int,
+    microbatches: int,
+    chunks: Sequence[ChunkBytes],
+    gradients: Sequence[float],
+) -> float:
     """The peak of activations and of the gradients of chunks, each whole from the first backward
     of its chunk to the last.
 
@@ -299,17 +308,13 @@ def peak_with_gradients(
         return _in_two(chunks[0], stage, stages, few)[1] + gradients[0]
     held, left = [0] * len(chunks), [few] * len(chunks)
     peak = 0.0
-    for action in actions(
-        schedule, stage=stage, stages=stages, microbatches=few, chunks=len(chunks)
-    ):
+    for action in actions(schedule, stage=stage, stages=stages, microbatches=few, chunks=len(chunks)):
         at = action.chunk
         if action.kind == "forward":
             held[at] += 1
             continue
         saved = sum(n * chunk.saved for n, chunk in zip(held, chunks, strict=True))
-        begun = (
-            size for number, size in enumerate(gradients) if number == at or 0 < left[number] < few
-        )
+        begun = (size for number, size in enumerate(gradients) if number == at or 0 < left[number] < few)
         peak = max(peak, saved + chunks[at].temporary + sum(begun))
         held[at] -= 1
         left[at] -= 1
@@ -341,9 +346,7 @@ def _fullest_moments(
     kinds: for each chunk of the stage, the number of its kind.
     """
     held, fullest = [0] * (max(kinds) + 1), dict[tuple[int, ...], int]()
-    order = actions(
-        schedule, stage=stage, stages=stages, microbatches=microbatches, chunks=len(kinds)
-    )
+    order = actions(schedule, stage=stage, stages=stages, microbatches=microbatches, chunks=len(kinds))
     for action in order:
         running = kinds[action.chunk]
         held[running] += action.kind == "forward"

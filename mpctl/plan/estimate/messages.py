@@ -65,14 +65,8 @@ class StepMessages:
     @cached_property
     def closing(self) -> list[Message]:
         """Messages of every stage at the end of a step, in groups of more than one rank."""
-        norms = (
-            Message(axis, "all_reduce", "gradient norm", STATUS_BYTES) for axis in self._norm_axes()
-        )
-        once = (
-            *fp8_message(self.layout),
-            *routing_message(self.layout),
-            status_message(self.layout.job, trains=True),
-        )
+        norms = (Message(axis, "all_reduce", "gradient norm", STATUS_BYTES) for axis in self._norm_axes())
+        once = (*fp8_message(self.layout), *routing_message(self.layout), status_message(self.layout.job, trains=True))
         return list(self.sent(chain(norms, once)))
 
     def _norm_axes(self) -> Iterator[str]:
@@ -111,9 +105,7 @@ class StepMessages:
             for messages, count in self.slice_messages(part):
                 yield from count_messages(message.times(m * count) for message in messages)
 
-    def slice_messages(
-        self, part: StageSlice, *, forward_only: bool = False
-    ) -> Iterator[tuple[list[Message], int]]:
+    def slice_messages(self, part: StageSlice, *, forward_only: bool = False) -> Iterator[tuple[list[Message], int]]:
         """Messages over tp and cp of one micro batch and the number of layers that send them: for
         every kind of layer, then for the ends. forward_only: those of a validation."""
         for layers, flow in part.blocks:

@@ -135,9 +135,7 @@ class Network:
             price = self._prices[key] = self._price(*key)
         return self.system.factor * message.count * price
 
-    def _price(
-        self, axis: str, kind: str, size: int, stages: tuple[int, ...], outer: float
-    ) -> float:
+    def _price(self, axis: str, kind: str, size: int, stages: tuple[int, ...], outer: float) -> float:
         if kind == "send":
             return self._send(stages, size)
         if stages:
@@ -190,14 +188,21 @@ class Network:
         exchange = (
             (together - 1) / ranks * inside,
             max((x.exchanged(ranks) for x in borders), default=0.0),
-            (together - 1) * a + (ranks - together) * b
+            (together - 1) * a
+            + (ranks - together) * b
             + sum((ranks - border.together) * border.latency for border in borders),
-        )  # fmt: skip
+        )
         return Route(
-            ranks, domains, max(inside, *(border.pace for border in borders), 0.0), slowest.start,
-            a, b, slowest.all_reduce,
-            tuple((border.networks, border.latency) for border in borders[1:]), exchange,
-        )  # fmt: skip
+            ranks,
+            domains,
+            max(inside, *(border.pace for border in borders), 0.0),
+            slowest.start,
+            a,
+            b,
+            slowest.all_reduce,
+            tuple((border.networks, border.latency) for border in borders[1:]),
+            exchange,
+        )
 
     def _borders(self, outer: LinkSpec, ranks: int, spans: Sequence[Span]) -> Iterator[_Border]:
         """The border of the domain, and of each network of the fabric that groups of `ranks` ranks

@@ -77,9 +77,13 @@ class OperatorTimer:
     """Seconds of a model's operators under one layout. known: times computed before."""
 
     def __init__(
-        self, layout: JobLayout, speed: Speed, network: Network, profile: RuntimeProfile,
+        self,
+        layout: JobLayout,
+        speed: Speed,
+        network: Network,
+        profile: RuntimeProfile,
         known: KnownTimes | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.layout, self.speed, self.network, self.profile = layout, speed, network, profile
         self.known = known or KnownTimes({}, {}, {})
         self.job, self.model = layout.job, layout.model
@@ -253,9 +257,7 @@ class OperatorTimer:
         for product in flow.part.products:
             if product.is_lookup:
                 hidden = self._bytes(*product.writes) / self.split
-                self._passes(
-                    work, MemoryPasses(forward=ENTRY_PASSES, backward=ENTRY_PASSES), hidden, flow
-                )
+                self._passes(work, MemoryPasses(forward=ENTRY_PASSES, backward=ENTRY_PASSES), hidden, flow)
         work.add(self.loss(flow))
         self._experts(work, flow, is_again=False)
         if flow.cores:
@@ -306,15 +308,11 @@ class OperatorTimer:
             parts = self.layout.grid.feature_parts
             normed = [core for core in layer.cores if core.has_norms]
             size += len(normed) * self._bytes("batch", seq) * columns / parts
-            latents = [
-                core.latent + (model.q_lora_rank or 0) for core in layer.cores if core.latent
-            ]
+            latents = [core.latent + (model.q_lora_rank or 0) for core in layer.cores if core.latent]
             size += self._bytes("batch", seq) * sum(latents) / self.split
         return size
 
-    def _repeat(
-        self, work: OpTimes, scores: OpTimes, repeated: OpTimes, products: float, flow: GradFlow
-    ) -> None:
+    def _repeat(self, work: OpTimes, scores: OpTimes, repeated: OpTimes, products: float, flow: GradFlow) -> None:
         training = self.job.training
         if is_repeated(self.layout, self.profile, flow):
             work.again(work)
@@ -349,9 +347,7 @@ class OperatorTimer:
 
     def _accumulate(self, work: OpTimes, trained: Sequence[ParameterSpec]) -> None:
         for weight in trained:
-            is_added = (
-                adds_products(self.layout) and weight.view == DENSE and len(weight.shape) == 2
-            )
+            is_added = adds_products(self.layout) and weight.view == DENSE and len(weight.shape) == 2
             costs = self.costs if is_added else self.profile.operators
             moved = costs.gradient_bytes * weight.local_numel(self.layout.views)
             work.wgrad += moved / self.speed.bandwidth
@@ -371,9 +367,7 @@ class OperatorTimer:
             if not product.is_lookup:
                 self._product(work, product, flow, messages)
 
-    def _product(
-        self, work: OpTimes, product: MatMul, flow: GradFlow, messages: Sequence[Message]
-    ) -> None:
+    def _product(self, work: OpTimes, product: MatMul, flow: GradFlow, messages: Sequence[Message]) -> None:
         shape = self.shape(product)
         times = self._product_times(product, flow, shape)
         work.forward += self.steps * times.forward
@@ -408,9 +402,7 @@ class OperatorTimer:
             weights = product_seconds(rates, k, m, n, width, self.gradient)
         return ProductTimes(forward, inputs, weights)
 
-    def _grouped_times(
-        self, rates: Rates, width: float, needs: GradNeeds, shape: Shape
-    ) -> ProductTimes:
+    def _grouped_times(self, rates: Rates, width: float, needs: GradNeeds, shape: Shape) -> ProductTimes:
         """As many products as this rank has experts. shape: of one of them, with its part of the
         rows."""
         m, k, n = shape

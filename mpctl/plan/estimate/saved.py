@@ -46,10 +46,17 @@ LATENTS = {
     KEY_LATENT: "key_latent",
 }
 """The columns of each tensor of latents (ActivationShapes)."""
-MADE_OF_LATENTS = frozenset({
-    "queries", "keys", "values", "attention.query_up input", "attention.key_value_up input",
-    "attention.query_latent_norm statistics", "attention.key_value_latent_norm statistics",
-})  # fmt: skip
+MADE_OF_LATENTS = frozenset(
+    {
+        "queries",
+        "keys",
+        "values",
+        "attention.query_up input",
+        "attention.key_value_up input",
+        "attention.query_latent_norm statistics",
+        "attention.key_value_latent_norm statistics",
+    }
+)
 """Tensors that follow from the results of the products of the latents."""
 LOSS_FLOATS = 4  # of each token: its loss, the softmax's maximum and sum, the target's logit
 
@@ -69,8 +76,9 @@ def layer_activations(shapes: ActivationShapes, block: OperatorGroup) -> LayerAc
     if shapes.recompute == "full":
         parts = 1 / shapes.input_parts if shapes.input_parts else 0
         layer_input = SavedTensor("input", (*rows, "hidden"), times=parts, is_outer=True)
-        chosen = [tensor._replace(name="first choice", times=tensor.times / 2)
-                  for tensor in saved if tensor.name == CHOICE]  # in 4 bytes each  # fmt: skip
+        chosen = [
+            tensor._replace(name="first choice", times=tensor.times / 2) for tensor in saved if tensor.name == CHOICE
+        ]  # in 4 bytes each
         return LayerActivations((layer_input, *chosen), saved + again)
     if shapes.recompute == "selective" and shapes.kernels.keeps_second_products:
         return LayerActivations(_second_products(rows), saved + again)
@@ -98,9 +106,7 @@ def _is_of_module(shapes: ActivationShapes, block: OperatorGroup, tensor: SavedT
     return any(is_made.get(module, False) for module in modules)
 
 
-def forward_activations(
-    shapes: ActivationShapes, operations: Iterable[Operation]
-) -> tuple[Saved, Saved]:
+def forward_activations(shapes: ActivationShapes, operations: Iterable[Operation]) -> tuple[Saved, Saved]:
     """The tensors that operations save, in execution order, and those that selective recomputation
     recomputes; a stack's source is saved by the chunk that has it, not by each layer."""
     kept, saved, again = {SOURCE}, Saved(), Saved()

@@ -65,10 +65,7 @@ class SavedByCore(NamedTuple):
 
     @property
     def inputs(self) -> Saved:
-        return [
-            SavedTensor("queries", (*self.rows, "inner")),
-            SavedTensor("keys and values", (*self.keys, "kv")),
-        ]
+        return [SavedTensor("queries", (*self.rows, "inner")), SavedTensor("keys and values", (*self.keys, "kv"))]
 
     @property
     def normed(self) -> Saved:
@@ -357,9 +354,7 @@ class _ScorePairs(NamedTuple):
             yield SavedTensor("dropped", dims, times=self.share)
             yield SavedTensor("scores mask", dims, "mask", self.share)
 
-    def masks(
-        self, times: int, *, width: Width = "mask", per_sample: bool = False
-    ) -> Sequence[SavedTensor]:
+    def masks(self, times: int, *, width: Width = "mask", per_sample: bool = False) -> Sequence[SavedTensor]:
         """Masks over the pairs, one for all heads."""
         dims = ("batch", *self.dims) if per_sample else self.dims
         return [SavedTensor("attention mask", dims, width, times * self.share)]

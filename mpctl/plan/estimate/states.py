@@ -81,9 +81,7 @@ def _sliced_states(layout: JobLayout, count: int, stage: int) -> StateBytes:
             gradients += number * (part if view.zero >= 2 else padded)
             stepped += number * part
     stepping = stepped * 4 if reduced < 4 else 0
-    return StateBytes(
-        count, parameters * width, gradients * reduced, stepped * _optimizer_width(width), stepping
-    )  # fmt: skip
+    return StateBytes(count, parameters * width, gradients * reduced, stepped * _optimizer_width(width), stepping)
 
 
 def _others_states(layout: JobLayout, memory: RuntimeMemory, stage: int) -> StateBytes:
@@ -122,13 +120,8 @@ def whole_gradients(layout: JobLayout, stage: int) -> tuple[float, ...]:
         return ()
     spans, is_first, is_last = layout.content_key(stage)
     is_frozen, each = frozen_by(layout.table.freeze), layout.job.training.reduced_bytes
-    chunks = (
-        layout.table.stage_weights([span], is_first=is_first, is_last=is_last) for span in spans
-    )
-    return tuple(
-        float(each * _numel([w for w in chunk if not is_frozen(w.name)], layout.views))
-        for chunk in chunks
-    )
+    chunks = (layout.table.stage_weights([span], is_first=is_first, is_last=is_last) for span in spans)
+    return tuple(float(each * _numel([w for w in chunk if not is_frozen(w.name)], layout.views)) for chunk in chunks)
 
 
 def _shared(amount: float, view: View, zero: int) -> int:
@@ -164,9 +157,7 @@ def weight_buffers(layout: JobLayout, stage: int) -> tuple[float, float]:
         return fp8_table_bytes(layout) + held_weight_bytes(layout, stage), 0.0
     width, views = DTYPE_BYTES[job.training.dtype], layout.views
     slices = layout.stage_slices(stage)
-    heads = [
-        w.local_numel(views) for part in slices if part.has_exit for w in part.stack.exit.weights
-    ]
+    heads = [w.local_numel(views) for part in slices if part.has_exit for w in part.stack.exit.weights]
     head = max(heads, default=0)
     kinds = [block for part in slices for block in part.stack.kinds]
     blocks = [[w.local_numel(views) for w in block.weights] for block in kinds]
@@ -207,11 +198,7 @@ def checkpoint_bytes(layout: JobLayout) -> int:
     """Bytes of all tensors in a checkpoint of this layout; the files' headers and records, some
     hundred bytes a parameter, come on top."""
     views = layout.views
-    return sum(
-        views[view].grid.size * size
-        for stage in _written_by_stage(layout)
-        for view, size in stage.items()
-    )
+    return sum(views[view].grid.size * size for stage in _written_by_stage(layout) for view, size in stage.items())
 
 
 def snapshot_bytes(layout: JobLayout) -> int:

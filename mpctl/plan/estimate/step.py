@@ -57,9 +57,7 @@ class Band(NamedTuple):
     extrapolates: tuple[str, ...]
 
 
-def find_band(
-    layout: JobLayout, profile: RuntimeProfile, speed: Speed, network: float = 0.0
-) -> Band:
+def find_band(layout: JobLayout, profile: RuntimeProfile, speed: Speed, network: float = 0.0) -> Band:
     """The band of a step's time, and each respect in which the job is outside the measured runs.
 
     network: what messages of unknown speed add to its spread (StepTimeModel.network_doubt).
@@ -98,8 +96,9 @@ def beyond(job: JobSpec, table: OperatorTable, profile: RuntimeProfile) -> Itera
     if job.world_size > BEYOND * gpus:
         yield f"{plural(job.world_size, 'rank')}, and the largest run measured has {gpus:,}"
     if table.numel > BEYOND * seen.parameters:
-        yield (f"{count_text(table.numel)} parameters, and the largest model measured has "
-               f"{count_text(seen.parameters)}")  # fmt: skip
+        yield (
+            f"{count_text(table.numel)} parameters, and the largest model measured has {count_text(seen.parameters)}"
+        )
 
 
 # ------------------------------------------------------------------------------
@@ -153,13 +152,10 @@ PARTS = (
     StepPart(
         "dp_cp",
         "gradients over the replicas that no computation hides",
-        "gradients (with ZeRO also parameters and the gradient norm) sent over dp_cp that no "
-        "computation hides",
+        "gradients (with ZeRO also parameters and the gradient norm) sent over dp_cp that no computation hides",
     ),
     StepPart(
-        "bubble",
-        "waiting for other stages",
-        "time that the busiest stage waits for other stages, their messages aside",
+        "bubble", "waiting for other stages", "time that the busiest stage waits for other stages, their messages aside"
     ),
     StepPart(
         "optimizer",
@@ -174,8 +170,7 @@ PARTS = (
     StepPart(
         "contention",
         "waiting for a core that another rank uses",
-        "work of all ranks of a node / its cores, where that takes longer than the step of ranks "
-        "that have a core each",
+        "work of all ranks of a node / its cores, where that takes longer than the step of ranks that have a core each",
     ),
 )
 
@@ -214,8 +209,18 @@ class StepTime(NamedTuple):
     @property
     def total(self) -> float:
         """Seconds of the step."""
-        return (self.compute + self.tp + self.cp + self.pp + self.dp_cp + self.bubble
-                + self.optimizer + self.other + self.contention + self.ep)  # fmt: skip
+        return (
+            self.compute
+            + self.tp
+            + self.cp
+            + self.pp
+            + self.dp_cp
+            + self.bubble
+            + self.optimizer
+            + self.other
+            + self.contention
+            + self.ep
+        )
 
     @property
     def low(self) -> float:
@@ -261,10 +266,14 @@ class StepTime(NamedTuple):
 
 # The part of a step that messages over a group belong to; those over a grid belong to tp.
 PART_OF_GROUP = {
-    "tp": "tp", "etp": "tp", "pp": "pp", "world": "world", "ep": "ep", "etp_ep": "ep",
-    **{group: "dp_cp" for replicas in ("dp_cp", "edp")
-       for group in (replicas, *zero_groups(replicas))},
-}  # fmt: skip
+    "tp": "tp",
+    "etp": "tp",
+    "pp": "pp",
+    "world": "world",
+    "ep": "ep",
+    "etp_ep": "ep",
+    **{group: "dp_cp" for replicas in ("dp_cp", "edp") for group in (replicas, *zero_groups(replicas))},
+}
 
 
 class ClosingTimes(NamedTuple):
@@ -289,11 +298,7 @@ def part_of_group(group: str) -> str:
 
 
 def closing_times(
-    messages: Iterable[Message],
-    network: Network,
-    overlap: OverlapShares,
-    backward: float,
-    forward: float,
+    messages: Iterable[Message], network: Network, overlap: OverlapShares, backward: float, forward: float
 ) -> ClosingTimes:
     """Exposed seconds of a stage's messages once a step, of which `backward` seconds of a last
     backward and `forward` seconds of a first forward may hide some; 0 where nothing may be

@@ -92,8 +92,6 @@ def unknown_parts(cluster: ClusterSpec, profile: RuntimeProfile) -> tuple[str, .
         reasons.append(f"{profile.name} was never measured on {device.name}")
     if cluster.name not in seen.clusters:
         reasons.append(f"{profile.name} was never measured on {name}")
-    elif cluster.step_factor is None and cluster.bandwidths != seen.links.get(
-        cluster.name, cluster.bandwidths
-    ):
+    elif cluster.step_factor is None and cluster.bandwidths != seen.links.get(cluster.name, cluster.bandwidths):
         reasons.append(f"{name} was measured over links of another bandwidth")
     return tuple(reasons)

@@ -49,9 +49,7 @@ def find_step_time(layout: JobLayout, profile: RuntimeProfile | None = None) -> 
         return str(missing)
 
 
-def get_clock(
-    layout: JobLayout, profile: RuntimeProfile | None = None, system: System | None = None
-) -> StepTimeModel:
+def get_clock(layout: JobLayout, profile: RuntimeProfile | None = None, system: System | None = None) -> StepTimeModel:
     """The model that times each piece of a step. system: replaces what is assumed of the job's.
     Raises MissingFigure where the device has no rate; timing a message raises MissingLink where a
     link has no bandwidth."""
@@ -89,8 +87,7 @@ class StepTimeModel:
     @cached_property
     def _after(self) -> list[float]:
         """Seconds of each stage after its last action, sums over pp aside."""
-        return [c.dp_cp + c.tp + c.ep + c.world + o
-                for c, o in zip(self._closing, self._optimizer, strict=True)]  # fmt: skip
+        return [c.dp_cp + c.tp + c.ep + c.world + o for c, o in zip(self._closing, self._optimizer, strict=True)]
 
     @cached_property
     def _end(self) -> float:
@@ -117,8 +114,7 @@ class StepTimeModel:
         busiest = max(range(len(own)), key=lambda s: works[s] + after[s])
         row, once = own[busiest], closing[busiest]
         compute, tp, cp, dp_cp, other, ep = (
-            m * sum(getattr(p, name) for p in row)
-            for name in ("compute", "tp", "cp", "dp_cp", "other", "ep")
+            m * sum(getattr(p, name) for p in row) for name in ("compute", "tp", "cp", "dp_cp", "other", "ep")
         )
         waits = late - works[busiest] - after[busiest]
         bubble = min(waits, self._bubble(busiest, works, after)) if len(own) > 1 else 0.0
@@ -156,9 +152,7 @@ class StepTimeModel:
         system = timer.network.system
         factor = system.factor * kernels
         speed = device_speed(job.cluster, job.training.chosen_dtype, factor)
-        links = Network(
-            job.cluster, self.layout.topology, system._replace(factor=system.factor * messages)
-        )
+        links = Network(job.cluster, self.layout.topology, system._replace(factor=system.factor * messages))
         return StepTimeModel(self.layout, OperatorTimer(self.layout, speed, links, timer.profile))
 
     def layer(self) -> ChunkTimes:
@@ -173,10 +167,7 @@ class StepTimeModel:
 
     def _bubble(self, busiest: int, works: Sequence[float], after: Sequence[float]) -> float:
         """Seconds that the busiest stage would wait if messages between stages took no time."""
-        still = self.pipeline._replace(
-            ahead=[0.0] * len(self.pipeline.ahead),
-            back=[0.0] * len(self.pipeline.back),
-        )
+        still = self.pipeline._replace(ahead=[0.0] * len(self.pipeline.ahead), back=[0.0] * len(self.pipeline.back))
         ends = [e + a for e, a in zip(still.ends(), after, strict=True)]
         return max(max(ends) - works[busiest] - after[busiest], 0.0)
 
@@ -187,9 +178,7 @@ class StepTimeModel:
         rows = []
         for stage, key in enumerate(self._stage_keys):
             if key not in known:
-                known[key] = [
-                    self._pass(stage, chunk) for chunk in range(len(self.layout.stages[stage]))
-                ]
+                known[key] = [self._pass(stage, chunk) for chunk in range(len(self.layout.stages[stage]))]
             rows.append(known[key])
         return rows
 
@@ -236,10 +225,13 @@ class StepTimeModel:
         compute = work.forward + work.dgrad + work.wgrad
         return ChunkPass(
             ChunkTimes(ahead + zero_ahead, back + zero_back - weights, weights),
-            compute, work.tp_forward + work.tp_backward, work.cp_forward + work.cp_backward,
-            zero_ahead + zero_back, (ahead - forward) + (back - backward),
+            compute,
+            work.tp_forward + work.tp_backward,
+            work.cp_forward + work.cp_backward,
+            zero_ahead + zero_back,
+            (ahead - forward) + (back - backward),
             work.ep_forward + work.ep_backward,
-        )  # fmt: skip
+        )
 
     def _seconds(self, messages: Iterable[Message]) -> float:
         return sum(map(self.operators.network.seconds, messages))
@@ -267,9 +259,7 @@ class StepTimeModel:
                 seconds = (1 - overlap.pp) * self._seconds(transfer.messages)
                 (ahead if transfer.is_forward else back).append(seconds)
         chunks = [[found.chunk for found in row] for row in self.passes]
-        return PipelineTiming(
-            self.job.parallel.schedule, chunks, ahead, back, self.job.num_microbatches
-        )
+        return PipelineTiming(self.job.parallel.schedule, chunks, ahead, back, self.job.num_microbatches)
 
     @cached_property
     def _trained(self) -> list[dict[str, int]]:

@@ -64,10 +64,7 @@ def play(pipeline: PipelineTiming, sizes: Mapping[Pair, int], *, limit: int = PL
     most = max(limit // (3 * p * vpp) // p, 2) * p  # interleaving takes them in groups of p
     played = min(m, most)
     line = replay(
-        [
-            actions(pipeline.schedule, stage=stage, stages=p, microbatches=played, chunks=vpp)
-            for stage in range(p)
-        ],
+        [actions(pipeline.schedule, stage=stage, stages=p, microbatches=played, chunks=vpp) for stage in range(p)],
         lambda stage, chunk, kind: pipeline.chunks[stage][chunk].of(kind),
         transfer=pipeline.transfer,
     )

@@ -67,9 +67,7 @@ def find_unsharded(layout: JobLayout, stage: int) -> Unsharded | None:
     return Unsharded(backward, tuple(replay.first), replay.most_later)
 
 
-def with_unsharded(
-    chunks: Sequence[ChunkBytes], unsharded: Unsharded | None
-) -> tuple[ChunkBytes, ...]:
+def with_unsharded(chunks: Sequence[ChunkBytes], unsharded: Unsharded | None) -> tuple[ChunkBytes, ...]:
     """The bytes of a stage's chunks with what it has unsharded at the same moment."""
     if unsharded is None:
         return tuple(chunks)
@@ -116,9 +114,11 @@ class _Replay:
             deferred = frozenset(f"{name}.weight" for name in layout.table.linear_layers)
         self.kept = [_kept(bucket, deferred) for bucket in self.buckets]
         put_off = [
-            size for bucket in self.buckets
-            for name, size in zip(bucket.names, bucket.sizes, strict=True) if name in deferred
-        ]  # fmt: skip
+            size
+            for bucket in self.buckets
+            for name, size in zip(bucket.names, bucket.sizes, strict=True)
+            if name in deferred
+        ]
         self.largest = max(put_off, default=0)
         self.whole, self.early = set[int](), set[int]()
         self.in_flight: deque[int] = deque()

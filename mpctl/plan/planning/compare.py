@@ -43,16 +43,18 @@ NOT_RUN = ("runtime-runs", "model-launched", "job-launched")
 DESCRIPTIONS = ("name", "description", "source")  # keys that are no settings
 
 
-def load_variants(
-    texts: Sequence[str], overrides: Overrides
-) -> list[tuple[str, Plan]]:  # fmt: skip
+def load_variants(texts: Sequence[str], overrides: Overrides) -> list[tuple[str, Plan]]:
     """Each text with the legal plan of the job that it names; overrides apply to all.
 
     Raises InputError with the issues of every variant, and where there is nothing to compare.
     """
     if len(texts) < 2:
-        raise InputError.of("usage", "--compare", f"{len(texts)} job is nothing to compare",
-                            "name two or more: mpctl plan --compare demo tp=1,dp=2")  # fmt: skip
+        raise InputError.of(
+            "usage",
+            "--compare",
+            f"{len(texts)} job is nothing to compare",
+            "name two or more: mpctl plan --compare demo tp=1,dp=2",
+        )
     plans, issues, first = list[tuple[str, Plan]](), list[Issue](), texts[0].split(",")[0]
     for text in texts:
         source, *settings = _split(text, first)
@@ -90,8 +92,7 @@ def compare_document(variants: Sequence[tuple[str, Plan]]) -> CompareDocument:
         "warnings": [_warnings(plan) for _, plan in variants],
         "settings": {name: [values.get(name) for values in settings] for name in differ},
         "figures": [
-            {"ranks": plan.job.world_size, **(_figures(plan.estimate) if plan.estimate else {})}
-            for _, plan in variants
+            {"ranks": plan.job.world_size, **(_figures(plan.estimate) if plan.estimate else {})} for _, plan in variants
         ],
     }
 
@@ -125,9 +126,7 @@ def _figures(estimate: Estimate) -> dict[str, float | None]:
         figures |= {f"seconds.{name}": seconds for name, seconds in time.parts().items()}
     grid, ranks = dict.fromkeys(estimate.layout.grid.groups, "tp"), estimate.layout.group_sizes
     for axis in MESSAGE_GROUPS:
-        stages = [
-            [m for m in stage if grid.get(m.axis, m.axis) == axis] for stage in estimate.messages
-        ]
+        stages = [[m for m in stage if grid.get(m.axis, m.axis) == axis] for stage in estimate.messages]
         figures[f"bytes.{axis}"] = sum(m.bytes * m.count for stage in stages for m in stage)
         figures[f"sent_bytes.{axis}"] = max(sent_bytes(stage, ranks) for stage in stages)
     return figures

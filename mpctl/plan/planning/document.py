@@ -140,9 +140,14 @@ LISTED_RANKS = 4096
 
 
 def plan_document(
-    plan: Plan, topology: Topology, *, kinds: tuple[str, ...] | None, ranks: bool,
-    runtimes: Sequence[UnderRuntime] = (), run: WholeRun | None = None,
-) -> PlanDocument:  # fmt: skip
+    plan: Plan,
+    topology: Topology,
+    *,
+    kinds: tuple[str, ...] | None,
+    ranks: bool,
+    runtimes: Sequence[UnderRuntime] = (),
+    run: WholeRun | None = None,
+) -> PlanDocument:
     """The plan as JSON. kinds: kinds of groups to list in full; ranks: list every rank; runtimes:
     the same layout under other runtimes, if requested; run: the run of `--tokens`.
 
@@ -205,8 +210,11 @@ def plan_document(
         }
         document["time"] = time_entry(estimate.time)
         system = find_system(estimate.layout.job.cluster, estimate.layout.profile)
-        document["time"] |= {"is_measured": system.is_measured, "step_factor": system.factor,
-                             "measure_next": estimate.measure_next}  # fmt: skip
+        document["time"] |= {
+            "is_measured": system.is_measured,
+            "step_factor": system.factor,
+            "measure_next": estimate.measure_next,
+        }
     return document
 
 
@@ -285,9 +293,7 @@ def rank_document(plan: Plan, topology: Topology, rank: int) -> RankDocument:
 
     if blocks := rank_blocks(plan, topology, rank):
         document["tensor_blocks"] = {
-            held.tensor: {
-                part.dim: [part.block.start, part.block.stop] for part in (held.rows, held.columns)
-            }
+            held.tensor: {part.dim: [part.block.start, part.block.stop] for part in (held.rows, held.columns)}
             for held in blocks
         }
     return document

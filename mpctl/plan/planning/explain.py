@@ -83,8 +83,12 @@ def _require_known(name: str, figures: Sequence[Figure]) -> None:
     known |= {".".join(n.split(".")[:k]) for n in known for k in range(1, n.count(".") + 1)}
     near = get_close_matches(name, sorted(known), n=HINTED_NAMES, cutoff=0.4)
     tops = sorted({figure.name.split(".")[0] for figure in figures})
-    raise InputError.of("unknown-figure", "--explain", f"no figure is called {name!r}",
-                        f"use {', '.join(near or tops)}; --explain alone prints all")  # fmt: skip
+    raise InputError.of(
+        "unknown-figure",
+        "--explain",
+        f"no figure is called {name!r}",
+        f"use {', '.join(near or tops)}; --explain alone prints all",
+    )
 
 
 def communication_figures(estimate: Estimate) -> Iterator[Figure]:
@@ -102,9 +106,13 @@ def _phi(estimate: Estimate, block: BlockTraffic, prefix: str) -> Figure:
     sizes, width = batch_sizes(estimate.layout), estimate.layout.job.training.value_bytes
     parts = (sizes["batch"], sizes[block.stack.seq], sizes["hidden"], width)
     return Figure(
-        f"{prefix}.phi", block.whole.phi_bytes, "B", "micro batch x sequence / cp x hidden x bytes",
-        " x ".join(map(str, parts)), "one phase of an all-reduce of the hidden states",
-    )  # fmt: skip
+        f"{prefix}.phi",
+        block.whole.phi_bytes,
+        "B",
+        "micro batch x sequence / cp x hidden x bytes",
+        " x ".join(map(str, parts)),
+        "one phase of an all-reduce of the hidden states",
+    )
 
 
 def _block(block: BlockTraffic, prefix: str) -> Iterator[Figure]:
@@ -113,15 +121,21 @@ def _block(block: BlockTraffic, prefix: str) -> Iterator[Figure]:
         return
     whole = block.whole
     yield Figure(
-        f"{prefix}.block.volume", whole.volume_bytes, "B", "phases of collectives over tp x phi",
+        f"{prefix}.block.volume",
+        whole.volume_bytes,
+        "B",
+        "phases of collectives over tp x phi",
         f"{whole.volume_phi:g} x {bytes_text(whole.phi_bytes)}",
         "arXiv 1909.08053, section 3; with sequence parallelism 2205.05198, section 4.2",
-    )  # fmt: skip
+    )
     yield Figure(
-        f"{prefix}.block.ring", whole.ring_bytes_per_rank, "B", "(t - 1) / t x volume",
+        f"{prefix}.block.ring",
+        whole.ring_bytes_per_rank,
+        "B",
+        "(t - 1) / t x volume",
         f"{block.tp - 1} / {block.tp} x {bytes_text(whole.volume_bytes)}",
         "a ring sends that part of each phase from every rank",
-    )  # fmt: skip
+    )
 
 
 def _grid_block(block: BlockTraffic, prefix: str) -> Iterator[Figure]:
@@ -137,17 +151,23 @@ def _grid_block(block: BlockTraffic, prefix: str) -> Iterator[Figure]:
             yield Figure(f"{at}.volume", sent.volume_bytes, "B", sums["volume"], numbers, source)
             ranks = sent.ranks[first.axis]
             yield Figure(
-                f"{at}.ring", sent.ring_bytes_per_rank, "B", sums["ring"],
+                f"{at}.ring",
+                sent.ring_bytes_per_rank,
+                "B",
+                sums["ring"],
                 f"{ranks - 1} / {ranks} x {bytes_text(sent.volume_bytes)}",
                 f"sent by each of the {ranks} ranks of a group of {first.axis}, on the average",
-            )  # fmt: skip
+            )
     for name, formula in sums.items():
         values = [_amount(part, name) for part in block.parts.values()]
         yield Figure(
-            f"{prefix}.block.{name}", _amount(block.whole, name), "B",
-            f"{formula}, over {', '.join(block.parts)}", " + ".join(map(bytes_text, values)),
+            f"{prefix}.block.{name}",
+            _amount(block.whole, name),
+            "B",
+            f"{formula}, over {', '.join(block.parts)}",
+            " + ".join(map(bytes_text, values)),
             source,
-        )  # fmt: skip
+        )
 
 
 def _amount(part: PartTraffic, name: str) -> int | float:
@@ -171,7 +191,10 @@ def _message(prefix: str, message: MessageCount, ranks: int) -> Figure:
     what = message.what.replace(" ", "-")
     share = f" x {phases} x {ranks - 1} / {ranks}" if phases else ""
     return Figure(
-        f"{prefix}.{message.kind}.{what}.{message.bytes}", sent * message.count, "B",
+        f"{prefix}.{message.kind}.{what}.{message.bytes}",
+        sent * message.count,
+        "B",
         "count x bytes" + (" x phases x (ranks - 1) / ranks" if phases else ""),
-        f"{message.count} x {message.bytes}{share}", "sent by each rank in a step",
-    )  # fmt: skip
+        f"{message.count} x {message.bytes}{share}",
+        "sent by each rank in a step",
+    )

@@ -56,13 +56,21 @@ if TYPE_CHECKING:
 
 else:
     _OTHERS = {
-        "ep": 1, "etp": 1, "vpp": 1, "schedule": "1f1b", "stage_balance": "even",
-        "micro_batch_size": 1, "recompute": "none", "sequence_parallel": False, "zero": 0,
-        "zero_size": None, "order": DEFAULT_ORDER, "tensor_mode": "1d", "tensor_depth": None,
-    }  # fmt: skip
-    _Fields = namedtuple(
-        "_Fields", (*AXIS_NAMES, *_OTHERS), defaults=(*(1 for _ in AXES), *_OTHERS.values())
-    )
+        "ep": 1,
+        "etp": 1,
+        "vpp": 1,
+        "schedule": "1f1b",
+        "stage_balance": "even",
+        "micro_batch_size": 1,
+        "recompute": "none",
+        "sequence_parallel": False,
+        "zero": 0,
+        "zero_size": None,
+        "order": DEFAULT_ORDER,
+        "tensor_mode": "1d",
+        "tensor_depth": None,
+    }
+    _Fields = namedtuple("_Fields", (*AXIS_NAMES, *_OTHERS), defaults=(*(1 for _ in AXES), *_OTHERS.values()))
 
 
 class LayoutSettings(_Fields):
@@ -140,15 +148,7 @@ _OF_LAYER = itemgetter(
     *(number for number, axis in enumerate(AXES) if axis.in_layer),
     *map(
         LayoutSettings._fields.index,
-        (
-            "ep",
-            "etp",
-            "micro_batch_size",
-            "sequence_parallel",
-            "recompute",
-            "tensor_mode",
-            "tensor_depth",
-        ),
+        ("ep", "etp", "micro_batch_size", "sequence_parallel", "recompute", "tensor_mode", "tensor_depth"),
     ),
 )
 
@@ -203,10 +203,7 @@ def layout_text(layout: LayoutSettings) -> str:
         (True, f"micro batch {layout.micro_batch_size}"),
         (layout.recompute != "none", f"recompute {layout.recompute}"),
         (layout.sequence_parallel, "sequence parallel"),
-        (
-            layout.zero > 0,
-            f"zero {layout.zero}" + f" over {layout.zero_size}" * (layout.copies > 1),
-        ),
+        (layout.zero > 0, f"zero {layout.zero}" + f" over {layout.zero_size}" * (layout.copies > 1)),
         (layout.order != DEFAULT_ORDER, f"order {layout.order}"),
     ]
     mode = tensor_mode_text(layout)
@@ -231,9 +228,7 @@ def changed_settings(here: LayoutSettings, there: LayoutSettings) -> dict[str, S
     """
     values = there._asdict()
     return {
-        setting_name(name): value
-        for name, value in values.items()
-        if name != FILLING and value != getattr(here, name)
+        setting_name(name): value for name, value in values.items() if name != FILLING and value != getattr(here, name)
     }
 
 

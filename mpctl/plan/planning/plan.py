@@ -93,9 +93,7 @@ class Plan:
 
 
 def load_plan(
-    source: str | None,
-    overrides: Overrides | None = None,
-    rules: Sequence[Rule | DraftRule] | None = None,
+    source: str | None, overrides: Overrides | None = None, rules: Sequence[Rule | DraftRule] | None = None
 ) -> Plan:
     """The legal plan of a job file or job preset.
 
@@ -116,9 +114,7 @@ def load_plan(
     return make_plan(job, [*renamed, *checks], draft)
 
 
-def make_plan(
-    job: JobSpec, checked: Sequence[Check] | None = None, draft: LayoutDraft | None = None
-) -> Plan:
+def make_plan(job: JobSpec, checked: Sequence[Check] | None = None, draft: LayoutDraft | None = None) -> Plan:
     """The plan of a complete job: its checks and, where they allow it, topology and estimates.
 
     checked: the answers of `check_job`, where it was called before; draft: the draft it was called

@@ -22,9 +22,7 @@ from mpctl.spec.presets import get_file, preset_files
 from mpctl.spec.runtime import RuntimeProfile, get_profile
 
 ALL = "all"
-FIGURES = (
-    "fits", "step_seconds", "step_seconds_low", "step_seconds_high", "mfu", "device_bytes"
-)  # fmt: skip
+FIGURES = ("fits", "step_seconds", "step_seconds_low", "step_seconds_high", "mfu", "device_bytes")
 
 
 class UnderRuntime(NamedTuple):
@@ -114,10 +112,7 @@ def runtime_of(launcher: str, kind: str) -> str | None:
     where no preset has them. Bundled presets come first."""
     files = preset_files("runtimes")
     names = sorted(files, key=lambda name: not files[name].is_bundled)
-    found = (
-        name for name, profile in _readable(names)
-        if launcher in profile.runs.emit and profile.runs.runs_on(kind)
-    )  # fmt: skip
+    found = (name for name, profile in _readable(names) if launcher in profile.runs.emit and profile.runs.runs_on(kind))
     return next(found, None)
 
 

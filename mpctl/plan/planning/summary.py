@@ -75,15 +75,17 @@ def training_line(settings: TrainingEntry) -> str:
     mpctl`: 8 micro batches of 4 samples a step on each replica; `recompute any` where a search
     varies it."""
     count, dtype = settings["micro_batches"], settings["dtype"]
-    return ", ".join([
-        f"dtype {dtype}" + " (auto)" * settings["dtype_is_auto"],
-        f"global batch {settings['global_batch_size']:,}",
-        f"micro batch {_given(settings['micro_batch_size'])}"
-        + (f" x {count:,}" if count else ""),
-        f"recompute {_given(settings['recompute'])}", f"ZeRO {_given(settings['zero'])}"
-        + (f" over {plural(settings['zero_size'], 'rank')}" if "zero_size" in settings else ""),
-        f"runtime {settings['runtime']}",
-    ])  # fmt: skip
+    return ", ".join(
+        [
+            f"dtype {dtype}" + " (auto)" * settings["dtype_is_auto"],
+            f"global batch {settings['global_batch_size']:,}",
+            f"micro batch {_given(settings['micro_batch_size'])}" + (f" x {count:,}" if count else ""),
+            f"recompute {_given(settings['recompute'])}",
+            f"ZeRO {_given(settings['zero'])}"
+            + (f" over {plural(settings['zero_size'], 'rank')}" if "zero_size" in settings else ""),
+            f"runtime {settings['runtime']}",
+        ]
+    )
 
 
 def _given(value: int | str | None) -> str:
@@ -161,9 +163,7 @@ def sizes_text(job: JobSpec) -> str:
 def dense_sizes_text(job: JobSpec) -> str:
     """The same without those of experts."""
     mode = tensor_mode_text(layout_of(job))
-    used = (
-        f"{axis} {size}" + mode * (axis == "tp") for axis, size in job.sizes.items() if size > 1
-    )
+    used = (f"{axis} {size}" + mode * (axis == "tp") for axis, size in job.sizes.items() if size > 1)
     return " x ".join(used) or "one rank"
 
 
@@ -186,8 +186,9 @@ def experts_text(job: JobSpec) -> str:
         parts[0] += " (etp is 1 unless it is given, whatever tp is)"
     if job.model is not None and job.model.experts:
         count = job.model.experts
-        parts.append(f"expert j of {count} at ep j // {count // p.ep}" if p.ep > 1
-                     else f"every rank of edp holds all {count}")  # fmt: skip
+        parts.append(
+            f"expert j of {count} at ep j // {count // p.ep}" if p.ep > 1 else f"every rank of edp holds all {count}"
+        )
     return "; ".join(parts)
 
 
@@ -290,12 +291,15 @@ def placement_text(plan: Plan) -> str:
 def order_text(plan: Plan) -> str:
     """How ranks and layers are ordered: `order tp-cp-dp-pp, 1f1b, vpp 3, sequence parallel`."""
     p = plan.job.parallel
-    return ", ".join([
-        f"order {p.order}", *([p.schedule] if p.pp > 1 else []),
-        *([f"vpp {p.vpp}"] if p.vpp > 1 else []),
-        *(["stages balanced by cost"] if p.stage_balance == "cost" else []),
-        *(["sequence parallel"] if p.sequence_parallel else []),
-    ])  # fmt: skip
+    return ", ".join(
+        [
+            f"order {p.order}",
+            *([p.schedule] if p.pp > 1 else []),
+            *([f"vpp {p.vpp}"] if p.vpp > 1 else []),
+            *(["stages balanced by cost"] if p.stage_balance == "cost" else []),
+            *(["sequence parallel"] if p.sequence_parallel else []),
+        ]
+    )
 
 
 def links_text(plan: Plan, topology: Topology) -> str:
@@ -311,9 +315,7 @@ def links_text(plan: Plan, topology: Topology) -> str:
     parts[0] += _link_text(cluster.intra_node, "a GPU")
     if domain.ranks < topology.world_size and cluster.inter_node is not None:
         parts.append(f"between them{_link_text(cluster.inter_node, 'a node').removeprefix(',')}")
-    parts += [
-        f"{_count(topology, level)} of {level.ranks:,} ranks{over_text(level)}" for level in fabric
-    ]
+    parts += [f"{_count(topology, level)} of {level.ranks:,} ranks{over_text(level)}" for level in fabric]
     return "; ".join(parts)
 
 

@@ -108,8 +108,7 @@ NOTES = (
     "while the block before them is multiplied.",
     "3d, bandwidth: 8 and not 6, because X and W are gathered again for the backward instead of "
     "being kept, which the share of activations rests on.",
-    "2.5d sums the gradients of weights over depth once a step, 2(d-1)/dq^2 more of W, which the "
-    "columns leave out.",
+    "2.5d sums the gradients of weights over depth once a step, 2(d-1)/dq^2 more of W, which the columns leave out.",
     "The columns are of one linear layer. This job's numbers also have norms, which exchange "
     "statistics of rows where hidden states are cut, and, in those of a step, the lookup of words "
     "(a reduce-scatter), the head (Y = X W^T: it sends the table and reduces logits) and the loss.",
@@ -182,9 +181,7 @@ def same_as_2d(tp: int, mode: str, depth: int | None, where: str) -> Issue | Non
     return None
 
 
-def tensor_modes_document(
-    source: str | None, overrides: Overrides, sizes: Sequence[int] = ()
-) -> TensorModesDocument:
+def tensor_modes_document(source: str | None, overrides: Overrides, sizes: Sequence[int] = ()) -> TensorModesDocument:
     """The comparison as JSON. source, overrides: a job as for load_plan; sizes: numbers of
     tensor-parallel ranks, that of the job by default.
 
@@ -228,9 +225,15 @@ def _entry(
 ) -> TensorModeEntry:
     axes = grid_axes(mode, tp, depth)
     entry: TensorModeEntry = {
-        "tp": tp, "mode": mode, "depth": depth or (axes or {}).get("depth"), "axes": axes,
-        "costs": dict(_costs(mode, axes)), "issues": [], "layer": None, "step": None,
-    }  # fmt: skip
+        "tp": tp,
+        "mode": mode,
+        "depth": depth or (axes or {}).get("depth"),
+        "axes": axes,
+        "costs": dict(_costs(mode, axes)),
+        "issues": [],
+        "layer": None,
+        "step": None,
+    }
     try:
         plan = load_plan(source, {**overrides, **mode_settings(job, tp, mode, depth)})
     except InputError as error:
@@ -259,10 +262,7 @@ def _step(plan: Plan, estimate: Estimate) -> Json:
 
     layout, time = estimate.layout, estimate.time
     kinds = {"tp", *layout.grid.groups}
-    sent = (
-        sent_bytes((m for m in stage if m.axis in kinds), layout.group_sizes)
-        for stage in estimate.messages
-    )
+    sent = (sent_bytes((m for m in stage if m.axis in kinds), layout.group_sizes) for stage in estimate.messages)
     return {
         "sent_bytes": max(sent),
         "tensor_seconds": None if isinstance(time, str) else time.tp,
@@ -296,9 +296,7 @@ class HeldBlock(NamedTuple):
     columns: HeldPart
 
 
-def held_blocks(
-    grid: TensorGrid, sizes: Mapping[str, int], rank: int
-) -> tuple[HeldBlock, HeldBlock, HeldBlock]:
+def held_blocks(grid: TensorGrid, sizes: Mapping[str, int], rank: int) -> tuple[HeldBlock, HeldBlock, HeldBlock]:
     """The blocks of X, W and Y of one rank of the grid, by its number in the tp group.
 
     sizes: unsharded `samples`, `hidden` and `ffn`. Raises ValueError where the grid does not divide

@@ -136,9 +136,7 @@ class LevelBytes(NamedTuple):
     bytes: float
 
 
-def dispatch_levels(
-    estimate: Estimate, cluster: ClusterSpec, topology: Topology
-) -> list[LevelBytes]:  # fmt: skip
+def dispatch_levels(estimate: Estimate, cluster: ClusterSpec, topology: Topology) -> list[LevelBytes]:
     """Bytes that are dispatched to experts and combined, forward and backward, by the level that
     they cross: those that stay on the rank, on its node, in its NVLink domain, in each network of
     the fabric, and the rest. Routing is taken as random: every rank of the group gets an equal
@@ -199,9 +197,7 @@ def sent_to(kind: str, size: int, group: Sequence[int], rank: int) -> Iterator[t
         yield following, sent_by_rank(kind, size, len(group))
 
 
-def _group(
-    estimate: Estimate, topology: Topology, rank: int, message: MessageCount
-) -> Sequence[int]:  # fmt: skip
+def _group(estimate: Estimate, topology: Topology, rank: int, message: MessageCount) -> Sequence[int]:
     group = topology.group(rank, message.axis)
     if message.what == "shared parameters":
         holders = [s for s, messages in enumerate(estimate.messages) if message in messages]

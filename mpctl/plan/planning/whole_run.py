@@ -139,9 +139,7 @@ def plan_whole_run(plan: Plan, tokens: int) -> WholeRun:
     return whole_run(estimate.layout, estimate.time, tokens)
 
 
-def whole_run(
-    layout: JobLayout, time: StepTime, tokens: int, price: float | None = None
-) -> WholeRun:
+def whole_run(layout: JobLayout, time: StepTime, tokens: int, price: float | None = None) -> WholeRun:
     """The run of so many tokens under a layout. time: of a step. price: of a GPU-hour, over that of
     the cluster."""
     job, cluster = layout.job, layout.job.cluster
@@ -218,10 +216,7 @@ def _best_steps(failures: Failures, save: SaveCost, step: float) -> int:
     """The number of steps between saves, from 1, that leaves the largest useful share."""
     seconds = best_interval(save, failures.mtbf)
     fewer = max(1, int(min(seconds / step, 2**31 - 2)))
-    return max(
-        (fewer, fewer + 1),
-        key=lambda steps: time_shares(failures, save, steps * step).useful,
-    )
+    return max((fewer, fewer + 1), key=lambda steps: time_shares(failures, save, steps * step).useful)
 
 
 def _elastic_capacity(job: JobSpec, in_repair: float) -> float | None:

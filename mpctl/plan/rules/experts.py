@@ -30,12 +30,20 @@ from mpctl.spec.runtime import get_profile
 
 VIEW = ("etp", "ep", "edp", "pp")
 EXPERT_KEYS = (
-    "experts_per_token", "expert_ffn", "shared_expert_ffn", "shared_expert_gate", "dense_layers",
-    "moe_layer_every", "router_score", "router_renormalize", "router_bias", "router_groups",
-    "router_groups_per_token", "router_scale",
-)  # fmt: skip
-LATENT_KEYS = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
-               "v_head_dim": 128}  # fmt: skip
+    "experts_per_token",
+    "expert_ffn",
+    "shared_expert_ffn",
+    "shared_expert_gate",
+    "dense_layers",
+    "moe_layer_every",
+    "router_score",
+    "router_renormalize",
+    "router_bias",
+    "router_groups",
+    "router_groups_per_token",
+    "router_scale",
+)
+LATENT_KEYS = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
 """Widths that latent attention needs, with those of DeepSeek-V3."""
 EXCHANGES = 4  # of rows, each layer and micro batch: dispatch and combination, both ways
 
@@ -73,8 +81,7 @@ def _pipelines(job: JobSpec) -> Iterator[Check]:
         return  # axis-order says what is wrong
     if prod(sizes.values()) != job.world_size or views_agree(sizes, experts, order):
         return
-    before = [tuple(takewhile(lambda axis: axis != "pp", names))
-              for names in (axes, expert_order(order))]  # fmt: skip
+    before = [tuple(takewhile(lambda axis: axis != "pp", names)) for names in (axes, expert_order(order))]
     texts = [
         f"{sizes_text(view, names) or '1 rank'} = {prod(view[axis] for axis in names)}"
         for view, names in zip((sizes, experts), before, strict=True)
@@ -82,13 +89,14 @@ def _pipelines(job: JobSpec) -> Iterator[Check]:
     message = f"{order}: stages of dense layers are {texts[0]} ranks apart, those of experts "
     message += f"{texts[1]}"
     last = "-".join([*(axis for axis in order.split("-") if axis != "pp"), "pp"])
-    legal = tuple(
-        ep for ep in divisors(job.world_size)
-        if views_agree(sizes, _with_ep(job, ep), order)
-    )  # fmt: skip
-    yield refusal("same-pipelines", "parallel.order", message,
-                  Offer("parallel.order", (last,), "order"),
-                  Offer("parallel.ep", legal, "ep", near=experts["ep"]))  # fmt: skip
+    legal = tuple(ep for ep in divisors(job.world_size) if views_agree(sizes, _with_ep(job, ep), order))
+    yield refusal(
+        "same-pipelines",
+        "parallel.order",
+        message,
+        Offer("parallel.order", (last,), "order"),
+        Offer("parallel.ep", legal, "ep", near=experts["ep"]),
+    )
 
 
 def _with_ep(job: JobSpec, ep: int) -> dict[str, int]:
@@ -107,8 +115,7 @@ def expert_size_rules(job: JobSpec) -> Iterator[Check]:
             if (size := getattr(p, axis)) > 1:
                 message = f"{size}, and the model has no experts"
                 offer = Offer(f"parallel.{axis}", (1,), axis)
-                yield refusal("ep-needs-experts", f"parallel.{axis}", message, offer,
-                              more="give model.experts")  # fmt: skip
+                yield refusal("ep-needs-experts", f"parallel.{axis}", message, offer, more="give model.experts")
         return
     yield divides("ep-divides-experts", "parallel.ep", model.experts, p.ep, "experts")
     noun = "columns of an expert"
@@ -118,8 +125,13 @@ def expert_size_rules(job: JobSpec) -> Iterator[Check]:
         yield divides("tp-divides-shared-experts", "parallel.tp", width, p.tp, noun)
     if needs_sequence_parallel(job) and not p.sequence_parallel and p.tensor_mode == "1d":
         message = f"false with tp {p.tp}: each of {p.tp} ranks would route the same tokens"
-        yield refusal("experts-split-tokens", "parallel.sequence_parallel", message,
-                      Offer("parallel.tp", (1,), "tp"), more="--sequence-parallel")  # fmt: skip
+        yield refusal(
+            "experts-split-tokens",
+            "parallel.sequence_parallel",
+            message,
+            Offer("parallel.tp", (1,), "tp"),
+            more="--sequence-parallel",
+        )
 
 
 def expert_mode_rules(job: JobSpec) -> Iterator[Check]:
@@ -148,9 +160,13 @@ def router_rules(job: JobSpec) -> Iterator[Check]:
         return
     yield from _choice(model, model.experts)
     if model.shared_expert_gate and not model.shared_expert_ffn:
-        yield Check("shared-expert-gate", "error", "model.shared_expert_gate",
-                    "true, and there are no shared experts to multiply",
-                    "give model.shared_expert_ffn, or use false")  # fmt: skip
+        yield Check(
+            "shared-expert-gate",
+            "error",
+            "model.shared_expert_gate",
+            "true, and there are no shared experts to multiply",
+            "give model.shared_expert_ffn, or use false",
+        )
     if model.router_bias and model.router_score != "sigmoid":
         offer = Offer("model.router_score", ("sigmoid",), "router_score")
         message = "true, and biases are added to sigmoids, not to softmax"
@@ -160,16 +176,26 @@ def router_rules(job: JobSpec) -> Iterator[Check]:
         message = f"dense_layers {model.dense_layers}{every} leave none of "
         message += f"{plural(model.layers, 'layer')} with experts"
         fewer = max(0, model.layers - 1 if model.moe_layer_every == 1 else 0)
-        yield Check("layers-with-experts", "error", "model.dense_layers", message,
-                    f"use at most {fewer}, moe_layer_every 1, or no experts")  # fmt: skip
+        yield Check(
+            "layers-with-experts",
+            "error",
+            "model.dense_layers",
+            message,
+            f"use at most {fewer}, moe_layer_every 1, or no experts",
+        )
 
 
 def _keys_of_none(model: ModelSpec) -> Iterator[Check]:
     for key in EXPERT_KEYS:
         if (value := getattr(model, key)) != ModelSpec.model_fields[key].default:
             text = str(value).lower() if isinstance(value, bool) else value
-            yield Check("expert-keys", "error", f"model.{key}", f"{text}, and there are no experts",
-                        "give model.experts, or leave it out")  # fmt: skip
+            yield Check(
+                "expert-keys",
+                "error",
+                f"model.{key}",
+                f"{text}, and there are no experts",
+                "give model.experts, or leave it out",
+            )
 
 
 def _up_to(most: int) -> tuple[int, ...]:
@@ -179,25 +205,32 @@ def _up_to(most: int) -> tuple[int, ...]:
 
 def _choice(model: ModelSpec, experts: int) -> Iterator[Check]:
     """How many experts a token chooses, and from which groups."""
-    k, groups, kept = (
-        model.experts_per_token, model.router_groups, model.router_groups_per_token
-    )  # fmt: skip
+    k, groups, kept = (model.experts_per_token, model.router_groups, model.router_groups_per_token)
     where = "model.experts_per_token"
     if k > experts:
         offer = Offer(where, _up_to(experts), "experts_per_token", near=k)
-        yield refusal("experts-per-token", where, f"{k} is above {plural(experts, 'expert')}",
-                      offer, more=f"model.experts {k}")  # fmt: skip
+        yield refusal(
+            "experts-per-token", where, f"{k} is above {plural(experts, 'expert')}", offer, more=f"model.experts {k}"
+        )
     elif k == 1 and model.router_score == "softmax" and model.router_renormalize:
-        yield Check("router-weight-of-one", "warning", "model.router_renormalize",
-                    "true with experts_per_token 1: the only weight is 1, so that the loss does "
-                    "not train the router", "use false")  # fmt: skip
+        yield Check(
+            "router-weight-of-one",
+            "warning",
+            "model.router_renormalize",
+            "true with experts_per_token 1: the only weight is 1, so that the loss does not train the router",
+            "use false",
+        )
     yield from _groups(model, experts)
     if experts % groups == 0 and kept <= groups and k <= experts < k * groups // kept:
         least = -(-k * groups // experts)
         message = f"{k} is above the {kept_experts(model)} experts of {plural(kept, 'kept group')}"
-        yield refusal("experts-in-groups", where, message,
-                      Offer(where, _up_to(kept_experts(model)), near=k),
-                      more=f"router_groups_per_token {least}")  # fmt: skip
+        yield refusal(
+            "experts-in-groups",
+            where,
+            message,
+            Offer(where, _up_to(kept_experts(model)), near=k),
+            more=f"router_groups_per_token {least}",
+        )
 
 
 def _groups(model: ModelSpec, experts: int) -> Iterator[Check]:
@@ -229,10 +262,14 @@ def balance_rules(job: JobSpec) -> Iterator[Check]:
     if get_profile(t.runtime).memory.kernels != "mpctl":
         over["global"] = "the samples of a step so far, in the order of micro batches"
     if t.moe_load_balancing in over:
-        yield Check("balance-follows-layout", "warning", where,
-                    f"{t.moe_load_balancing}: the loss balances {over[t.moe_load_balancing]}, so "
-                    "that it depends on micro_batch_size and dp",
-                    "use sequence, which no layout changes")  # fmt: skip
+        yield Check(
+            "balance-follows-layout",
+            "warning",
+            where,
+            f"{t.moe_load_balancing}: the loss balances {over[t.moe_load_balancing]}, so "
+            "that it depends on micro_batch_size and dp",
+            "use sequence, which no layout changes",
+        )
 
 
 def latent_rules(job: JobSpec) -> Iterator[Check]:
@@ -244,18 +281,27 @@ def latent_rules(job: JobSpec) -> Iterator[Check]:
     if not model.is_mla:
         for key in ("q_lora_rank", *LATENT_KEYS):
             if (value := getattr(model, key)) is not None:
-                yield Check("latent-widths", "error", f"model.{key}",
-                            f"{value}, and attention_kind is {model.attention_kind}",
-                            "use attention_kind mla, or leave it out")  # fmt: skip
+                yield Check(
+                    "latent-widths",
+                    "error",
+                    f"model.{key}",
+                    f"{value}, and attention_kind is {model.attention_kind}",
+                    "use attention_kind mla, or leave it out",
+                )
         return
     for key, usual in LATENT_KEYS.items():
         if getattr(model, key) is None:
-            yield Check("latent-widths", "error", f"model.{key}",
-                        "attention_kind mla needs it", f"DeepSeek-V3 has {usual}")  # fmt: skip
+            yield Check(
+                "latent-widths", "error", f"model.{key}", "attention_kind mla needs it", f"DeepSeek-V3 has {usual}"
+            )
     if (model.qk_rope_head_dim or 0) % 2:
-        yield Check("latent-rotary", "error", "model.qk_rope_head_dim",
-                    f"{model.qk_rope_head_dim} is odd, but rotary positions turn pairs of columns",
-                    f"use {(model.qk_rope_head_dim or 0) + 1}")  # fmt: skip
+        yield Check(
+            "latent-rotary",
+            "error",
+            "model.qk_rope_head_dim",
+            f"{model.qk_rope_head_dim} is odd, but rotary positions turn pairs of columns",
+            f"use {(model.qk_rope_head_dim or 0) + 1}",
+        )
     yield from _latent_form(model)
 
 
@@ -269,12 +315,17 @@ def _latent_form(model: ModelSpec) -> Iterator[Check]:
     for key, (wanted, why) in form.items():
         if (value := getattr(model, key)) != wanted:
             text, use = (str(v).lower() if isinstance(v, bool) else v for v in (value, wanted))
-            yield Check("latent-form", "error", f"model.{key}",
-                        f"{text}, and attention_kind is mla: {why}", f"use {use}")  # fmt: skip
+            yield Check(
+                "latent-form", "error", f"model.{key}", f"{text}, and attention_kind is mla: {why}", f"use {use}"
+            )
     if model.biased & {"qkv", "output"}:
-        yield Check("latent-form", "error", "model.bias",
-                    f"{model.bias}, and latent attention has no biases",
-                    "use false or mlp")  # fmt: skip
+        yield Check(
+            "latent-form",
+            "error",
+            "model.bias",
+            f"{model.bias}, and latent attention has no biases",
+            "use false or mlp",
+        )
 
 
 def expert_domain_rules(draft: LayoutDraft) -> Iterator[Check]:
@@ -291,14 +342,13 @@ def expert_domain_rules(draft: LayoutDraft) -> Iterator[Check]:
         yield Check(rule, "ok", where, f"every group of etp x ep stays in its {inside}")
         return
     group = shown[0]
-    held = [sum(rank // domain.ranks == network for rank in group)
-            for network in {rank // domain.ranks for rank in group}]  # fmt: skip
+    held = [
+        sum(rank // domain.ranks == network for rank in group) for network in {rank // domain.ranks for rank in group}
+    ]
     leaves = 1 - sum((ranks / len(group)) ** 2 for ranks in held)
     noun = "group of etp x ep leaves its" if count == 1 else "groups of etp x ep leave their"
     message = f"{count} {noun} {domain_text(domain, topology.gpus_per_node)}"
-    legal = tuple(
-        ep for ep in divisors(domain.ranks // job.parallel.etp or 1) if ep < job.parallel.ep
-    )
+    legal = tuple(ep for ep in divisors(domain.ranks // job.parallel.etp or 1) if ep < job.parallel.ep)
     offer = Offer(where, legal, "ep", near=job.parallel.ep)
     check = refusal(rule, where, f"{message}: {_price(job, leaves)}", offer)
     yield check._replace(status="warning")

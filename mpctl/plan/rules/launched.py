@@ -35,10 +35,7 @@ ONLY_PLANNED = {
     "expert_bias": "biases of routers and experts",
     "activation_limit": "a bounded activation",
 }
-IN_1D = (
-    "qk_norm", "parallel_residual", "embedding_norm", "attention_window", "embedding_multiplier",
-    "mtp_layers",
-)  # fmt: skip
+IN_1D = ("qk_norm", "parallel_residual", "embedding_norm", "attention_window", "embedding_multiplier", "mtp_layers")
 AS_MEGATRON = "to plan it as Megatron-Core runs it: --runtime megatron-core"
 PLANNED_ONLY = "it is planned only: mpctl plan and search count it"
 
@@ -52,53 +49,80 @@ def variant_rules(job: JobSpec) -> Iterator[Check]:
     for key in VARIANTS:
         if key not in family.variants and is_set(model, key):
             others = [other.name for other in all_builtin() if other.variants]
-            yield Check("family-variants", "error", f"model.{key}",
-                        f"family {family.name} has no {key}",
-                        f"leave it out, or use family {listed(others)}")  # fmt: skip
+            yield Check(
+                "family-variants",
+                "error",
+                f"model.{key}",
+                f"family {family.name} has no {key}",
+                f"leave it out, or use family {listed(others)}",
+            )
     if not family.variants and not isinstance(model.bias, bool):
-        yield Check("family-variants", "error", "model.bias",
-                    f"family {family.name} has biases in all linear layers or in none",
-                    "use true or false")  # fmt: skip
+        yield Check(
+            "family-variants",
+            "error",
+            "model.bias",
+            f"family {family.name} has biases in all linear layers or in none",
+            "use true or false",
+        )
     yield from _agreement(model)
 
 
 def _agreement(model: ModelSpec) -> Iterator[Check]:
     rule = "variants-agree"
     if model.expert_bias and model.experts is None:
-        yield Check(rule, "error", "model.expert_bias", "there are no experts",
-                    "give model.experts, or leave it out")  # fmt: skip
+        yield Check(rule, "error", "model.expert_bias", "there are no experts", "give model.experts, or leave it out")
     if model.attention_sinks and model.is_mla:
-        yield Check(rule, "error", "model.attention_sinks", "is not planned with mla",
-                    "leave it out")  # fmt: skip
+        yield Check(rule, "error", "model.attention_sinks", "is not planned with mla", "leave it out")
     for key in ("attention_window_every", "full_attention_every", "window_rotary_base"):
         if is_set(model, key) and model.attention_window is None:
-            yield Check(rule, "error", f"model.{key}", "there is no attention_window",
-                        "give model.attention_window, or leave it out")  # fmt: skip
+            yield Check(
+                rule,
+                "error",
+                f"model.{key}",
+                "there is no attention_window",
+                "give model.attention_window, or leave it out",
+            )
     if is_set(model, "attention_window_every") and is_set(model, "full_attention_every"):
-        yield Check(rule, "error", "model.full_attention_every",
-                    "is given with attention_window_every", "leave one of them out")  # fmt: skip
+        yield Check(
+            rule, "error", "model.full_attention_every", "is given with attention_window_every", "leave one of them out"
+        )
     if model.shared_norm and not model.parallel_residual:
-        yield Check(rule, "error", "model.shared_norm",
-                    "attention and MLP share a norm where both read the layer's input",
-                    "use parallel_residual true")  # fmt: skip
+        yield Check(
+            rule,
+            "error",
+            "model.shared_norm",
+            "attention and MLP share a norm where both read the layer's input",
+            "use parallel_residual true",
+        )
     if model.parallel_residual and model.norm_order != "pre":
-        yield Check(rule, "error", "model.norm_order",
-                    f"{model.norm_order} is not planned with parallel_residual",
-                    "use norm_order pre")  # fmt: skip
+        yield Check(
+            rule,
+            "error",
+            "model.norm_order",
+            f"{model.norm_order} is not planned with parallel_residual",
+            "use norm_order pre",
+        )
     scalings = ("rotary_scaling", "yarn_scaling", "rotary_scaling_type")
     first, *others = [key for key in scalings if getattr(model, key) is not None] or [""]
     for key in others:
-        yield Check(rule, "error", f"model.{key}", f"is given with {first}",
-                    "leave one of them out")  # fmt: skip
+        yield Check(rule, "error", f"model.{key}", f"is given with {first}", "leave one of them out")
     if (yarn := model.yarn_scaling) is not None and yarn.beta_fast < yarn.beta_slow:
-        yield Check(rule, "error", "model.yarn_scaling.beta_fast",
-                    f"{yarn.beta_fast:g} is below beta_slow {yarn.beta_slow:g}",
-                    f"use {yarn.beta_slow:g} or more")  # fmt: skip
+        yield Check(
+            rule,
+            "error",
+            "model.yarn_scaling.beta_fast",
+            f"{yarn.beta_fast:g} is below beta_slow {yarn.beta_slow:g}",
+            f"use {yarn.beta_slow:g} or more",
+        )
     turned = model.rotary_fraction * (model.head_dim or 2)
     if model.position == "rotary" and int(turned) % 2:
-        yield Check(rule, "error", "model.rotary_fraction",
-                    f"{model.rotary_fraction:g} of {model.head_dim} columns are {int(turned)}, "
-                    "and rotary positions turn pairs", "use a part that is even")  # fmt: skip
+        yield Check(
+            rule,
+            "error",
+            "model.rotary_fraction",
+            f"{model.rotary_fraction:g} of {model.head_dim} columns are {int(turned)}, and rotary positions turn pairs",
+            "use a part that is even",
+        )
 
 
 def launched_rules(job: JobSpec) -> Iterator[Check]:
@@ -116,9 +140,15 @@ def why_not_launched(job: JobSpec) -> list[Check]:
     host; empty if it can. The runtime profile of other software is a reason too."""
     runtime = job.training.runtime
     if not is_launched(runtime):
-        return [Check(JOB_RULE, "warning", "training.runtime",
-                      f"{runtime} is planned, not run by `mpctl launch`",
-                      f"use --runtime {OWN_RUNTIME}")]  # fmt: skip
+        return [
+            Check(
+                JOB_RULE,
+                "warning",
+                "training.runtime",
+                f"{runtime} is planned, not run by `mpctl launch`",
+                f"use --runtime {OWN_RUNTIME}",
+            )
+        ]
     kind = device_not_launched(job)
     return [*([kind] if kind else []), *settings_not_launched(job), *not_launched(job)]
 
@@ -138,17 +168,24 @@ def settings_not_launched(job: JobSpec) -> Iterator[Check]:
     """Tensor mode and data types that the planner knows but mpctl's workers do not run."""
     runs, training, mode = get_profile(OWN_RUNTIME).runs, job.training, job.parallel.tensor_mode
     if mode not in runs.tensor_modes:
-        yield Check(JOB_RULE, "warning", "parallel.tensor_mode",
-                    f"{mode} is planned, not run by `mpctl launch`",
-                    f"use {listed(runs.tensor_modes)}")  # fmt: skip
+        yield Check(
+            JOB_RULE,
+            "warning",
+            "parallel.tensor_mode",
+            f"{mode} is planned, not run by `mpctl launch`",
+            f"use {listed(runs.tensor_modes)}",
+        )
     sums = [dtype for dtype in runs.dtypes if dtype not in PRODUCT_BYTES]
-    chosen = (("dtype", training.dtype, runs.dtypes),
-              ("gradient_dtype", training.reduced_dtype, sums))  # fmt: skip
+    chosen = (("dtype", training.dtype, runs.dtypes), ("gradient_dtype", training.reduced_dtype, sums))
     for key, dtype, run in chosen:
         if dtype not in run:
-            yield Check(JOB_RULE, "warning", f"training.{key}",
-                        f"{dtype} is planned, not run by `mpctl launch`",
-                        f"use {listed(run)}; {AS_MEGATRON}")  # fmt: skip
+            yield Check(
+                JOB_RULE,
+                "warning",
+                f"training.{key}",
+                f"{dtype} is planned, not run by `mpctl launch`",
+                f"use {listed(run)}; {AS_MEGATRON}",
+            )
     yield from fp8_not_launched(job)
 
 
@@ -162,8 +199,12 @@ def not_launched(job: JobSpec) -> Iterator[Check]:
         what = f"{ONLY_PLANNED[key]}: planned, not run by `mpctl launch`"
         yield _planned(key, getattr(model, key), what, PLANNED_ONLY)
     if model.qk_norm == "width" and model.norm == "nonparametric":
-        yield _planned("qk_norm", "width", "a norm over all heads without weights: planned, not "
-                       "run by `mpctl launch`", PLANNED_ONLY)  # fmt: skip
+        yield _planned(
+            "qk_norm",
+            "width",
+            "a norm over all heads without weights: planned, not run by `mpctl launch`",
+            PLANNED_ONLY,
+        )
     if (mode := job.parallel.tensor_mode) != "1d":
         for key in (*IN_1D, *_not_on_a_grid(model)):
             if is_set(model, key):
@@ -212,8 +253,7 @@ def fp8_not_launched(job: JobSpec) -> Iterator[Check]:
     yield from _device(job)
     p, model = job.parallel, job.model
     if p.tensor_mode != "1d":
-        yield _refused("parallel.tensor_mode", f"{p.tensor_mode} is not run in fp8",
-                       "use tensor_mode 1d")  # fmt: skip
+        yield _refused("parallel.tensor_mode", f"{p.tensor_mode} is not run in fp8", "use tensor_mode 1d")
     if model is not None and p.tensor_mode == "1d":
         yield from _family(model)
         yield from _sides(job, model)
@@ -224,18 +264,26 @@ def _device(job: JobSpec) -> Iterator[Check]:
     if device is None or device.is_cpu or job.device_kind == "cpu":
         return
     if "fp8" not in device.peak_flops:
-        yield _refused("cluster.device", f"{device.name} does not multiply in fp8: its preset has "
-                       "no such rate", "use a device of compute capability 8.9 or more, such as "
-                       "h100-sxm or l40s,")  # fmt: skip
+        yield _refused(
+            "cluster.device",
+            f"{device.name} does not multiply in fp8: its preset has no such rate",
+            "use a device of compute capability 8.9 or more, such as h100-sxm or l40s,",
+        )
     elif job.device_kind == "rocm":
-        yield _refused("cluster.device.kind", f"{device.name}: fp8 was not tried on AMD, whose "
-                       "MI300 has formats of its own", "use a device of kind cuda")  # fmt: skip
+        yield _refused(
+            "cluster.device.kind",
+            f"{device.name}: fp8 was not tried on AMD, whose MI300 has formats of its own",
+            "use a device of kind cuda",
+        )
 
 
 def _family(model: ModelSpec) -> Iterator[Check]:
     if get_family(model.family).has_decoder:
-        yield _refused("model.family", f"{model.family}: the layers of a decoder that read an "
-                       "encoder are not run in fp8", "use another family")  # fmt: skip
+        yield _refused(
+            "model.family",
+            f"{model.family}: the layers of a decoder that read an encoder are not run in fp8",
+            "use another family",
+        )
 
 
 def _sides(job: JobSpec, model: ModelSpec) -> Iterator[Check]:
@@ -246,14 +294,12 @@ def _sides(job: JobSpec, model: ModelSpec) -> Iterator[Check]:
         ("model.hidden", "hidden", model.hidden, 1, "hidden"),
         *(_latent_sides(model, p.tp) if model.is_mla else _head_sides(model, p.tp)),
         *_inner_sides(model, p),
-        ("training.micro_batch_size", "tokens of a micro batch", tokens, p.cp,
-         "micro_batch_size, seq_length or cp"),
-    )  # fmt: skip
+        ("training.micro_batch_size", "tokens of a micro batch", tokens, p.cp, "micro_batch_size, seq_length or cp"),
+    )
     for where, what, size, ranks, setting in sides:
         if size % ranks == 0 and size // ranks % MULTIPLE:
             each = f"{size // ranks} {what}" + (f" a rank ({size} over {ranks})" * (ranks > 1))
-            yield _refused(where, f"{each}: fp8 multiplies multiples of {MULTIPLE}",
-                           f"use another {setting}")  # fmt: skip
+            yield _refused(where, f"{each}: fp8 multiplies multiples of {MULTIPLE}", f"use another {setting}")
 
 
 def _inner_sides(model: ModelSpec, p: ParallelSpec) -> Iterator[Side]:
@@ -262,17 +308,17 @@ def _inner_sides(model: ModelSpec, p: ParallelSpec) -> Iterator[Side]:
     if model.layers_with_experts < model.layers:
         yield "parallel.tp", "columns of the MLP", model.ffn, p.tp, "tp or ffn"
     if model.experts is not None:
-        yield ("parallel.etp", "columns of an expert", model.expert_width, p.etp,
-               "etp or expert_ffn")  # fmt: skip
-        yield ("parallel.tp", "columns of the shared experts", model.shared_expert_ffn, p.tp,
-               "tp or shared_expert_ffn")  # fmt: skip
+        yield ("parallel.etp", "columns of an expert", model.expert_width, p.etp, "etp or expert_ffn")
+        yield ("parallel.tp", "columns of the shared experts", model.shared_expert_ffn, p.tp, "tp or shared_expert_ffn")
 
 
 def _head_sides(model: ModelSpec, tp: int) -> Iterator[Side]:
     if (d := head_columns(model)) is None:  # heads-divide-hidden says what is wrong
         return
-    for what, heads in (("columns of queries, keys and values", model.heads + 2 * model.kv_heads),
-                        ("columns of the heads", model.heads)):  # fmt: skip
+    for what, heads in (
+        ("columns of queries, keys and values", model.heads + 2 * model.kv_heads),
+        ("columns of the heads", model.heads),
+    ):
         yield "parallel.tp", what, heads * d, tp, "tp or other heads"
 
 
@@ -281,13 +327,14 @@ def _latent_sides(model: ModelSpec, tp: int) -> Iterator[Side]:
     for key, what, size in (
         ("q_lora_rank", "columns of the queries' latent", model.q_lora_rank or 0),
         ("kv_lora_rank", "columns of the latent", latent),
-        ("qk_rope_head_dim", "columns of latent and positions",
-         latent + (model.qk_rope_head_dim or 0)),
-    ):  # fmt: skip
+        ("qk_rope_head_dim", "columns of latent and positions", latent + (model.qk_rope_head_dim or 0)),
+    ):
         yield f"model.{key}", what, size, 1, key
-    for what, columns in (("columns of queries", model.qk_size),
-                          ("columns of keys and values", nope + model.v_size),
-                          ("columns of the heads", model.v_size)):  # fmt: skip
+    for what, columns in (
+        ("columns of queries", model.qk_size),
+        ("columns of keys and values", nope + model.v_size),
+        ("columns of the heads", model.v_size),
+    ):
         yield "parallel.tp", what, model.heads * columns, tp, "tp or other heads"
 
 

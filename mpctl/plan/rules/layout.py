@@ -101,9 +101,7 @@ def domain_rules(draft: LayoutDraft) -> Iterator[Check]:
         return
     named = " ".join(map(_members, shown))
     more = f" and {count - len(shown)} more" if count > len(shown) else ""
-    noun = (
-        "tensor-parallel group leaves its" if count == 1 else "tensor-parallel groups leave their"
-    )
+    noun = "tensor-parallel group leaves its" if count == 1 else "tensor-parallel groups leave their"
     message = f"{count} {noun} {domain_text(domain, topology.gpus_per_node)}: {named}{more}"
     allowed, offer = job.parallel.allow_tp_across_nodes, _tp_of_a_domain(job, domain.ranks)
     more = "" if allowed else "--allow-tp-across-nodes to do it on purpose"
@@ -157,12 +155,8 @@ def _tp_of_a_domain(job: JobSpec, ranks: int) -> Offer:
 def pipeline_rules(draft: LayoutDraft) -> Iterator[Check]:
     """The schedule exists, and the layers can be cut into stages, none of them much slower."""
     job, p = draft.job, draft.job.parallel
-    for conflict in schedule_conflicts(
-        p.schedule, stages=p.pp, microbatches=job.num_microbatches, chunks=p.vpp
-    ):
-        yield refusal(
-            conflict.rule, conflict.setting, conflict.message, *conflict.offers, more=conflict.hint
-        )
+    for conflict in schedule_conflicts(p.schedule, stages=p.pp, microbatches=job.num_microbatches, chunks=p.vpp):
+        yield refusal(conflict.rule, conflict.setting, conflict.message, *conflict.offers, more=conflict.hint)
     if job.model is None or (p.stage_balance == "cost" and not is_countable(job.model)):
         return
     layers = _stage_check(draft, "model.layers", job.model.all_layers)
@@ -190,12 +184,7 @@ def _stage_check(draft: LayoutDraft, where: str, layers: int) -> Check:
             "use fewer stages or more layers",
         )
     chunks = f" in {job.parallel.vpp} chunks" if job.parallel.vpp > 1 else ""
-    return Check(
-        "layers-per-stage",
-        "ok",
-        where,
-        f"{plural(layers, 'layer')}: {listed(counts)} a stage{chunks}",
-    )
+    return Check("layers-per-stage", "ok", where, f"{plural(layers, 'layer')}: {listed(counts)} a stage{chunks}")
 
 
 def _without_decoder(offer: Offer, job: JobSpec) -> Offer:
@@ -276,8 +265,13 @@ def _zero_size_check(job: JobSpec, size: int, held: int) -> Check:
     if size < held and not are_neighbours(p.order, job.sizes):
         message = f"order {p.order} has other ranks between cp and dp, of which runs of {size} are "
         message += "to share states"
-        return refusal(rule, where, message, Offer("parallel.order", (DEFAULT_ORDER,), "--order"),
-                       Offer(where, (held,), "zero_size"))  # fmt: skip
+        return refusal(
+            rule,
+            where,
+            message,
+            Offer("parallel.order", (DEFAULT_ORDER,), "--order"),
+            Offer(where, (held,), "zero_size"),
+        )
     copies = plural(held // size, "group holds", "groups hold")
     message = f"states are divided over {plural(size, 'rank')} of {of}: {copies} equal shares"
     return Check(rule, "ok", where, message)

@@ -47,10 +47,14 @@ def is_longest(model: ModelSpec) -> bool:
 def length_rules(job: JobSpec) -> Iterator[Check]:
     """A config.json states the longest possible sequence, not the length in training."""
     if job.model is not None and is_longest(job.model):
-        yield Check("config-length", "warning", "model.seq_length",
-                    f"{job.model.seq_length:,} tokens a sample, the config's "
-                    "max_position_embeddings: the longest that the model reads",
-                    f"for a shorter sample --set model.seq_length={USUAL_LENGTH}")  # fmt: skip
+        yield Check(
+            "config-length",
+            "warning",
+            "model.seq_length",
+            f"{job.model.seq_length:,} tokens a sample, the config's "
+            "max_position_embeddings: the longest that the model reads",
+            f"for a shorter sample --set model.seq_length={USUAL_LENGTH}",
+        )
 
 
 def head_rules(job: JobSpec) -> Iterator[Check]:
@@ -95,15 +99,22 @@ def rotary_rules(job: JobSpec) -> Iterator[Check]:
     if model is None or model.position != "rotary":
         return
     if model.head_dim is not None and model.head_dim % 2 and not model.is_mla:
-        yield Check("rotary-head-dim", "error", "model.head_dim",
-                    f"{model.head_dim} is odd, but rotary positions turn pairs of columns",
-                    f"use {model.head_dim + 1}, or model.position learned")  # fmt: skip
+        yield Check(
+            "rotary-head-dim",
+            "error",
+            "model.head_dim",
+            f"{model.head_dim} is odd, but rotary positions turn pairs of columns",
+            f"use {model.head_dim + 1}, or model.position learned",
+        )
     scaling = model.rotary_scaling
     if scaling is not None and scaling.high_freq_factor <= scaling.low_freq_factor:
-        yield Check("rotary-scaling", "error", "model.rotary_scaling.high_freq_factor",
-                    f"{scaling.high_freq_factor:g} is not above low_freq_factor "
-                    f"{scaling.low_freq_factor:g}",
-                    f"use a number above {scaling.low_freq_factor:g}")  # fmt: skip
+        yield Check(
+            "rotary-scaling",
+            "error",
+            "model.rotary_scaling.high_freq_factor",
+            f"{scaling.high_freq_factor:g} is not above low_freq_factor {scaling.low_freq_factor:g}",
+            f"use a number above {scaling.low_freq_factor:g}",
+        )
 
 
 def width_rules(job: JobSpec) -> Iterator[Check]:
@@ -154,9 +165,7 @@ def sequence_rules(job: JobSpec) -> Iterator[Check]:
         yield divides("cp-divides-sequence", "parallel.cp", seq, parts, "tokens", ways)
     if p.sequence_parallel and p.tp > 1:
         ways = f"use a sequence that is a multiple of {sequence_parts(p.tp, p.cp)}"
-        yield divides(
-            "tp-divides-sequence", "parallel.tp", seq // p.cp, p.tp, "tokens of a rank", ways
-        )
+        yield divides("tp-divides-sequence", "parallel.tp", seq // p.cp, p.tp, "tokens of a rank", ways)
 
 
 def memory_check(job: JobSpec, heaviest_bytes: int, stage: int) -> Check | None:
@@ -173,8 +182,7 @@ def memory_check(job: JobSpec, heaviest_bytes: int, stage: int) -> Check | None:
             rule,
             "warning",
             where,
-            f"stage {stage} needs {need} a rank, {over} above the {have} of {device.name} less "
-            f"{headroom:g} % headroom",
+            f"stage {stage} needs {need} a rank, {over} above the {have} of {device.name} less {headroom:g} % headroom",
             "raise tp, pp or zero, or training.recompute full",
         )
     return Check(rule, "ok", where, f"stage {stage}, the fullest, needs {need} of {have}")
@@ -195,8 +203,13 @@ def host_memory_check(job: JobSpec, node_bytes: int) -> Check | None:
     ways = "checkpoint.asynchronous false, or fewer replicas on a node"
     if job.training.offload_activations:
         ways = f"training.offload_activations false, {ways}"
-    return Check(rule, "warning", where, f"{need} {bytes_text(have)}, of which at most "
-                 f"{HOST_SHARE:.0%} are for them", f"use {ways}")  # fmt: skip
+    return Check(
+        rule,
+        "warning",
+        where,
+        f"{need} {bytes_text(have)}, of which at most {HOST_SHARE:.0%} are for them",
+        f"use {ways}",
+    )
 
 
 def family_rules(job: JobSpec) -> Iterator[Check]:
@@ -206,13 +219,21 @@ def family_rules(job: JobSpec) -> Iterator[Check]:
         return
     family = get_family(model.family)
     if model.position not in family.positions:
-        yield Check("family-positions", "error", "model.position",
-                    f"family {family.name} has no {model.position} positions",
-                    f"use {' or '.join(family.positions)}")  # fmt: skip
+        yield Check(
+            "family-positions",
+            "error",
+            "model.position",
+            f"family {family.name} has no {model.position} positions",
+            f"use {' or '.join(family.positions)}",
+        )
     if model.seq_length < (least := family.shortest_sequence):
-        yield Check("shortest-sequence", "error", "model.seq_length",
-                    f"{model.seq_length} is too short for a sample of family {family.name}",
-                    f"use {least} or more")  # fmt: skip
+        yield Check(
+            "shortest-sequence",
+            "error",
+            "model.seq_length",
+            f"{model.seq_length} is too short for a sample of family {family.name}",
+            f"use {least} or more",
+        )
     if model.norm_order not in family.norm_orders:
         others = [other.name for other in all_builtin() if model.norm_order in other.norm_orders]
         yield Check(
@@ -223,9 +244,13 @@ def family_rules(job: JobSpec) -> Iterator[Check]:
             f"use {' or '.join(family.norm_orders)}, or family {' or '.join(others)}",
         )
     if not family.grouped_queries and model.kv_heads != model.heads:
-        yield Check("family-kv-heads", "error", "model.kv_heads",
-                    f"{model.kv_heads}, but family {family.name} needs as many as heads, "
-                    f"{model.heads}", f"use {model.heads}")  # fmt: skip
+        yield Check(
+            "family-kv-heads",
+            "error",
+            "model.kv_heads",
+            f"{model.kv_heads}, but family {family.name} needs as many as heads, {model.heads}",
+            f"use {model.heads}",
+        )
 
 
 def relative_rules(job: JobSpec) -> Iterator[Check]:
@@ -236,14 +261,21 @@ def relative_rules(job: JobSpec) -> Iterator[Check]:
         return
     buckets, distance = model.relative_buckets, model.relative_max_distance
     if buckets % 2 or buckets < 4:
-        yield Check("relative-buckets", "error", "model.relative_buckets",
-                    f"{buckets} buckets are not an even number of at least 4",
-                    f"use {max(4, buckets + buckets % 2)}")  # fmt: skip
+        yield Check(
+            "relative-buckets",
+            "error",
+            "model.relative_buckets",
+            f"{buckets} buckets are not an even number of at least 4",
+            f"use {max(4, buckets + buckets % 2)}",
+        )
     elif distance <= buckets // 2:
-        yield Check("relative-distance", "error", "model.relative_max_distance",
-                    f"{distance} is not above the {buckets // 2} distances that have a bucket of "
-                    f"their own among {buckets}",
-                    f"use {buckets // 2 + 1} or more, or fewer relative_buckets")  # fmt: skip
+        yield Check(
+            "relative-distance",
+            "error",
+            "model.relative_max_distance",
+            f"{distance} is not above the {buckets // 2} distances that have a bucket of their own among {buckets}",
+            f"use {buckets // 2 + 1} or more, or fewer relative_buckets",
+        )
 
 
 def decoder_rules(job: JobSpec) -> Iterator[Check]:
@@ -257,26 +289,27 @@ def decoder_rules(job: JobSpec) -> Iterator[Check]:
         return
     usual = (
         ("decoder-layers", "decoder_layers", model.layers, "as many as encoder layers"),
-        ("decoder-length", "decoder_seq_length", family.target_length(model.seq_length),
-         "the targets of its samples"),
-    )  # fmt: skip
+        ("decoder-length", "decoder_seq_length", family.target_length(model.seq_length), "the targets of its samples"),
+    )
     for rule, key, value, what in usual:
         if getattr(model, key) is None:
-            yield Check(rule, "error", f"model.{key}", f"family {family.name} needs it",
-                        f"use {value} for {what}")  # fmt: skip
+            yield Check(rule, "error", f"model.{key}", f"family {family.name} needs it", f"use {value} for {what}")
     if model.decoder_seq_length:
         yield from _decoder_length(job, model.decoder_seq_length)
 
 
 def _no_decoder(model: ModelSpec) -> Iterator[Check]:
-    given = (("decoder-layers", "decoder_layers", "layers"),
-             ("decoder-length", "decoder_seq_length", "tokens"))  # fmt: skip
+    given = (("decoder-layers", "decoder_layers", "layers"), ("decoder-length", "decoder_seq_length", "tokens"))
     for rule, key, what in given:
         if (value := getattr(model, key)) is not None:
             others = [family.name for family in all_builtin() if family.has_decoder]
-            yield Check(rule, "error", f"model.{key}",
-                        f"family {model.family} has no decoder for {value} {what}",
-                        f"leave it out, or use family {' or '.join(others)}")  # fmt: skip
+            yield Check(
+                rule,
+                "error",
+                f"model.{key}",
+                f"family {model.family} has no decoder for {value} {what}",
+                f"leave it out, or use family {' or '.join(others)}",
+            )
 
 
 def _decoder_length(job: JobSpec, length: int) -> Iterator[Check]:

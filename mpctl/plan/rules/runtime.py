@@ -41,25 +41,20 @@ def not_run(job: JobSpec, profile: RuntimeProfile) -> Iterator[tuple[str, str]]:
     mode, zero = p.tensor_mode, p.zero if replicas(job) > 1 else 0
     sizes = {**job.expert_sizes, **job.sizes}
     settings = (
-        *((f"parallel.{axis.name}", f"{axis.name} {sizes[axis.name]}",
-           sizes[axis.name] == 1 or runs.has_axis(axis)) for axis in (*AXES, *EXPERT_AXES)),
-        ("parallel.tensor_mode", f"tensor_mode {mode}",
-         p.tp == 1 or not runs.tensor or mode in runs.tensor_modes),
+        *(
+            (f"parallel.{axis.name}", f"{axis.name} {sizes[axis.name]}", sizes[axis.name] == 1 or runs.has_axis(axis))
+            for axis in (*AXES, *EXPERT_AXES)
+        ),
+        ("parallel.tensor_mode", f"tensor_mode {mode}", p.tp == 1 or not runs.tensor or mode in runs.tensor_modes),
         ("parallel.vpp", f"vpp {p.vpp}", p.vpp == 1 or runs.chunks),
-        ("parallel.sequence_parallel", "sequence parallelism",
-         p.tp == 1 or not p.sequence_parallel or runs.sequence),
-        ("parallel.schedule", f"schedule {p.schedule}",
-         p.pp == 1 or p.vpp > 1 or p.schedule in runs.schedules),
-        ("parallel.order", f"order {p.order}",
-         not runs.orders or find_order(p.order, runs.orders, sizes) is not None),
+        ("parallel.sequence_parallel", "sequence parallelism", p.tp == 1 or not p.sequence_parallel or runs.sequence),
+        ("parallel.schedule", f"schedule {p.schedule}", p.pp == 1 or p.vpp > 1 or p.schedule in runs.schedules),
+        ("parallel.order", f"order {p.order}", not runs.orders or find_order(p.order, runs.orders, sizes) is not None),
         ("parallel.zero", f"zero {zero}", zero in (0, *runs.zero)),
-        ("parallel.zero_size", f"zero_size {p.zero_size}",
-         zero_copies(job) == 1 or runs.zero_sizes),
-        ("training.recompute", f"recompute {training.recompute}",
-         training.recompute in ("none", *runs.recompute)),
-        ("training.dtype", f"dtype {training.dtype}",
-         not runs.dtypes or training.dtype in runs.dtypes),
-    )  # fmt: skip
+        ("parallel.zero_size", f"zero_size {p.zero_size}", zero_copies(job) == 1 or runs.zero_sizes),
+        ("training.recompute", f"recompute {training.recompute}", training.recompute in ("none", *runs.recompute)),
+        ("training.dtype", f"dtype {training.dtype}", not runs.dtypes or training.dtype in runs.dtypes),
+    )
     return ((where, text) for where, text, is_run in settings if not is_run)
 
 
@@ -78,8 +73,13 @@ def start_rules(job: JobSpec) -> Iterator[Check]:
             f"{job.training.runtime}'s 1f1b refuses fewer than {p.pp - 1}, one for each stage "
             "before the last"
         )
-        yield refusal("pipeline-is-full", "parallel.pp", message, Offer("parallel.pp", sizes, "pp"),
-                      Offer(setting, (least,), setting))  # fmt: skip
+        yield refusal(
+            "pipeline-is-full",
+            "parallel.pp",
+            message,
+            Offer("parallel.pp", sizes, "pp"),
+            Offer(setting, (least,), setting),
+        )
     if job.model is not None and is_filled(job) and replicas(job) > 1:
         used = job_cut(job.model, p.pp).loss_stage + 1
         if used < p.pp:
@@ -87,5 +87,4 @@ def start_rules(job: JobSpec) -> Iterator[Check]:
                 f"{job.training.runtime} needs {used} of {p.pp} stages for the model, and torch's "
                 "DDP refuses a stage without parameters"
             )
-            yield refusal("stages-hold-something", "parallel.pp", message,
-                          more=f"use pp {used} or less")  # fmt: skip
+            yield refusal("stages-hold-something", "parallel.pp", message, more=f"use pp {used} or less")

@@ -47,9 +47,7 @@ def kept_experts(model: ModelSpec) -> int:
     return (model.experts or 0) // model.router_groups * model.router_groups_per_token
 
 
-def views_agree(
-    sizes: Mapping[str, int], expert_sizes: Mapping[str, int], order: str
-) -> bool:  # fmt: skip
+def views_agree(sizes: Mapping[str, int], expert_sizes: Mapping[str, int], order: str) -> bool:
     """Whether the view of the experts (`JobSpec.expert_sizes`) fills the same world as the dense
     one, and has the same pipelines: neighbours along pp are as many ranks apart in both.
 
@@ -64,9 +62,7 @@ def views_agree(
     if prod(sizes.values()) != prod(expert_sizes.values()):
         return False
     dense, experts = dense_order(order).split("-"), expert_order(order)
-    return sizes["pp"] == 1 or (
-        _ranks_between(dense, sizes) == _ranks_between(experts, expert_sizes)
-    )
+    return sizes["pp"] == 1 or (_ranks_between(dense, sizes) == _ranks_between(experts, expert_sizes))
 
 
 def _ranks_between(order: Sequence[str], sizes: Mapping[str, int]) -> int:
@@ -105,11 +101,7 @@ def stays_in_domain(tp: int, ranks: int) -> bool:
 def settings_of_1d(*, sequence_parallel: bool, cp: int, schedule: str) -> list[str]:
     """The names of the given settings that run only in tensor mode 1d. A grid cuts samples, not the
     sequence, between layers, and computes gradients of inputs and weights together."""
-    is_set = {
-        "sequence_parallel": sequence_parallel,
-        "cp": cp > 1,
-        "schedule": SCHEDULES[schedule].splits_backward,
-    }
+    is_set = {"sequence_parallel": sequence_parallel, "cp": cp > 1, "schedule": SCHEDULES[schedule].splits_backward}
     return [name for name, is_on in is_set.items() if is_on]
 
 

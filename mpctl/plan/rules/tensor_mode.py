@@ -186,9 +186,13 @@ def sample_rules(job: JobSpec) -> Iterator[Check]:
     more = f"micro batch {parts} with a global batch that is a multiple of {batch}"
     is_whole = (job.training.global_batch_size or batch) % batch == 0
     yield refusal(
-        rule, where, message, Offer(where, values, "micro batch", near=micro), *_other_modes(job),
+        rule,
+        where,
+        message,
+        Offer(where, values, "micro batch", near=micro),
+        *_other_modes(job),
         more="" if is_whole else more,
-    )  # fmt: skip
+    )
 
 
 def combination_rules(job: JobSpec) -> Iterator[Check]:
@@ -203,8 +207,7 @@ def combination_rules(job: JobSpec) -> Iterator[Check]:
         message = f"true is for tensor_mode 1d: {mode} cuts samples and hidden states between "
         message += "layers, and not the sequence"
         more = "--no-sequence-parallel"
-        yield refusal("tensor-mode-sequence", "parallel.sequence_parallel", message, in_1d,
-                      more=more)  # fmt: skip
+        yield refusal("tensor-mode-sequence", "parallel.sequence_parallel", message, in_1d, more=more)
     if "cp" in only_1d:
         message = f"a sequence shared by {p.cp} ranks is not run with tensor_mode {mode}"
         offer = Offer("parallel.cp", (1,), "cp")
@@ -214,12 +217,10 @@ def combination_rules(job: JobSpec) -> Iterator[Check]:
     if training.partition_activations:
         message = f"true is for tensor_mode 1d: {mode} cuts the inputs of layers already"
         more = "training.partition_activations false"
-        yield refusal("tensor-mode-partition", "training.partition_activations", message, in_1d,
-                      more=more)  # fmt: skip
+        yield refusal("tensor-mode-partition", "training.partition_activations", message, in_1d, more=more)
     if training.freeze:
         message = f"frozen parameters are not run with tensor_mode {mode}"
-        yield refusal("tensor-mode-freeze", "training.freeze", message, in_1d,
-                      more="no training.freeze")  # fmt: skip
+        yield refusal("tensor-mode-freeze", "training.freeze", message, in_1d, more="no training.freeze")
 
 
 def _schedule(job: JobSpec, in_1d: Offer) -> Check:

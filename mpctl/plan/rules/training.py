@@ -23,10 +23,13 @@ def rate_rules(job: JobSpec) -> Iterator[Check]:
     """The learning rate falls from its peak, and warm-up and decay fit into the steps."""
     t = job.training
     if t.lr_schedule != "constant" and t.lowest_rate > t.learning_rate:
-        yield Check("min-rate", "error", "training.min_learning_rate",
-                    f"{t.lowest_rate:g} is above learning_rate {t.learning_rate:g}, from "
-                    f"which {t.lr_schedule} goes down",
-                    f"use at most {t.learning_rate:g}, or lr_schedule constant")  # fmt: skip
+        yield Check(
+            "min-rate",
+            "error",
+            "training.min_learning_rate",
+            f"{t.lowest_rate:g} is above learning_rate {t.learning_rate:g}, from which {t.lr_schedule} goes down",
+            f"use at most {t.learning_rate:g}, or lr_schedule constant",
+        )
     if t.lr_decay_steps is not None:
         yield from _decay_steps(job, t.lr_decay_steps)
     yield from _wsd(job)
@@ -35,12 +38,21 @@ def rate_rules(job: JobSpec) -> Iterator[Check]:
 def _decay_steps(job: JobSpec, steps: int) -> Iterator[Check]:
     t, where = job.training, "training.lr_decay_steps"
     if t.lr_schedule == "constant":
-        yield Check("lr-decay-steps", "error", where, f"{steps}, but lr_schedule constant has no "
-                    "decay", "leave it out, or use lr_schedule linear, cosine or wsd")  # fmt: skip
+        yield Check(
+            "lr-decay-steps",
+            "error",
+            where,
+            f"{steps}, but lr_schedule constant has no decay",
+            "leave it out, or use lr_schedule linear, cosine or wsd",
+        )
     elif t.warmup_steps > steps:
-        yield Check("lr-decay-steps", "error", where,
-                    f"{steps} steps end before the warm-up of {t.warmup_steps}",
-                    f"use at least {t.warmup_steps}, or fewer warmup_steps")  # fmt: skip
+        yield Check(
+            "lr-decay-steps",
+            "error",
+            where,
+            f"{steps} steps end before the warm-up of {t.warmup_steps}",
+            f"use at least {t.warmup_steps}, or fewer warmup_steps",
+        )
 
 
 def _wsd(job: JobSpec) -> Iterator[Check]:
@@ -49,14 +61,29 @@ def _wsd(job: JobSpec) -> Iterator[Check]:
     room, given = max(1, end - t.warmup_steps), t.lr_wsd_decay_steps
     if t.lr_schedule != "wsd":
         if given is not None:
-            yield Check(rule, "error", where, f"{given}, but lr_schedule is {t.lr_schedule}",
-                        "leave it out, or use lr_schedule wsd")  # fmt: skip
+            yield Check(
+                rule,
+                "error",
+                where,
+                f"{given}, but lr_schedule is {t.lr_schedule}",
+                "leave it out, or use lr_schedule wsd",
+            )
     elif given is None:
-        yield Check(rule, "error", where, "lr_schedule wsd needs the length of its decay",
-                    f"use {max(1, room // 10)}, a tenth of what follows the warm-up")  # fmt: skip
+        yield Check(
+            rule,
+            "error",
+            where,
+            "lr_schedule wsd needs the length of its decay",
+            f"use {max(1, room // 10)}, a tenth of what follows the warm-up",
+        )
     elif given > room:
-        yield Check(rule, "error", where, f"{given} steps of decay are more than the {room} that "
-                    f"follow the warm-up, until step {end}", f"use at most {room}")  # fmt: skip
+        yield Check(
+            rule,
+            "error",
+            where,
+            f"{given} steps of decay are more than the {room} that follow the warm-up, until step {end}",
+            f"use at most {room}",
+        )
 
 
 WHERE = "training.freeze"
@@ -77,9 +104,13 @@ def freeze_rules(job: JobSpec) -> Iterator[Check]:
     frozen = [name for name in sizes if is_frozen(name)]
     count = f"{len(frozen)} of {len(sizes)} parameters"
     if len(frozen) == len(sizes):
-        yield Check("freeze-leaves-some", "error", WHERE,
-                    f"{' with '.join(map(repr, patterns))} freezes {count}, so nothing is trained",
-                    "leave out a pattern, or narrow one: layers.[0-5].* is 6 layers")  # fmt: skip
+        yield Check(
+            "freeze-leaves-some",
+            "error",
+            WHERE,
+            f"{' with '.join(map(repr, patterns))} freezes {count}, so nothing is trained",
+            "leave out a pattern, or narrow one: layers.[0-5].* is 6 layers",
+        )
     elif frozen:
         share = sum(sizes[name] for name in frozen) / sum(sizes.values())
         message = f"{count} are frozen, {share:.1%} of the model's elements"
@@ -93,9 +124,13 @@ def _matches_nothing(pattern: str, model: ModelSpec, names: list[str]) -> Check:
     of_one = [name for name in names if re.search(r"\.[1-9]\d*\.", name) is None]
     near = get_close_matches(pattern.strip("*.") or "*", of_one, n=3, cutoff=0.0)
     last = max(model.layers, model.decoder_layers or 0) - 1
-    return Check("freeze-matches", "error", WHERE,
-                 f"{pattern!r} matches none of {len(names)} parameters, with layers 0 to {last}",
-                 f"a pattern must match a whole name, such as {', '.join(near)}")  # fmt: skip
+    return Check(
+        "freeze-matches",
+        "error",
+        WHERE,
+        f"{pattern!r} matches none of {len(names)} parameters, with layers 0 to {last}",
+        f"a pattern must match a whole name, such as {', '.join(near)}",
+    )
 
 
 def attention_rules(job: JobSpec) -> Iterator[Check]:
@@ -127,10 +162,12 @@ def batch_rules(job: JobSpec) -> Iterator[Check]:
         down, up = batch // per_pass * per_pass, -(-batch // per_pass) * per_pass
         legal = tuple(k for k in divisors(batch) if batch % (k * dp) == 0)
         yield refusal(
-            rule, where, f"{plural(batch, 'sample')} cannot be divided by {product}",
+            rule,
+            where,
+            f"{plural(batch, 'sample')} cannot be divided by {product}",
             Offer(where, tuple(sorted({down or up, up})), "a global batch of"),
             Offer("training.micro_batch_size", legal, "micro batch", near=t.micro_batch_size),
-        )  # fmt: skip
+        )
     else:
         count = plural(batch // per_pass, "micro batch", "micro batches")
         message = f"{plural(batch, 'sample')} = {product} x {count}"
@@ -148,9 +185,7 @@ def recompute_rules(job: JobSpec) -> Iterator[Check]:
     if t.partition_activations and job.parallel.sequence_parallel:
         message = "true has no effect: sequence parallelism shards the saved inputs already"
         hint = "use false, or --no-sequence-parallel"
-        yield Check(
-            "partition-or-sequence", "error", "training.partition_activations", message, hint
-        )
+        yield Check("partition-or-sequence", "error", "training.partition_activations", message, hint)
 
 
 def module_rules(job: JobSpec) -> Iterator[Check]:
@@ -186,19 +221,12 @@ def slow_dtype(job: JobSpec) -> Iterator[Check]:
     """fp32 on a modern GPU is many times slower than 16-bit products; on a CPU, where jobs are
     tried out, it is the usual choice."""
     device, dtype = job.cluster.device, job.training.dtype
-    if (
-        device is None
-        or device.is_cpu
-        or dtype not in ("fp32", "fp64")
-        or dtype not in device.peak_flops
-    ):
+    if device is None or device.is_cpu or dtype not in ("fp32", "fp64") or dtype not in device.peak_flops:
         return
     times = {half: device.peak_flops.get(half, 0) / device.peak_flops[dtype] for half in HALVES}
     half = max(HALVES, key=times.__getitem__)
     if times[half] > 1:
-        message = (
-            f"{dtype} on {device.name}: products in {half} are {times[half]:.3g} times as fast"
-        )
+        message = f"{dtype} on {device.name}: products in {half} are {times[half]:.3g} times as fast"
         hint = f"use --dtype {half}"
         if dtype == "fp32" and "tf32" in device.peak_flops:
             rate = device.peak_flops["tf32"] / device.peak_flops[dtype]

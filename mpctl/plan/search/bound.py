@@ -64,8 +64,9 @@ def pass_bound(work: OpTimes, slow: float) -> PassBound:
     return PassBound(
         work.forward + work.tp_forward + work.cp_forward + work.ep_forward,
         work.dgrad + work.wgrad + work.tp_backward + work.cp_backward + work.ep_backward,
-        slow * work.host_forward, slow * work.host_backward,
-    )  # fmt: skip
+        slow * work.host_forward,
+        slow * work.host_backward,
+    )
 
 
 def total_of(passes: Sequence[tuple[int, PassBound]]) -> PassBound:
@@ -283,18 +284,14 @@ class StepTimeBound:
             overlapped += costs.ends.forward + costs.ends.host_forward
         m, host = self.space.microbatches(family), self.host[family.pp > 1] * family.vpp
         works = [
-            (costs.whole if family.pp == 1 else self._stage_work(costs, stage)).with_host(host)
-            for stage in stages
+            (costs.whole if family.pp == 1 else self._stage_work(costs, stage)).with_host(host) for stage in stages
         ]
         starts = [self._before(costs, stage).forward_seconds for stage in stages]
         around = [self._fill(costs, family, stage) for stage in stages]
         for layout in layouts:
             try:
                 held = {stage.layers: stage for stage in stages}
-                by_layers = {
-                    layers: self._sent(layout, costs, stage, overlapped)
-                    for layers, stage in held.items()
-                }
+                by_layers = {layers: self._sent(layout, costs, stage, overlapped) for layers, stage in held.items()}
                 sent = [by_layers[stage.layers] for stage in stages]
             except MissingLink:
                 yield inf, layout
@@ -315,9 +312,7 @@ class StepTimeBound:
         overlap = self.evaluator.profile.overlap
         return exposed_seconds(sent, overlap.zero, overlap.drag, computed)
 
-    def _sent(
-        self, layout: LayoutSettings, costs: CostBounds, stage: StageLayers, overlapped: float
-    ) -> SentBound:  # fmt: skip
+    def _sent(self, layout: LayoutSettings, costs: CostBounds, stage: StageLayers, overlapped: float) -> SentBound:
         """The messages of a stage's replicas and its update: overlapped as far as `overlapped`
         seconds of the longest backward allow. Several layers may share a bucket. Raises MissingLink
         where a link that they need states no bandwidth."""
@@ -347,9 +342,7 @@ class StepTimeBound:
         after = stepped * moved / speed.bandwidth + self.host_step
         return SentBound(passes, after + exposed_seconds(once, share, overlap.drag, overlapped))
 
-    def _groups(
-        self, layout: LayoutSettings, zero: int
-    ) -> Iterator[tuple[str, ReplicaGroup]]:  # fmt: skip
+    def _groups(self, layout: LayoutSettings, zero: int) -> Iterator[tuple[str, ReplicaGroup]]:
         """The replicas of each view, by its name."""
         copies = {DENSE: layout.copies, EXPERTS: gcd(layout.copies, layout.edp)}
         held = {DENSE: (layout.replicas, "dp_cp")}

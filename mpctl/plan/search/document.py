@@ -200,12 +200,7 @@ def _layout_entry(choice: LayoutReport, command: CommandLine) -> LayoutEntry:
 
 
 def _alike_entry(seconds: float, size: int, layout: LayoutSettings) -> Json:
-    return {
-        "settings": layout._asdict(),
-        "step_seconds": seconds,
-        "peak_bytes": size,
-        "layout": layout_text(layout),
-    }
+    return {"settings": layout._asdict(), "step_seconds": seconds, "peak_bytes": size, "layout": layout_text(layout)}
 
 
 def csv_rows(document: SearchDocument) -> Iterator[list[object]]:

@@ -61,9 +61,7 @@ class FirstStage(NamedTuple):
 class _SharedTimes(dict[int, Value]):
     """Times by the id of a layer or end: those of `shared_ids` are kept in `shared`."""
 
-    def __init__(
-        self, own: dict[int, Value], shared: dict[int, Value], shared_ids: frozenset[int]
-    ) -> None:
+    def __init__(self, own: dict[int, Value], shared: dict[int, Value], shared_ids: frozenset[int]) -> None:
         self.own, self.shared, self.shared_ids = own, shared, shared_ids
 
     def get(self, key: int, default: Any = None) -> Any:
@@ -148,10 +146,7 @@ class LayoutEvaluator:
             if of_experts:
                 dense = layout._replace(ep=1, etp=1)
                 plain = (dense.layer_key, over_tp, (), over_cp, step)
-                shared = self.cached(
-                    plain,
-                    lambda: self._known_times(dense, job_layout, over_tp, (), over_cp, step),
-                )
+                shared = self.cached(plain, lambda: self._known_times(dense, job_layout, over_tp, (), over_cp, step))
                 flows = self._without_experts(job_layout.table)
                 known = KnownTimes(
                     _SharedTimes(known.linear, shared.linear, flows),
@@ -161,9 +156,7 @@ class LayoutEvaluator:
             self.cache[key] = known
         return OperatorTimer(job_layout, self.speed, network, self.profile, known)
 
-    def _known_times(
-        self, layout: LayoutSettings, job_layout: JobLayout, *routes_and_step: Hashable
-    ) -> KnownTimes:
+    def _known_times(self, layout: LayoutSettings, job_layout: JobLayout, *routes_and_step: Hashable) -> KnownTimes:
         """Times to be shared by layouts of this layer key: those of linear layers with all of as
         many rows, unless ranks of cp compute keys and values of each other's rows (latent
         attention), or samples are counted (experts)."""
@@ -179,12 +172,9 @@ class LayoutEvaluator:
 
     def _without_experts(self, table: OperatorTable) -> frozenset[int]:
         """The layers and ends that have no experts, by id."""
-        flows = [
-            flow for stack in table.flows for flow in (*stack.ends, *(k for _, k in stack.runs))
-        ]
+        flows = [flow for stack in table.flows for flow in (*stack.ends, *(k for _, k in stack.runs))]
         return self.cached(
-            ("without experts", id(table)),
-            lambda: frozenset(id(flow) for flow in flows if not flow.part.has_experts),
+            ("without experts", id(table)), lambda: frozenset(id(flow) for flow in flows if not flow.part.has_experts)
         )
 
     @cached_property
@@ -253,13 +243,10 @@ class LayoutEvaluator:
         key = ("communicators", *layout.rank_sizes, *mode, layout.copies, layout.zero > 0)
         return self.cached(key, lambda: Communicators(self.job_layout(layout)))
 
-    def _memory(
-        self, layout: LayoutSettings, communicators: Communicators | None = None
-    ) -> LayoutMemory:
+    def _memory(self, layout: LayoutSettings, communicators: Communicators | None = None) -> LayoutMemory:
         job_layout = self.job_layout(layout)
         shapes: ActivationShapes = self.cached(
-            (layout.layer_key, "shapes", adds_products(job_layout)),
-            lambda: activation_shapes(job_layout),
+            (layout.layer_key, "shapes", adds_products(job_layout)), lambda: activation_shapes(job_layout)
         )
         return LayoutMemory(job_layout, shapes, self.known_memory, communicators)
 
@@ -323,9 +310,7 @@ def missing_link(evaluator: LayoutEvaluator) -> Link | None:
     """The network level without a bandwidth that prevents timing a layout that fits the memory:
     intra_node or inter_node; None where none fits, or each of them can be timed."""
     cluster, domain = evaluator.space.job.cluster, evaluator.space.domain.ranks
-    sizes: dict[Link, int] = {
-        "inter_node": -(-evaluator.space.world // domain), "intra_node": domain
-    }  # fmt: skip
+    sizes: dict[Link, int] = {"inter_node": -(-evaluator.space.world // domain), "intra_node": domain}
     level = next((name for name, n in sizes.items() if n > 1 and not getattr(cluster, name)), None)
     memory = evaluator.usable_memory
     if level is None or evaluator.min_state_bytes > memory:

@@ -124,9 +124,7 @@ class LayoutGroup(NamedTuple):
         return tuple(point for point in self.members if point != self.plainest)
 
 
-def without_other_orders(
-    points: Sequence[EvaluatedLayout], point: EvaluatedLayout
-) -> list[EvaluatedLayout] | None:
+def without_other_orders(points: Sequence[EvaluatedLayout], point: EvaluatedLayout) -> list[EvaluatedLayout] | None:
     """The points without those that differ from this one only in the order of their axes; None if
     one of these is better than this one."""
     layout = point.layout._replace(order="")
@@ -192,9 +190,7 @@ def plainest_first(groups: Sequence[LayoutGroup], band: float) -> list[LayoutGro
         row = rows.setdefault(idea_of(group.plainest.layout).row, [])
         if not row or group.plainest.seconds <= most:
             row.append(group)
-    merged = [
-        LayoutGroup(tuple(sorted(p for g in row for p in g.members))) for row in rows.values()
-    ]
+    merged = [LayoutGroup(tuple(sorted(p for g in row for p in g.members))) for row in rows.values()]
     best = sorted(merged, key=lambda group: group.plainest)
     near = [group for group in best if group.plainest.seconds <= most] or best[:1]
     first = min(near, key=lambda group: (complexity(group.plainest.layout), group.plainest))
@@ -283,9 +279,8 @@ class BranchAndBound:
     """A running search: the best layouts so far, and bounds on the memory of families."""
 
     def __init__(
-        self, space: SearchSpace, evaluator: LayoutEvaluator, top: int, budgets: int,
-        on_note: Note | None = None,
-    ) -> None:  # fmt: skip
+        self, space: SearchSpace, evaluator: LayoutEvaluator, top: int, budgets: int, on_note: Note | None = None
+    ) -> None:
         self.space, self.evaluator, self.bound = space, evaluator, StepTimeBound(evaluator)
         self.evaluated: list[EvaluatedLayout] = []
         self.is_complete = True
@@ -340,9 +335,7 @@ class BranchAndBound:
             elif needed > self.budgets[0].limit:
                 self.too_large_count += sum(1 for _ in self.space.members(part))
 
-    def _families(
-        self, axes: LayoutSettings, bound: float
-    ) -> Iterator[tuple[float, LayoutSettings]]:
+    def _families(self, axes: LayoutSettings, bound: float) -> Iterator[tuple[float, LayoutSettings]]:
         idea = idea_of(axes)
         if not self._wants(bound, 0.0, idea):  # a better one was found since
             return
@@ -353,9 +346,7 @@ class BranchAndBound:
             if self._wants(bound, 0.0, idea):
                 yield bound, family
 
-    def _members(
-        self, family: LayoutSettings, bound: float
-    ) -> Iterator[tuple[float, LayoutSettings]]:
+    def _members(self, family: LayoutSettings, bound: float) -> Iterator[tuple[float, LayoutSettings]]:
         """The layouts of a family whose ZeRO stage leaves them small enough."""
         sizes = dict[int, float]()
         for zero in self.space.zero_stages(family):
@@ -394,9 +385,7 @@ class BranchAndBound:
         if self._wants(bound, size, idea):
             self._add(layout, size, self.budgets)
 
-    def _add(
-        self, layout: LayoutSettings, size: int, budgets: Sequence[BestIdeas | LeastMemory]
-    ) -> None:
+    def _add(self, layout: LayoutSettings, size: int, budgets: Sequence[BestIdeas | LeastMemory]) -> None:
         seconds = self.evaluator.step_seconds(layout)
         if seconds is not None and self.evaluator.is_legal(layout):
             point = EvaluatedLayout(seconds, size, layout)
@@ -450,9 +439,7 @@ class BranchAndBound:
         found.groups = self.budgets[0].groups()
         rest = {group.plainest for budget in self.budgets[1:] for group in budget.groups()}
         for point in (*found.best[:1], *sorted(rest)):
-            if not found.front or (
-                point.seconds > found.front[-1].seconds and point.bytes < found.front[-1].bytes
-            ):
+            if not found.front or (point.seconds > found.front[-1].seconds and point.bytes < found.front[-1].bytes):
                 found.front.append(point)
         return found
 

@@ -102,9 +102,7 @@ def _changed_layouts(job: JobSpec, given: LayoutSettings, changes: int) -> Itera
                 yield layout
 
 
-def _fastest(
-    bound: StepTimeBound, layouts: Iterable[LayoutSettings], count: int
-) -> list[EvaluatedLayout]:
+def _fastest(bound: StepTimeBound, layouts: Iterable[LayoutSettings], count: int) -> list[EvaluatedLayout]:
     evaluator, memory = bound.evaluator, bound.evaluator.usable_memory
     fitting = (one for one in layouts if evaluator.min_bytes(one, one.zero) <= memory)
     by_bound = sorted((bound.of_family(one), one) for one in fitting)
@@ -120,9 +118,7 @@ def _fastest(
     return fastest[:count]
 
 
-def nothing_fits(
-    request: SearchRequest, counts: Sequence[int], on_progress: Progress
-) -> InputError:
+def nothing_fits(request: SearchRequest, counts: Sequence[int], on_progress: Progress) -> InputError:
     """The error if nothing was found: whether any layout is legal, and changes that may make one
     fit."""
     where = f"{' or '.join(f'{count:,}' for count in counts)} {'GPU' if counts == [1] else 'GPUs'}"

@@ -50,9 +50,13 @@ class SearchRequest:
 
 
 def read_request(
-    source: str | None, overrides: Mapping[str, Any], fix: Sequence[str],
-    largest: Mapping[str, int], price: float | None = None, tokens: int | None = None,
-) -> SearchRequest:  # fmt: skip
+    source: str | None,
+    overrides: Mapping[str, Any],
+    fix: Sequence[str],
+    largest: Mapping[str, int],
+    price: float | None = None,
+    tokens: int | None = None,
+) -> SearchRequest:
     """The request of a command line: settings of `overrides` and `fix` (`["tp=2"]`) that are fields
     of a layout are fixed, as is a tensor mode other than 1d that the job sets; any other setting
     changes the job. Raises InputError."""
@@ -92,12 +96,17 @@ def _require_searchable(job: JobSpec) -> None:
     if job.model is None:
         raise InputError.of("no-model", "model", "a search needs a model", "use --model gpt2, say")
     if job.cluster.device is None:
-        raise InputError.of("no-device", "cluster.device", "a search needs a device's figures",
-                            "use --cluster selene, say; `mpctl presets` lists all")  # fmt: skip
+        raise InputError.of(
+            "no-device",
+            "cluster.device",
+            "a search needs a device's figures",
+            "use --cluster selene, say; `mpctl presets` lists all",
+        )
     for key in CUTS:
         if getattr(job.parallel, key) is not None:
-            raise InputError.of("cut-is-searched", f"parallel.{key}", "is given, and the search "
-                                "cuts the layers itself", "leave it out")  # fmt: skip
+            raise InputError.of(
+                "cut-is-searched", f"parallel.{key}", "is given, and the search cuts the layers itself", "leave it out"
+            )
 
 
 def require_answerable(request: SearchRequest, objective: str) -> None:
@@ -106,11 +115,11 @@ def require_answerable(request: SearchRequest, objective: str) -> None:
         return
     if request.tokens is None:
         message = f"{objective} are of a run" if objective == "days" else "energy is of a run"
-        raise InputError.of("no-tokens", "--tokens", f"{message} of so many tokens",
-                            "name them: --tokens 1T, say")  # fmt: skip
+        raise InputError.of("no-tokens", "--tokens", f"{message} of so many tokens", "name them: --tokens 1T, say")
     if objective == "energy" and power_of_gpu(request.job.cluster) is None:
-        raise InputError.of("no-power", "cluster.operations.watts_per_gpu", "no power is known",
-                            "set it, or cluster.device.watts")  # fmt: skip
+        raise InputError.of(
+            "no-power", "cluster.operations.watts_per_gpu", "no power is known", "set it, or cluster.device.watts"
+        )
 
 
 def varied(space: SearchSpace) -> list[str]:
@@ -123,9 +132,7 @@ def varied(space: SearchSpace) -> list[str]:
     every = list(space.axes())
     pipelines = {key: list(space.pipelines(*key)) for key in set(map(stages, every))}
     families = [axes for axes in every if pipelines[stages(axes)]]
-    values: dict[str, set[Any]] = {
-        name: {getattr(axes, name) for axes in families} for name in FIELDS
-    }
+    values: dict[str, set[Any]] = {name: {getattr(axes, name) for axes in families} for name in FIELDS}
     for at, name in enumerate(("vpp", "schedule", "stage_balance")):
         values[name] = {cut[at] for cuts in pipelines.values() for cut in cuts}
     of_sizes = {family.rank_sizes: family for family in families}
@@ -146,8 +153,12 @@ def with_gpus(job: JobSpec, gpus: int) -> JobSpec:
     per_node = job.cluster.gpus_per_node or 1
     if gpus > per_node and gpus % per_node:
         near = sorted({gpus // per_node * per_node, -(-gpus // per_node) * per_node})
-        raise InputError.of("gpus-fill-nodes", "--gpus", f"{gpus} GPUs do not fill nodes of "
-                            f"{per_node}", f"use {' or '.join(map(str, near))}")  # fmt: skip
+        raise InputError.of(
+            "gpus-fill-nodes",
+            "--gpus",
+            f"{gpus} GPUs do not fill nodes of {per_node}",
+            f"use {' or '.join(map(str, near))}",
+        )
     size = {"nodes": max(1, gpus // per_node), "gpus_per_node": min(gpus, per_node)}
     cluster = job.cluster.model_copy(update=size)
     free = job.parallel.model_copy(update={FILLING: None})
@@ -169,6 +180,7 @@ def gpu_counts(gpus: str | Sequence[int] | None, objective: str, job: JobSpec) -
         given = []
     counts = sorted({count for count in given or () if isinstance(count, int)})
     if not counts or counts[0] < 1 or len(counts) < len(set(given or ())):
-        raise InputError.of("bad-gpus", "--gpus", f"{gpus!r} is not a list of counts",
-                            "for example --gpus 8,16,32, or --gpus all")  # fmt: skip
+        raise InputError.of(
+            "bad-gpus", "--gpus", f"{gpus!r} is not a list of counts", "for example --gpus 8,16,32, or --gpus all"
+        )
     return counts if objective in OVER_COUNTS else sorted({*counts, job.world_size})

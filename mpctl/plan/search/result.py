@@ -110,9 +110,7 @@ class LayoutReport:
 
 
 def layout_reports(
-    evaluator: LayoutEvaluator,
-    found: Iterable[EvaluatedLayout],
-    request: SearchRequest | None = None,
+    evaluator: LayoutEvaluator, found: Iterable[EvaluatedLayout], request: SearchRequest | None = None
 ) -> list[LayoutReport]:
     """The layouts that a search found, each with its job and the parts of its step, and the run of
     the request's tokens."""
@@ -162,9 +160,7 @@ def _difference(best: LayoutReport, other: LayoutReport) -> str:
     text = f"{seconds_text(abs(slower))} ({share:.1%}) {word}"
     ours, theirs = best.time.parts(), other.time.parts()
     names = dict.fromkeys((*ours, *theirs))
-    differences = sorted(
-        ((theirs.get(n, 0.0) - ours.get(n, 0.0), n) for n in names), key=lambda pair: -abs(pair[0])
-    )
+    differences = sorted(((theirs.get(n, 0.0) - ours.get(n, 0.0), n) for n in names), key=lambda pair: -abs(pair[0]))
     shown = [
         f"{name} {'+' if difference > 0 else '−'}{seconds_text(abs(difference))}"
         for difference, name in differences[:SHOWN_PARTS]
@@ -211,9 +207,15 @@ class SearchResult:
 
 
 def answer_search(
-    request: SearchRequest, counts: Sequence[int], *, top: int, objective: str, exhaustive: bool,
-    on_progress: Progress, on_note: Note | None = None,
-) -> SearchResult:  # fmt: skip
+    request: SearchRequest,
+    counts: Sequence[int],
+    *,
+    top: int,
+    objective: str,
+    exhaustive: bool,
+    on_progress: Progress,
+    on_note: Note | None = None,
+) -> SearchResult:
     """Search each number of GPUs in counts. top: layouts wanted; exhaustive: evaluate every layout.
 
     On one number of GPUs the layout of least days, cost or energy is the fastest one, as nearly as
@@ -228,10 +230,15 @@ def answer_search(
 
     def search(gpus: int, *, top: int, budgets: int) -> FoundLayouts:
         found = find_layouts(
-            evaluators[gpus].space, top=top, budgets=budgets, objective=aim, exhaustive=exhaustive,
-            evaluator=evaluators[gpus], on_note=on_note,
+            evaluators[gpus].space,
+            top=top,
+            budgets=budgets,
+            objective=aim,
+            exhaustive=exhaustive,
+            evaluator=evaluators[gpus],
+            on_note=on_note,
             on_progress=lambda stage, done, n: on_progress(f"{stage}, {gpus} GPUs", done, n),
-        )  # fmt: skip
+        )
         result.estimated += len(found.evaluated)
         result.too_large += found.too_large
         result.is_complete &= found.is_complete
@@ -265,9 +272,7 @@ def _add_count(result: SearchResult, evaluator: LayoutEvaluator, found: FoundLay
         result.why_none[gpus] = untimed if level else "nothing fits"
 
 
-def _add_best(
-    result: SearchResult, evaluator: LayoutEvaluator, found: FoundLayouts, top: int
-) -> None:
+def _add_best(result: SearchResult, evaluator: LayoutEvaluator, found: FoundLayouts, top: int) -> None:
     request = result.request
     result.searched = varied(evaluator.space)
     groups = found.groups
@@ -278,9 +283,7 @@ def _add_best(
     result.best = [
         replace(report, alike=group.others)
         for group, report in zip(
-            groups[:top],
-            layout_reports(evaluator, (group.plainest for group in groups[:top]), request),
-            strict=True,
+            groups[:top], layout_reports(evaluator, (group.plainest for group in groups[:top]), request), strict=True
         )
     ]
     result.front = layout_reports(evaluator, found.front, request)
@@ -308,9 +311,7 @@ def cost_of(choice: LayoutReport, objective: str) -> float:
     the run, or of a billion tokens where no run is known."""
     if choice.run is None:
         return choice.gpu_hours_per_billion
-    return {"days": choice.run.days, "energy": choice.run.watt_hours or 0.0}.get(
-        objective, choice.run.gpu_hours
-    )
+    return {"days": choice.run.days, "energy": choice.run.watt_hours or 0.0}.get(objective, choice.run.gpu_hours)
 
 
 def _evaluator(request: SearchRequest, gpus: int) -> LayoutEvaluator:
@@ -321,17 +322,13 @@ def _evaluator(request: SearchRequest, gpus: int) -> LayoutEvaluator:
         raise InputError.of("no-step-time", "cluster.device", str(missing), hint) from None
 
 
-def why_nothing(
-    request: SearchRequest, evaluator: LayoutEvaluator, on_progress: Progress
-) -> InputError:
+def why_nothing(request: SearchRequest, evaluator: LayoutEvaluator, on_progress: Progress) -> InputError:
     """The error where no layout of the job's number of GPUs fits and can be timed."""
     gpus = request.job.world_size
     return _no_time(request, {gpus: evaluator}) or nothing_fits(request, [gpus], on_progress)
 
 
-def _no_time(
-    request: SearchRequest, evaluators: Mapping[int, LayoutEvaluator]
-) -> InputError | None:
+def _no_time(request: SearchRequest, evaluators: Mapping[int, LayoutEvaluator]) -> InputError | None:
     for gpus, evaluator in evaluators.items():
         if level := missing_link(evaluator):
             hint = link_hint(request.job.cluster, level)
@@ -380,9 +377,7 @@ def search_layouts(
     """
     sizes = {"tp": max_tp, "pp": max_pp, "cp": max_cp}
     most = {axis: size for axis, size in sizes.items() if size is not None}
-    _require_possible(
-        objective, price, tokens, {"top": top} | {f"max_{a}": n for a, n in most.items()}
-    )
+    _require_possible(objective, price, tokens, {"top": top} | {f"max_{a}": n for a, n in most.items()})
     request = read_request(source, overrides or {}, fix, most, price, tokens)
     return answer_search(
         request,
@@ -394,9 +389,7 @@ def search_layouts(
     )
 
 
-def _require_possible(
-    objective: str, price: float | None, tokens: int | None, counts: Mapping[str, int]
-) -> None:
+def _require_possible(objective: str, price: float | None, tokens: int | None, counts: Mapping[str, int]) -> None:
     """Raises InputError for values that the options of the command refuse as well."""
     issues = [
         Issue("bad-value", name, f"{count!r} is no number from 1", "use 1 or more")

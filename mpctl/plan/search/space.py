@@ -250,9 +250,7 @@ class SearchSpace:
         layout = JobLayout.of(self.job_of(self.replicated._replace(recompute="selective")))
         shapes = activation_shapes(layout)
         spares = any(
-            layer_activations(shapes, block).recomputed
-            for stack in layout.table.stacks
-            for block in stack.kinds
+            layer_activations(shapes, block).recomputed for stack in layout.table.stacks for block in stack.kinds
         )
         return [mode for mode in modes if spares or mode != "selective"]
 
@@ -278,8 +276,9 @@ class SearchSpace:
             return layouts
         return (
             layout if size is None else layout._replace(zero_size=size)
-            for layout in layouts for size in self.zero_sizes(layout)
-        )  # fmt: skip
+            for layout in layouts
+            for size in self.zero_sizes(layout)
+        )
 
     @cached_property
     def _cuts_states(self) -> bool:
@@ -347,10 +346,15 @@ class SearchSpace:
         dp, micro = self.world // grid.size, grid.sample_parts
         job = self.job_of(
             self.replicated._replace(
-                tp=grid.size, dp=dp, zero=zero, micro_batch_size=micro, recompute="none",
-                tensor_mode=grid.mode, tensor_depth=grid.axes.get("depth"),
+                tp=grid.size,
+                dp=dp,
+                zero=zero,
+                micro_batch_size=micro,
+                recompute="none",
+                tensor_mode=grid.mode,
+                tensor_depth=grid.axes.get("depth"),
             )
-        )  # fmt: skip
+        )
         tables = {
             "parallel": job.parallel.model_copy(update={"allow_tp_across_nodes": True}),
             "training": job.training.model_copy(update={"global_batch_size": micro * dp}),
@@ -490,10 +494,7 @@ class SearchSpace:
         return given.model_copy(update=changes)
 
 
-MEMBER_SETTINGS = (
-    MemberSetting("zero", SearchSpace.zero_stages),
-    MemberSetting("order", SearchSpace.orders),
-)
+MEMBER_SETTINGS = (MemberSetting("zero", SearchSpace.zero_stages), MemberSetting("order", SearchSpace.orders))
 
 
 @lru_cache(maxsize=4096)

@@ -136,8 +136,12 @@ def staged_folder(out: Path, mode: int = 0o777) -> Iterator[Path]:
     """A directory that is renamed to `out` at the end; InputError when `out` is occupied or cannot
     be written. mode: of the directory, less the umask."""
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
-        raise InputError.of("out-occupied", str(out), "already holds something, nothing was "
-                            "written", "name a directory that is not there yet")  # fmt: skip
+        raise InputError.of(
+            "out-occupied",
+            str(out),
+            "already holds something, nothing was written",
+            "name a directory that is not there yet",
+        )
     out = out.absolute()
     work = temporary_path(out)
     try:

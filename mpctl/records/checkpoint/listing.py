@@ -134,15 +134,10 @@ def verify_document(found: CheckpointPath, on_progress: Progress) -> Checkpoints
     """These checkpoints with each byte compared: about a second a GB."""
     total = sum(checkpoint_bytes(folder) for _, folder in found.saved)
     on_bytes = counted("verify", total, on_progress)
-    return _document(
-        found,
-        [describe(step, folder, hashed=True, on_bytes=on_bytes) for step, folder in found.saved],
-    )
+    return _document(found, [describe(step, folder, hashed=True, on_bytes=on_bytes) for step, folder in found.saved])
 
 
-def describe(
-    step: int, folder: Path, *, hashed: bool = False, on_bytes: OnBytes | None = None
-) -> CheckpointEntry:
+def describe(step: int, folder: Path, *, hashed: bool = False, on_bytes: OnBytes | None = None) -> CheckpointEntry:
     """One checkpoint; never raises for its content."""
     began = time.perf_counter()
     issues = find_damage(folder, hashed=hashed, on_bytes=on_bytes)
@@ -213,12 +208,7 @@ def inspect_document(found: CheckpointPath) -> InspectDocument:
 
 def _document(found: CheckpointPath, entries: list[CheckpointEntry]) -> CheckpointsDocument:
     set_aside = sorted(str(path) for path in found.root.glob("damaged-*"))
-    return {
-        "schema": "mpctl.checkpoints/1",
-        "path": str(found.root),
-        "checkpoints": entries,
-        "set_aside": set_aside,
-    }
+    return {"schema": "mpctl.checkpoints/1", "path": str(found.root), "checkpoints": entries, "set_aside": set_aside}
 
 
 def _shard_row(shard: ShardFile, record: ShardRecord) -> ShardRow:

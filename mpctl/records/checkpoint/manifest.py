@@ -197,16 +197,8 @@ class ShardRecord(FileDigest):
     frozen: list[str] = []
 
     @classmethod
-    def of(
-        cls, file: FileDigest, parameters: dict[str, ParameterPlacement], frozen: list[str]
-    ) -> ShardRecord:
-        return cls(
-            bytes=file.bytes,
-            sha256=file.sha256,
-            checksums=file.checksums,
-            parameters=parameters,
-            frozen=frozen,
-        )
+    def of(cls, file: FileDigest, parameters: dict[str, ParameterPlacement], frozen: list[str]) -> ShardRecord:
+        return cls(bytes=file.bytes, sha256=file.sha256, checksums=file.checksums, parameters=parameters, frozen=frozen)
 
     def write(self, path: Path) -> None:
         document = self.model_dump(mode="json", exclude_none=True)

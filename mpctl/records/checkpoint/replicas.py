@@ -74,8 +74,7 @@ def shard_files(views: Sequence[Replicas]) -> dict[int, ShardFile]:
     return {
         rank: ShardFile(name=f"shard-{number}", coords=coords)
         for number, (rank, coords) in enumerate(
-            (rank, {k: v for view in views for k, v in _coords(view, rank).items()})
-            for rank in ranks
+            (rank, {k: v for view in views for k, v in _coords(view, rank).items()}) for rank in ranks
         )
     }
 

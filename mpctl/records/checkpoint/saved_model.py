@@ -70,9 +70,7 @@ def open_saved(folder: Path, source: Path, checkpoint: Path | None = None) -> Sa
     places += [Path(named)] if named else []
     tokenizer = next((file for file in places if file.is_file()), None)
     started_from = None if job.training.init_from is None else Path(job.training.init_from)
-    saved = SavedModel(
-        folder, checkpoint, manifest.step, job.model, tokenizer, tuple(shards), started_from
-    )
+    saved = SavedModel(folder, checkpoint, manifest.step, job.model, tokenizer, tuple(shards), started_from)
     if issues := list(_placement_issues(saved)):
         raise InputError(issues)
     return saved
@@ -120,9 +118,7 @@ def _placement_issues(saved: SavedModel) -> Iterator[Issue]:
             yield from damage_error(saved.checkpoint, gaps).issues
 
 
-def _misfit(
-    shard: SavedShard, name: str, first: SavedShard, wanted: tuple[int, ...] | None
-) -> str | None:
+def _misfit(shard: SavedShard, name: str, first: SavedShard, wanted: tuple[int, ...] | None) -> str | None:
     """Why the part of a parameter in one shard is wrong; None if it is right."""
     part, stored = shard.parts[name], shard.values[name].shape
     if part.shape != wanted:

@@ -75,9 +75,7 @@ def _entries(path: Path, header: Any, *, data: int) -> tuple[dict[str, TensorHea
                 raise ValueError(f"{what}, not between 0 and {LARGEST}")
         if len(shape) > MOST_DIMS or stop < start:
             what = f"{len(shape)} dimensions in bytes {start} to {stop}"
-            raise ValueError(
-                f"{name:.{LONGEST_NAME}}: {what}, at most {MOST_DIMS} in ascending bytes"
-            )
+            raise ValueError(f"{name:.{LONGEST_NAME}}: {what}, at most {MOST_DIMS} in ascending bytes")
         tensor = tensors[name] = TensorHeader(path, str(entry["dtype"]), shape, data + start)
         width = WIDTHS.get(tensor.dtype)
         if width is not None and stop - start != prod(shape) * width:

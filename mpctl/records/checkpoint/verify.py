@@ -38,9 +38,7 @@ def checkpoint_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.glob("shard-*.safetensors"))
 
 
-def find_damage(
-    folder: Path, *, hashed: bool = True, on_bytes: OnBytes | None = None
-) -> list[Issue]:
+def find_damage(folder: Path, *, hashed: bool = True, on_bytes: OnBytes | None = None) -> list[Issue]:
     """What is wrong with a checkpoint's files, at most about SHOWN_ISSUES issues; empty when the
     checkpoint is undamaged.
 

@@ -29,8 +29,15 @@ from typing import Literal
 from mpctl.core.collectives import Kind
 
 KINDS: tuple[Literal[""] | Kind, ...] = (  # in the order of the file's numbers
-    "", "all_reduce", "all_gather", "reduce_scatter", "broadcast", "send", "reduce", "all_to_all"
-)  # fmt: skip
+    "",
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "broadcast",
+    "send",
+    "reduce",
+    "all_to_all",
+)
 KIND_NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
 MAX_GROUPS, SHIFT = 31, 64
 GROUP_TEXT = 96

@@ -163,9 +163,7 @@ class RunDir:
     def require_free(self) -> None:
         """Raises InputError when the directory already has content."""
         if self.path.exists() and not self.path.is_dir():
-            raise InputError.of(
-                "run-dir-occupied", "--run-dir", f"{self.path} is a file", "use another --run-dir"
-            )
+            raise InputError.of("run-dir-occupied", "--run-dir", f"{self.path} is a file", "use another --run-dir")
         if self.is_occupied:
             steps = self.last_step()
             contents = f"a run that reached step {steps}" if steps else "files"
@@ -210,9 +208,7 @@ class RunDir:
                 if not self.path.exists():
                     stack.callback(self._remove_empty)
                 self.make()
-                held = hold_lock(
-                    self.path, also=self._launcher_elsewhere(), signs=(self.status, self.metrics)
-                )
+                held = hold_lock(self.path, also=self._launcher_elsewhere(), signs=(self.status, self.metrics))
                 lock = stack.enter_context(held)
             except OSError as error:
                 raise cannot_write(Path(error.filename or self.path), error) from None
@@ -362,9 +358,7 @@ def _is_json_object(path: Path) -> bool:
 def cannot_write(path: Path, error: OSError) -> InputError:
     """The error for a run directory that cannot be written."""
     message = f"{path} cannot be written: {error.strerror or error}"
-    return InputError.of(
-        "run-dir-unusable", "--run-dir", message, "use a directory that this user may write"
-    )
+    return InputError.of("run-dir-unusable", "--run-dir", message, "use a directory that this user may write")
 
 
 def free_run_dir(name: str) -> RunDir:

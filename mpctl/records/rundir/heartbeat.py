@@ -35,11 +35,7 @@ LARGEST = 2**53
 
 
 def heartbeat(
-    step: int | None = None,
-    *,
-    loss: float | None = None,
-    tokens: int | None = None,
-    **figures: float,
+    step: int | None = None, *, loss: float | None = None, tokens: int | None = None, **figures: float
 ) -> None:
     """Say that this rank is alive, and how far it is; to be called once a step, by every rank.
 
@@ -113,9 +109,11 @@ def parse_report(line: bytes) -> StepReport | None:
     numbers = {
         name: float(value)
         for name, value in found.items()
-        if isinstance(value, int | float) and not isinstance(value, bool)
-        and abs(value) <= LARGEST and math.isfinite(value)
-    }  # fmt: skip
+        if isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and abs(value) <= LARGEST
+        and math.isfinite(value)
+    }
     step = numbers.get("step", 0.0)
     if step < 1 or step != int(step):
         return None

@@ -62,9 +62,7 @@ class LauncherRecord:
 LAUNCHER: TypeAdapter[LauncherRecord] = TypeAdapter(LauncherRecord)
 
 
-def this_launcher(
-    backend: str, *, job_id: str | None = None, hosts: Sequence[str] | None = None
-) -> LauncherRecord:
+def this_launcher(backend: str, *, job_id: str | None = None, hosts: Sequence[str] | None = None) -> LauncherRecord:
     """The record of a launch by this process."""
     return LauncherRecord(
         backend=backend,

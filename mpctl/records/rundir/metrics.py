@@ -53,10 +53,7 @@ COLUMNS = (
     "memory_bytes",
 )
 """The order of metrics.csv's columns; further numbers of a record follow by name."""
-TABLES = {
-    "validation_losses": "validation_loss",
-    "communication_seconds": "communication_seconds",
-}
+TABLES = {"validation_losses": "validation_loss", "communication_seconds": "communication_seconds"}
 """Tables of numbers by name: their key in a record, and how their numbers' names begin."""
 NOT_MEASURED = ("step", "time", "predicted_step_seconds")
 INITIAL = "initial_"
@@ -106,9 +103,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, StepRecord | None]]:
         return
 
 
-def read_records(
-    path: Path, on_progress: OnProgress = lambda done, total: None
-) -> list[StepRecord]:
+def read_records(path: Path, on_progress: OnProgress = lambda done, total: None) -> list[StepRecord]:
     """All records, oldest first; empty when the file does not exist. Raises OSError when it cannot
     be read. on_progress: called with (bytes read, bytes of the file)."""
     records, done = [], 0
@@ -251,12 +246,7 @@ def missing_tensorboard(where: str) -> list[Issue]:
         return []
     message = "the package tensorboard is not installed"
     return [
-        Issue(
-            "extra-missing",
-            where,
-            message,
-            "install it with pip install 'mpctl[tensorboard]', or set it to false",
-        )
+        Issue("extra-missing", where, message, "install it with pip install 'mpctl[tensorboard]', or set it to false")
     ]
 
 

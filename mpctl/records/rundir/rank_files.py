@@ -144,11 +144,22 @@ class RankReport(TypedDict):
     attention: NotRequired[list[str]]
 
 
-ECHOES = ("connection closed by peer", "connection reset", "broken pipe", "socket closed",
-          "connection refused", "remote process exit", "application timeout",
-          "unexpected exit of a remote peer", "connection closure by a peer",
-          "closed by remote peer", "connection was likely closed",
-          "nccl communicator was aborted", "wait timeout", "timed out")  # fmt: skip
+ECHOES = (
+    "connection closed by peer",
+    "connection reset",
+    "broken pipe",
+    "socket closed",
+    "connection refused",
+    "remote process exit",
+    "application timeout",
+    "unexpected exit of a remote peer",
+    "connection closure by a peer",
+    "closed by remote peer",
+    "connection was likely closed",
+    "nccl communicator was aborted",
+    "wait timeout",
+    "timed out",
+)
 """Parts of messages of torch's process groups and stores, gloo and NCCL about a lost or late
 peer."""
 

@@ -26,9 +26,7 @@ from mpctl.spec.model import ModelSpec
 ChosenToken = tuple[int, int, int, float, bool, str | None]
 """(prompt number, blank, token id, log probability, whether it ends the text, how the text is
 finished: "end-of-text", "filled", "length", or None while it continues)."""
-CollectiveKind = Literal[
-    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "sendrecv"
-]
+CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "sendrecv"]
 Transport = Literal["gloo", "nccl", "shared"]
 CollectiveOp = Literal["sum", "max", "none"]
 SPLIT = frozenset({"all_gather", "reduce_scatter", "all_to_all"})
@@ -36,9 +34,20 @@ SPLIT = frozenset({"all_gather", "reduce_scatter", "all_to_all"})
 ADDING = frozenset({"all_reduce", "reduce_scatter", "reduce"})
 """Kinds that add up."""
 KernelName = Literal[
-    "matmul", "grouped_matmul", "attention", "unfused_attention", "heads", "branch", "activation",
-    "cross_entropy", "optimizer", "accumulate", "triad", "copy", "layer",
-]  # fmt: skip
+    "matmul",
+    "grouped_matmul",
+    "attention",
+    "unfused_attention",
+    "heads",
+    "branch",
+    "activation",
+    "cross_entropy",
+    "optimizer",
+    "accumulate",
+    "triad",
+    "copy",
+    "layer",
+]
 """matmul: a product of a linear layer. grouped_matmul: one product for each expert of a rank, with
 equal numbers of rows. attention: softmax(Q K^T) V, which keeps no scores; unfused_attention: step
 by step, as attention dropout needs it. heads: queries, keys and values out

@@ -26,11 +26,7 @@ from mpctl.records.rundir.rank_files import StepRecord, Traffic
 SCHEMA: Literal["mpctl.run/2"] = "mpctl.run/2"
 RunStatus = Literal["finished", "stopped", "failed"]
 WARM_UP_STEPS = 2
-STATES = {
-    "parameters": "parameter_bytes",
-    "gradients": "gradient_bytes",
-    "optimizer": "optimizer_bytes",
-}
+STATES = {"parameters": "parameter_bytes", "gradients": "gradient_bytes", "optimizer": "optimizer_bytes"}
 """Kinds of memory that must be equal in plan and run: their names in a report of a rank, and the
 attributes of the plan's StageMemory."""
 

@@ -165,8 +165,7 @@ def busbw_chart(rows: Sequence[CollectiveRow], fits: Sequence[CollectiveFit]) ->
         series: list[ChartSeries] = []
         for way, name in names.items():
             own = sorted(
-                (row for row in rows if row["kind"] == kind and _way(row) == way),
-                key=lambda row: row["bytes"],
+                (row for row in rows if row["kind"] == kind and _way(row) == way), key=lambda row: row["bytes"]
             )
             if not own:
                 continue
@@ -215,9 +214,7 @@ def _busbw_mark(row: CollectiveRow) -> Mark:
     )
 
 
-def _fitted_curve(
-    latency: float, bandwidth: float, rows: Sequence[CollectiveRow]
-) -> tuple[Mark, ...]:
+def _fitted_curve(latency: float, bandwidth: float, rows: Sequence[CollectiveRow]) -> tuple[Mark, ...]:
     """Bus bytes over latency + bus bytes / bandwidth, from the smallest size to the largest."""
     first, last, factor = rows[0]["bytes"], rows[-1]["bytes"], rows[0]["busbw"] / rows[0]["algbw"]
     sizes = [first * (last / first) ** (at / CURVE) for at in range(CURVE + 1)]
@@ -273,8 +270,7 @@ def _roof(
     """What the panel's title says of its roof, and the roof: the bandwidth is that of the fastest
     triad or copy of as many ranks; the peak the device's, else the fastest product's."""
     ranks = own[0]["ranks"]
-    streams = [row["bytes_per_second"] for row in rows
-               if row["kernel"] in STREAMS and row["ranks"] == ranks]  # fmt: skip
+    streams = [row["bytes_per_second"] for row in rows if row["kernel"] in STREAMS and row["ranks"] == ranks]
     products = [row["flops_per_second"] for row in own if row["kernel"] == "matmul"]
     peak = peak or max(products, default=0.0)
     if not streams or not peak:
@@ -364,10 +360,7 @@ def _scatter(rows: Sequence[Row]) -> Chart:
     points = _points(groups, colours)
     marks = [mark for own in groups.values() for mark in own]
     values = [v for m in marks for v in (m.x, m.y, *(m.x_span or ()), *(m.y_span or ()))]
-    x, y = (
-        log_axis(label, values, lambda s: short(seconds_text(s)))
-        for label in ("measured", "predicted")
-    )
+    x, y = (log_axis(label, values, lambda s: short(seconds_text(s))) for label in ("measured", "predicted"))
     lines = [
         _line("predicted = measured", 1.0, "dashed", x),
         *(_line("10 % off", ratio, "dotted", x) for ratio in (0.9, 1.1)),
@@ -413,9 +406,7 @@ def _by_row(key: str, title: str, note: str, rows: Sequence[Row]) -> Chart:
     return _row_chart(key, title, note, [row["name"] for row in shown], series)
 
 
-def _row_chart(
-    key: str, title: str, note: str, names: Sequence[str], series: Sequence[ChartSeries]
-) -> Chart:
+def _row_chart(key: str, title: str, note: str, names: Sequence[str], series: Sequence[ChartSeries]) -> Chart:
     values = [v for one in series for mark in one.marks for v in (mark.x, *(mark.x_span or ()))]
     x = log_axis("", values, lambda s: short(seconds_text(s)))
     return Chart(key, title, note, x, rows_axis(names), (Panel("", tuple(series)),))

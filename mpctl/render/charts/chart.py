@@ -106,9 +106,7 @@ class Chart:
         return list(found.values())
 
 
-def log_axis(
-    label: str, values: Iterable[float], text: Callable[[float], str], *, base: int = 10
-) -> ChartAxis:
+def log_axis(label: str, values: Iterable[float], text: Callable[[float], str], *, base: int = 10) -> ChartAxis:
     """A logarithmic axis over positive values with some room at both ends."""
     logs = [log10(min(max(10**-LARGEST, value), 10**LARGEST)) for value in values]
     room = 0.05 * (max(logs) - min(logs)) + 0.06

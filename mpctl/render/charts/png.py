@@ -16,8 +16,7 @@ from mpctl.render.svg import light_colours
 MARKERS = ("o", "s", "D", "^", "v", "h", "P")
 WIDTHS = {"dotted": 1.0, "faint": 0.6}
 DASHES: dict[str, Any] = {"dashed": (0, (5, 3)), "dotted": (0, (1.5, 2.5))}
-SETTINGS: Any = {"font.size": 9.0, "axes.spines.top": False, "axes.spines.right": False,
-                 "text.parse_math": False}  # fmt: skip
+SETTINGS: Any = {"font.size": 9.0, "axes.spines.top": False, "axes.spines.right": False, "text.parse_math": False}
 """How matplotlib draws: no word is taken for a formula."""
 INCHES, LINE = 9.6, 160  # across, in inches and in characters of a note
 
@@ -47,11 +46,7 @@ def _figure(chart: Chart, source: str) -> Any:
     from matplotlib.figure import Figure
 
     rows = -(-len(chart.panels) // chart.columns)
-    high = (
-        {1: 3.9, 2: 3.1}.get(chart.columns, 2.6)
-        if chart.y.label
-        else 0.6 + 0.26 * len(chart.y.ticks)
-    )
+    high = {1: 3.9, 2: 3.1}.get(chart.columns, 2.6) if chart.y.label else 0.6 + 0.26 * len(chart.y.ticks)
     figure = Figure(figsize=(INCHES, rows * high + 1.5), dpi=150, layout="constrained")
     fields = list(figure.subplots(rows, chart.columns, squeeze=False).flat)
     for field, panel in zip(fields, chart.panels, strict=False):
@@ -61,9 +56,16 @@ def _figure(chart: Chart, source: str) -> Any:
     handles = list(_handles(chart))
     longest = max(len(series.name) for series in chart.legend)
     columns = int(INCHES / (0.075 * longest + 0.75))
-    figure.legend(handles=handles, loc="outside upper left", ncols=min(len(handles), columns),
-                  frameon=False, title=chart.title, alignment="left", borderpad=0.1,
-                  title_fontproperties={"size": 13, "weight": "bold"})  # fmt: skip
+    figure.legend(
+        handles=handles,
+        loc="outside upper left",
+        ncols=min(len(handles), columns),
+        frameon=False,
+        title=chart.title,
+        alignment="left",
+        borderpad=0.1,
+        title_fontproperties={"size": 13, "weight": "bold"},
+    )
     words = "\n".join([*wrap(chart.note, LINE), *([source] if source else [])])
     figure.supxlabel(words, x=0.01, ha="left", fontsize=7.5, color=light_colours()["--dim"])
     return figure
@@ -96,9 +98,14 @@ def _draw_series(field: Any, series: ChartSeries) -> None:
             _draw_bar(field, mark, colour)
         return
     if series.look != "points":
-        field.plot(xs, ys, color=colour, linestyle=DASHES.get(series.look, "-"),
-                   linewidth=WIDTHS.get(series.look, 1.5),
-                   alpha=0.35 if series.look == "faint" else None)  # fmt: skip
+        field.plot(
+            xs,
+            ys,
+            color=colour,
+            linestyle=DASHES.get(series.look, "-"),
+            linewidth=WIDTHS.get(series.look, 1.5),
+            alpha=0.35 if series.look == "faint" else None,
+        )
     if series.look in MARKED:
         for mark in series.marks:
             _draw_mark(field, series, mark, colour)
@@ -106,9 +113,7 @@ def _draw_series(field: Any, series: ChartSeries) -> None:
 
 def _draw_bar(field: Any, mark: Mark, colour: str) -> None:
     low, high = mark.x_span or (mark.x, mark.x)
-    field.plot(
-        [low, high], [mark.y, mark.y], color=colour, alpha=0.28, linewidth=9, solid_capstyle="butt"
-    )
+    field.plot([low, high], [mark.y, mark.y], color=colour, alpha=0.28, linewidth=9, solid_capstyle="butt")
     field.plot([mark.x], [mark.y], color=colour, marker="|", markersize=9, markeredgewidth=1.8)
 
 
@@ -118,8 +123,15 @@ def _draw_mark(field: Any, series: ChartSeries, mark: Mark, colour: str) -> None
             xs, ys = (span, (mark.y, mark.y)) if along == "x" else ((mark.x, mark.x), span)
             field.plot(xs, ys, color=colour, alpha=0.65, linewidth=0.9)
     face = light_colours()["--paper"] if mark.is_hollow else colour
-    field.plot([mark.x], [mark.y], marker=_marker(series), color=colour,
-               markerfacecolor=face, markersize=4.8, markeredgewidth=1.2)  # fmt: skip
+    field.plot(
+        [mark.x],
+        [mark.y],
+        marker=_marker(series),
+        color=colour,
+        markerfacecolor=face,
+        markersize=4.8,
+        markeredgewidth=1.2,
+    )
 
 
 def _handles(chart: Chart) -> Iterator[Any]:
@@ -128,13 +140,17 @@ def _handles(chart: Chart) -> Iterator[Any]:
     for series in chart.legend:
         is_marked = series.look in MARKED
         yield Line2D(
-            [], [], label=series.name, color=_colour(series),
+            [],
+            [],
+            label=series.name,
+            color=_colour(series),
             linestyle="" if series.look == "points" else DASHES.get(series.look, "-"),
             linewidth=9 if series.look == "bar" else 1.5,
             alpha=0.28 if series.look == "bar" else None,
-            marker=_marker(series) if is_marked else None, markersize=4.8,
+            marker=_marker(series) if is_marked else None,
+            markersize=4.8,
             solid_capstyle="butt",
-        )  # fmt: skip
+        )
 
 
 def _colour(series: ChartSeries) -> str:

@@ -17,10 +17,14 @@ from mpctl.render.svg import Part, picture, picture_file, stacked
 WIDTH, GAP, RIGHT, FOOT, HEAD = 860, 18, 24, 46, 24
 LETTER, TITLE_LETTER, LINE, ROW = 6.7, 8.0, 18, 22  # widths and heights of text, in pixels
 SHAPES = (
-    "M-4 0A4 4 0 1 0 4 0A4 4 0 1 0 -4 0Z", "M-3.6 -3.6H3.6V3.6H-3.6Z", "M0 -5L5 0L0 5L-5 0Z",
-    "M0 -4.8L4.8 3.8H-4.8Z", "M0 4.8L4.8 -3.8H-4.8Z", "M-5 0L-2.5 -4.3H2.5L5 0L2.5 4.3H-2.5Z",
+    "M-4 0A4 4 0 1 0 4 0A4 4 0 1 0 -4 0Z",
+    "M-3.6 -3.6H3.6V3.6H-3.6Z",
+    "M0 -5L5 0L0 5L-5 0Z",
+    "M0 -4.8L4.8 3.8H-4.8Z",
+    "M0 4.8L4.8 -3.8H-4.8Z",
+    "M-5 0L-2.5 -4.3H2.5L5 0L2.5 4.3H-2.5Z",
     "M-1.6 -4.6H1.6V-1.6H4.6V1.6H1.6V4.6H-1.6V1.6H-4.6V-1.6H-1.6Z",
-)  # fmt: skip
+)
 """Shapes, by which series differ without colour: circle, square, diamond, ..."""
 
 
@@ -47,8 +51,12 @@ def _legend(chart: Chart) -> Part:
         wide = 34 + LETTER * len(series.name) + 18
         if x and x + wide > WIDTH:
             x, y = 0.0, y + LINE
-        sample = el("g", _sample(series), el("text", series.name, x=34, y=5),
-                    transform=f"translate({number(x)} {number(y + 8)})")  # fmt: skip
+        sample = el(
+            "g",
+            _sample(series),
+            el("text", series.name, x=34, y=5),
+            transform=f"translate({number(x)} {number(y + 8)})",
+        )
         parts.append(sample)
         x += wide
     return join(parts), y + LINE + 8
@@ -58,9 +66,7 @@ def _sample(series: ChartSeries) -> Raw:
     if series.look == "bar":
         return _band_of(series, 2.0, 28.0, 15.0, 0.0)
     parts = [] if series.look == "points" else [_path(series, [(0.0, 0.0), (28.0, 0.0)])]
-    return join(
-        [*parts, *([_symbol(series, 14, 0, is_hollow=False)] if _has_marks(series) else [])]
-    )
+    return join([*parts, *([_symbol(series, 14, 0, is_hollow=False)] if _has_marks(series) else [])])
 
 
 @dataclass(frozen=True)
@@ -101,10 +107,13 @@ def _panel(panel: Panel, field: _Field) -> Raw:
     lines = [s for s in panel.series if s.look in ("dashed", "dotted", "faint")]
     others = [s for s in panel.series if s not in lines]
     title = _cut(panel.title, field.width * LETTER / TITLE_LETTER)
-    return join([
-        el("text", title, x=number(field.left), y=14, class_="title"),
-        *_axes(field), *(_drawn(series, field) for series in (*lines, *others)),
-    ])  # fmt: skip
+    return join(
+        [
+            el("text", title, x=number(field.left), y=14, class_="title"),
+            *_axes(field),
+            *(_drawn(series, field) for series in (*lines, *others)),
+        ]
+    )
 
 
 def _axes(field: _Field) -> Iterator[Raw]:
@@ -118,8 +127,7 @@ def _axes(field: _Field) -> Iterator[Raw]:
         yield el("path", d=f"M{number(left)} {number(y)}H{number(right)}", class_="grid")
         yield el("text", _cut(text, left), x=number(left - 6), y=number(y + 4), text_anchor="end")
     yield el("path", d=f"M{number(left)} {HEAD}V{number(base)}H{number(right)}", class_="tick")
-    yield el("text", field.chart.x.label, x=number(right), y=number(base + 33), text_anchor="end",
-             class_="dim")  # fmt: skip
+    yield el("text", field.chart.x.label, x=number(right), y=number(base + 33), text_anchor="end", class_="dim")
     if field.chart.y.label:
         yield el("text", field.chart.y.label, x=number(left + 5), y=HEAD + 11, class_="dim")
 
@@ -162,17 +170,16 @@ def _ends(span: Span, place: Callable[[float], float]) -> tuple[str, str]:
 
 def _bar(series: ChartSeries, mark: Mark, field: _Field) -> Raw:
     low, high = mark.x_span or (mark.x, mark.x)
-    drawn = _band_of(
-        series, field.across(low), field.across(high), field.across(mark.x), field.up(mark.y)
-    )
+    drawn = _band_of(series, field.across(low), field.across(high), field.across(mark.x), field.up(mark.y))
     return el("g", el("title", mark.name), drawn)
 
 
 def _band_of(series: ChartSeries, low: float, high: float, at: float, y: float) -> Raw:
     """A pale bar from low to high, and a stroke at the prediction."""
     colour, _ = colour_and_shape(series.colour or 0)
-    bar = el("rect", x=number(low), y=number(y - 7), width=number(max(high - low, 1)), height=14,
-             class_=f"pale q{colour}")  # fmt: skip
+    bar = el(
+        "rect", x=number(low), y=number(y - 7), width=number(max(high - low, 1)), height=14, class_=f"pale q{colour}"
+    )
     stroke = el("path", d=f"M{number(at)} {number(y - 7)}v14", class_=f"curve p{colour}")
     return join([bar, stroke])
 
@@ -185,8 +192,13 @@ def _path(series: ChartSeries, points: Sequence[tuple[float, float]]) -> Raw:
 def _symbol(series: ChartSeries, x: float, y: float, *, is_hollow: bool) -> Raw:
     colour, shape = colour_and_shape(series.colour or 0)
     fill = "hollow" if is_hollow else f"q{colour}"
-    return el("path", d=SHAPES[shape], class_=f"{fill} p{colour}", stroke_width="1.5",
-              transform=f"translate({number(x)} {number(y)})")  # fmt: skip
+    return el(
+        "path",
+        d=SHAPES[shape],
+        class_=f"{fill} p{colour}",
+        stroke_width="1.5",
+        transform=f"translate({number(x)} {number(y)})",
+    )
 
 
 def _stroke(series: ChartSeries) -> str:

@@ -83,19 +83,26 @@ def bench_page(report: BenchReport, charts: Sequence[Chart], folder: Path) -> st
         measured = map(_shown, machine_rows(cast(Any, report)))
         results.append(details("Kernels and collectives", *measured))
     title = f"bench {report['bench']}" + (f": {report['job']}" if report["job"] else "")
-    header = el("header", el("h1", "mpctl ", el("bdi", title)), el("p", LEAD[report["bench"]]),
-                *heading, tiles(headline(report)))  # fmt: skip
+    header = el(
+        "header",
+        el("h1", "mpctl ", el("bdi", title)),
+        el("p", LEAD[report["bench"]]),
+        *heading,
+        tiles(headline(report)),
+    )
     sections = [
-        (chart.key.capitalize(), section(
-            chart.key, chart.title,
-            scrolling(el("figure", chart_svg(chart)), chart.title), note(chart.note),
-        ))
+        (
+            chart.key.capitalize(),
+            section(chart.key, chart.title, scrolling(el("figure", chart_svg(chart)), chart.title), note(chart.note)),
+        )
         for chart in charts
-    ]  # fmt: skip
+    ]
     facts = [(key.replace("_", " "), str(fact)) for key, fact in report["environment"].items()]
     machine = table("Where it was measured", ("", ""), facts, left=2)
-    sections += [("Results", section("results", "Results", *results)),
-                 ("Machine", section("machine", "Machine", machine))]  # fmt: skip
+    sections += [
+        ("Results", section("results", "Results", *results)),
+        ("Machine", section("machine", "Machine", machine)),
+    ]
     return page_text(title, header, sections, command=report["command"], of_command="Measured by:")
 
 

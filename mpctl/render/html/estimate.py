@@ -43,24 +43,29 @@ def schedule_section(plan: Plan, step: StepLine | str, total: float | None) -> R
         return section("schedule", "Schedule", note(f"Not drawn: {step}."))
     picture = Picture.of(step)
     drawn = el(
-        "svg", el("title", picture.label), el("g", svg_legend(step)),
+        "svg",
+        el("title", picture.label),
+        el("g", svg_legend(step)),
         el("g", picture.draw(), transform="translate(0 20)"),
-        viewBox=f"0 0 {WIDTH + 2} {picture.height + 20}", role="img", aria_label=picture.label,
+        viewBox=f"0 0 {WIDTH + 2} {picture.height + 20}",
+        role="img",
+        aria_label=picture.label,
         class_="timeline",
-    )  # fmt: skip
+    )
     return section(
-        "schedule", "Schedule", el("p", f"{timeline_title(plan, step)}."),
-        scrolling(drawn, "Timeline of the schedule"), note(*_notes(step, picture, total)),
+        "schedule",
+        "Schedule",
+        el("p", f"{timeline_title(plan, step)}."),
+        scrolling(drawn, "Timeline of the schedule"),
+        note(*_notes(step, picture, total)),
         details("Schedule as a table", _schedule_table(step)),
-    )  # fmt: skip
+    )
 
 
 def _notes(step: StepLine, picture: Picture, total: float | None) -> list[str]:
     sentences = ["Numbers are micro batches (micro batch.chunk where a stage has several chunks)."]
     if not picture.scale.is_whole:
-        sentences.append(
-            " The stretch marked … is left out: the stages repeat the same pattern in it."
-        )
+        sentences.append(" The stretch marked … is left out: the stages repeat the same pattern in it.")
     if total is not None and total > step.seconds:
         rest = seconds_text(total - step.seconds)
         last = "gradients over dp_cp and the optimizer"
@@ -73,25 +78,32 @@ def _schedule_table(step: StepLine) -> Raw:
     whole = line.makespan or 1
     rows = [
         (
-            f"stage {stage}", show(order[:SHOWN_ACTIONS]) + (" …" * (len(order) > SHOWN_ACTIONS)),
-            f"{busy / whole:.1%}", f"{idle / whole:.1%}", in_flight, seconds_text(ends[-1]),
+            f"stage {stage}",
+            show(order[:SHOWN_ACTIONS]) + (" …" * (len(order) > SHOWN_ACTIONS)),
+            f"{busy / whole:.1%}",
+            f"{idle / whole:.1%}",
+            in_flight,
+            seconds_text(ends[-1]),
         )
         for stage, (order, busy, idle, in_flight, ends) in enumerate(
             zip(line.orders, line.busy, line.idle, line.in_flight, line.ends, strict=True)
         )
-    ]  # fmt: skip
+    ]
     columns = ("stage", "first actions", "busy", "bubble", "in flight", "ends")
-    return table("What each stage does and waits; in flight: micro batches held at once", columns,
-                 rows, left=2)  # fmt: skip
+    return table("What each stage does and waits; in flight: micro batches held at once", columns, rows, left=2)
 
 
 # Fields of StageMemory that add up to what the device shows, and what a reader calls them.
 MEMORY_PARTS = {
-    "parameter_bytes": "weights", "gradient_bytes": "gradients", "optimizer_bytes": "optimizer",
-    "activation_bytes": "activations", "temporary_bytes": "temporary",
-    "slack_bytes": "reserve", "context_bytes": "libraries",
+    "parameter_bytes": "weights",
+    "gradient_bytes": "gradients",
+    "optimizer_bytes": "optimizer",
+    "activation_bytes": "activations",
+    "temporary_bytes": "temporary",
+    "slack_bytes": "reserve",
+    "context_bytes": "libraries",
     "communicator_bytes": "communicators",
-}  # fmt: skip
+}
 MEANS = (
     "Temporary: what exists only while a layer is computed or a message is sent, buffers that the "
     "training software keeps, and workspaces of matrix libraries (--explain memory lists them). "
@@ -154,18 +166,22 @@ def _shares(stage: StageMemory) -> list[Share]:
 def _row(stage: StageMemory, whole: float, limit: int | None) -> Raw:
     is_over = limit is not None and stage.device_bytes > limit
     total = bytes_text(stage.device_bytes) + (" ✗ over" if is_over else "")
-    return el("li", el("span", f"stage {stage.stage}"),
-              bar(_shares(stage), whole, limit=limit), el("span", total))  # fmt: skip
+    return el("li", el("span", f"stage {stage.stage}"), bar(_shares(stage), whole, limit=limit), el("span", total))
 
 
 def _memory_table(plan: Plan, stages: Sequence[StageMemory]) -> Raw:
     spans = plan.stages or ()
     rows = [
-        (f"stage {s.stage}", layers_text(spans[s.stage]) if spans else "", count_text(s.parameters),
-         *(share.text for share in _shares(s)), bytes_text(s.allocated_bytes),
-         bytes_text(s.device_bytes))
+        (
+            f"stage {s.stage}",
+            layers_text(spans[s.stage]) if spans else "",
+            count_text(s.parameters),
+            *(share.text for share in _shares(s)),
+            bytes_text(s.allocated_bytes),
+            bytes_text(s.device_bytes),
+        )
         for s in stages
-    ]  # fmt: skip
+    ]
     names = MEMORY_PARTS.values()
     columns = ("stage", "layers", "parameters", *names, "allocated", "on the device")
     return table("Bytes on one rank of each stage", columns, rows, left=2)
@@ -185,13 +201,14 @@ def time_section(plan: Plan, time: StepTime | str) -> Raw:
         for part, share in zip(parts, shares, strict=True)
     ]
     return section(
-        "time", "Step time",
+        "time",
+        "Step time",
         el("p", el("strong", seconds_text(time.total)), f" a step (9 of 10 runs: {band}). {rate}."),
         note(f"Extrapolated: {'; '.join(time.extrapolates)}.") if time.extrapolates else "",
         legend(part.name for part in parts),
         el("div", bar(shares, time.total), class_="one"),
         table("Step time by part", ("part", "what", "seconds", "share"), rows, left=2),
-    )  # fmt: skip
+    )
 
 
 DRAWN_RANKS, SHOWN_STAGES, LISTED = 64, 64, 40
@@ -226,20 +243,19 @@ def _dispatch(plan: Plan, estimate: Estimate, topology: Topology) -> list[Raw]:
         el("h3", "Tokens sent to experts, by the link that they cross"),
         legend(share.name for share in shares),
         el("div", bar(shares, sum(share.size for share in shares)), class_="one"),
-        table("Dispatch and combine of one step, of a rank of the stage that sends most; routing "
-              "is taken as random", ("stays within", "share", "bytes"), rows),
-    ]  # fmt: skip
+        table(
+            "Dispatch and combine of one step, of a rank of the stage that sends most; routing is taken as random",
+            ("stays within", "share", "bytes"),
+            rows,
+        ),
+    ]
 
 
 def _squares(traffic: RankTraffic, world: int, axes: Sequence[str]) -> Raw:
     cell = max(10, min(26, 640 // world))
     edge = 34
     most = max((sum(parts.values()) for parts in traffic.values()), default=1)
-    squares = [
-        _square(pair, parts, most, cell, edge, axes)
-        for pair, parts in sorted(traffic.items())
-        if parts
-    ]
+    squares = [_square(pair, parts, most, cell, edge, axes) for pair, parts in sorted(traffic.items()) if parts]
     every = 1 if cell >= 20 else 4 if cell >= 12 else 8
     ticks = [
         el("text", rank, x=x, y=y, text_anchor=anchor)
@@ -252,8 +268,19 @@ def _squares(traffic: RankTraffic, world: int, axes: Sequence[str]) -> Raw:
     side = edge + world * cell + 2
     label = f"Bytes between {world} ranks: rows send, columns receive"
     grid = el("path", d="".join(_lines(world, cell, edge)), class_="grid")
-    drawn = el("svg", el("title", label), grid, *ticks, *squares, viewBox=f"0 0 {side} {side}",
-               width=side, height=side, role="img", aria_label=label, class_="matrix")  # fmt: skip
+    drawn = el(
+        "svg",
+        el("title", label),
+        grid,
+        *ticks,
+        *squares,
+        viewBox=f"0 0 {side} {side}",
+        width=side,
+        height=side,
+        role="img",
+        aria_label=label,
+        class_="matrix",
+    )
     caption = f"{label}. The largest square is {bytes_text(most)}."
     return el("figure", scrolling(drawn, label), el("figcaption", caption))
 
@@ -265,17 +292,23 @@ def _lines(world: int, cell: int, edge: int) -> Iterator[str]:
 
 
 def _square(
-    pair: tuple[int, int], parts: Mapping[str, float], most: float, cell: int, edge: int,
-    axes: Sequence[str],
-) -> Raw:  # fmt: skip
+    pair: tuple[int, int], parts: Mapping[str, float], most: float, cell: int, edge: int, axes: Sequence[str]
+) -> Raw:
     """Coloured by the axis that sends most; smallest where it is a millionth of the largest."""
     whole = sum(parts.values())
     side = (cell - 2) * max(0.2, 1 + log2(whole / most) / 25) if whole else 0.0
     x, y = (edge + at * cell + (cell - side) / 2 for at in (pair[1], pair[0]))
     axis = max(parts, key=lambda name: parts[name])
     title = ", ".join(f"{name} {bytes_text(size)}" for name, size in parts.items())
-    return el("rect", el("title", f"{pair[0]} → {pair[1]}: {title}"), x=number(x), y=number(y),
-              width=number(side), height=number(side), class_=f"s s{axes.index(axis)}")  # fmt: skip
+    return el(
+        "rect",
+        el("title", f"{pair[0]} → {pair[1]}: {title}"),
+        x=number(x),
+        y=number(y),
+        width=number(side),
+        height=number(side),
+        class_=f"s s{axes.index(axis)}",
+    )
 
 
 def _pairs_table(traffic: RankTraffic, axes: Sequence[str]) -> Raw:
@@ -298,10 +331,9 @@ def _by_stage(estimate: Estimate, axes: Sequence[str]) -> Raw:
         sent.append((tuple(sums.values()), sum(m.count for m in messages)))
     most = max((size for sums, _ in sent for size in sums), default=0) or 1
     rows = [
-        (_stages(first, last), *(_shaded(size, most) for size in sent[first][0]),
-         f"{sent[first][1]:,}")
+        (_stages(first, last), *(_shaded(size, most) for size in sent[first][0]), f"{sent[first][1]:,}")
         for first, last in fold(sent)[:SHOWN_STAGES]
-    ]  # fmt: skip
+    ]
     return table("Bytes of one rank, by axis", ("stage", *axes, "messages"), rows)
 
 

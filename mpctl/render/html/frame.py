@@ -19,26 +19,17 @@ from mpctl.render.svg import picture_css
 
 def section(key: str, title: str, *content: object) -> Raw:
     """A section with its heading. key: its id, which links lead to."""
-    return el(
-        "section", el("h2", title, id=f"h-{key}"), *content, id=key, aria_labelledby=f"h-{key}"
-    )
+    return el("section", el("h2", title, id=f"h-{key}"), *content, id=key, aria_labelledby=f"h-{key}")
 
 
 def table(
-    caption: str,
-    columns: Sequence[str],
-    rows: Iterable[Sequence[object]],
-    *,
-    left: int = 1,
-    sides: Sequence[str] = (),
+    caption: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, left: int = 1, sides: Sequence[str] = ()
 ) -> Raw:
     """A table with a caption. left: how many of the first columns are words; the others are
     numbers; or sides: "l" or "r" for each column. The first cell of a row is its heading.
     """
     sides = sides or ["l" if at < left else "r" for at in range(len(columns))]
-    head = join(
-        el("th", name, scope="col", class_=side) for name, side in zip(columns, sides, strict=True)
-    )
+    head = join(el("th", name, scope="col", class_=side) for name, side in zip(columns, sides, strict=True))
     body = join(
         el(
             "tr",
@@ -101,18 +92,28 @@ def tiles(figures: Iterable[tuple[str, str]]) -> Raw | str:
 
 
 def page_text(
-    title: str, header: Raw, parts: Sequence[tuple[str, Raw]], *, command: str,
-    of_command: str = "This page again:", before: Raw | str = "", data: Raw | str = "",
+    title: str,
+    header: Raw,
+    parts: Sequence[tuple[str, Raw]],
+    *,
+    command: str,
+    of_command: str = "This page again:",
+    before: Raw | str = "",
+    data: Raw | str = "",
     script: str = "",
-) -> str:  # fmt: skip
+) -> str:
     """A page as HTML. parts: the sections by their names, whose ids are the names in small letters;
     command: the line under the words `of_command`; before, data: markup above and below all else;
     script: what runs at the end."""
     body = el(
-        "body", before, header, _links(parts),
-        el("main", *(part for _, part in parts), _again(of_command, command)), data,
+        "body",
+        before,
+        header,
+        _links(parts),
+        el("main", *(part for _, part in parts), _again(of_command, command)),
+        data,
         el("script", Raw(script)) if script else "",
-    )  # fmt: skip
+    )
     return f"<!doctype html>\n{el('html', _head(title, script), body, lang='en')}\n"
 
 

@@ -58,13 +58,18 @@ def front_section(points: Sequence[FrontPoint], search: SearchDocument | None = 
     ]
     columns = ("name", "layout", "step time", "memory", "front")
     return section(
-        "search", "Search", *(_answer(search) if search else ()),
+        "search",
+        "Search",
+        *(_answer(search) if search else ()),
         el("h3", "Step time against memory"),
         _picture(front, others[:DRAWN], label),
-        details(f"All {len(points)} layouts that were estimated" if len(rows) == len(points)
-                else f"The first {len(rows)} of {len(points)} layouts that were estimated",
-                table("Layouts estimated, those on the front first", columns, rows, left=2)),
-    )  # fmt: skip
+        details(
+            f"All {len(points)} layouts that were estimated"
+            if len(rows) == len(points)
+            else f"The first {len(rows)} of {len(points)} layouts that were estimated",
+            table("Layouts estimated, those on the front first", columns, rows, left=2),
+        ),
+    )
 
 
 def _answer(search: SearchDocument) -> Iterator[Raw]:
@@ -93,12 +98,7 @@ def _by_gpus(entries: Sequence[LayoutEntry | NoLayoutEntry]) -> Iterator[Raw]:
     rows = [
         (entry["gpus"], entry["reason"], *[""] * (5 + len(run)))
         if "reason" in entry
-        else (
-            entry["gpus"],
-            row_text(entry),
-            *figure_cells(entry, has_cost=True)[:5],
-            *run_cells(entry),
-        )
+        else (entry["gpus"], row_text(entry), *figure_cells(entry, has_cost=True)[:5], *run_cells(entry))
         for entry in entries
     ]
     yield table("Best by number of GPUs", columns, rows, left=2)

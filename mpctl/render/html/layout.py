@@ -53,10 +53,7 @@ def grid_part(plan: Plan, topology: Topology) -> list[Raw]:
 
 def _axes_table(plan: Plan, topology: Topology) -> Raw:
     known = {axis.name: axis for axis in GRID_AXES}
-    rows = [
-        (name, known[name].splits, known[name].sends, str(topology.sizes[name]))
-        for name in topology.parts["tp"]
-    ]
+    rows = [(name, known[name].splits, known[name].sends, str(topology.sizes[name])) for name in topology.parts["tp"]]
     return table("Axes of the grid", ("axis", "cuts", "sends", "ranks"), rows, left=3)
 
 
@@ -65,16 +62,25 @@ def _figure(picture: GridPicture | None) -> list[Raw]:
         return [note("The grid has too many ranks to be drawn.")]
     drawn, height = picture.draw()
     svg = el(
-        "svg", el("title", picture.label), drawn, viewBox=f"0 0 {number(WIDTH)} {number(height)}",
-        width=number(WIDTH), height=number(height), role="img", aria_label=picture.label,
+        "svg",
+        el("title", picture.label),
+        drawn,
+        viewBox=f"0 0 {number(WIDTH)} {number(height)}",
+        width=number(WIDTH),
+        height=number(height),
+        role="img",
+        aria_label=picture.label,
         class_="grid",
-    )  # fmt: skip
+    )
     items = (el("li", el("i", class_=f"g{colour}"), text) for colour, text in picture.legend())
     return [
-        el("figure", scrolling(svg, picture.label),
-           el("ul", *items, class_="legend cells", aria_label="Legend"),
-           el("figcaption", f"{picture.label}. {_matrices(picture)}")),
-    ]  # fmt: skip
+        el(
+            "figure",
+            scrolling(svg, picture.label),
+            el("ul", *items, class_="legend cells", aria_label="Legend"),
+            el("figcaption", f"{picture.label}. {_matrices(picture)}"),
+        )
+    ]
 
 
 def _matrices(picture: GridPicture) -> str:
@@ -113,18 +119,25 @@ def layout_section(plan: Plan, topology: Topology) -> Raw:
     kind = "dp" if is_tiled and topology.sizes["dp"] > 1 else "tp"
     groups = _groups_met(topology, drawn, kind)
     return section(
-        "layout", "Layout",
+        "layout",
+        "Layout",
         _choices(topology, kind),
         _key(topology, drawn, kind),
-        el("p", "Point at a cell, or move with the arrow keys, to see its groups; Enter holds it.",
-           id="said", class_="said", role="status", aria_live="polite", hidden=True),
-        el("div", *_map(plan, topology, drawn, groups),
-           id="map", class_="tiles" if is_tiled else "nodes"),
+        el(
+            "p",
+            "Point at a cell, or move with the arrow keys, to see its groups; Enter holds it.",
+            id="said",
+            class_="said",
+            role="status",
+            aria_live="polite",
+            hidden=True,
+        ),
+        el("div", *_map(plan, topology, drawn, groups), id="map", class_="tiles" if is_tiled else "nodes"),
         *([note(f"Links: {links}.")] if (links := links_text(plan, topology)) else []),
         details("Rank groups as a table", groups_table(topology)),
         *_homes(plan, topology),
         *grid_part(plan, topology),
-    )  # fmt: skip
+    )
 
 
 def _homes(plan: Plan, topology: Topology) -> list[Raw]:
@@ -176,16 +189,16 @@ def layout_data(plan: Plan, topology: Topology) -> dict[str, Any]:
 def _choices(topology: Topology, chosen: str) -> Raw:
     titles = {axis.name: axis.title for axis in (*AXES, *GRID_AXES, *EXPERT_AXES)}
     titles |= {"mp": "model (tp and pp)", "etp_ep": "experts' (etp and ep)"}
-    shown = [
-        kind
-        for kind in _choosable(topology)
-        if topology.group_size(*topology.kinds[kind]) > 1 or kind == chosen
-    ]
+    shown = [kind for kind in _choosable(topology) if topology.group_size(*topology.kinds[kind]) > 1 or kind == chosen]
     items = [
-        el("label", el("input", type="radio", name="kind", value=kind, checked=kind == chosen),
-           f"{kind} ", el("small", titles[kind]))
+        el(
+            "label",
+            el("input", type="radio", name="kind", value=kind, checked=kind == chosen),
+            f"{kind} ",
+            el("small", titles[kind]),
+        )
         for kind in shown
-    ]  # fmt: skip
+    ]
     return el("fieldset", el("legend", "Colour by group"), *items, id="kinds", hidden=True)
 
 
@@ -221,9 +234,8 @@ def _map(plan: Plan, topology: Topology, drawn: list[Box], groups: dict[int, int
 
 
 def _framed(
-    plan: Plan, topology: Topology, levels: Sequence[LinkLevel], drawn: list[Box],
-    groups: dict[int, int],
-) -> Iterator[Raw]:  # fmt: skip
+    plan: Plan, topology: Topology, levels: Sequence[LinkLevel], drawn: list[Box], groups: dict[int, int]
+) -> Iterator[Raw]:
     if not levels:
         yield from (_box(plan, topology, box, groups) for box in drawn)
         return
@@ -245,12 +257,17 @@ def _box(plan: Plan, topology: Topology, box: Box, groups: dict[int, int]) -> Ra
 
 def _cell(topology: Topology, ranks: range, group: int) -> Raw:
     return el(
-        "li", el("b", cell_label(topology, ranks)), " ", el("em", letters(group)),
+        "li",
+        el("b", cell_label(topology, ranks)),
+        " ",
+        el("em", letters(group)),
         el("small", coordinates_text(topology, ranks)),
         *(el("small", text) for text in (experts_text(topology, ranks),) if text),
-        class_=f"g{group % COLOURS}", data_r=ranks[0], data_n=len(ranks),
+        class_=f"g{group % COLOURS}",
+        data_r=ranks[0],
+        data_n=len(ranks),
         title=cell_title(topology, ranks),
-    )  # fmt: skip
+    )
 
 
 def groups_table(topology: Topology) -> Raw:
@@ -262,9 +279,7 @@ def groups_table(topology: Topology) -> Raw:
         count = topology.world_size // topology.group_size(*topology.kinds[kind])
         more = f" … {count - len(groups):,} more" if count > len(groups) else ""
         rows.append((kind, members + more, f"{count:,}", str(len(groups[0]))))
-    return table(
-        "Rank groups, the first of each kind", ("group", "members", "count", "size"), rows, left=2
-    )
+    return table("Rank groups, the first of each kind", ("group", "members", "count", "size"), rows, left=2)
 
 
 def _first_groups(topology: Topology, kind: str) -> list[Any]:

@@ -39,10 +39,15 @@ MARKS = {"ok": "✓ ok", "warning": "! warning", "error": "✗ error"}
 
 
 def plan_page(
-    plan: Plan, topology: Topology, *, command: str, points: Sequence[FrontPoint] = (),
-    search: SearchDocument | None = None, run: WholeRun | None = None,
+    plan: Plan,
+    topology: Topology,
+    *,
+    command: str,
+    points: Sequence[FrontPoint] = (),
+    search: SearchDocument | None = None,
+    run: WholeRun | None = None,
     on_progress: Progress = no_progress,
-) -> str:  # fmt: skip
+) -> str:
     """The page as HTML. command: the line that makes it again. run: the run of `--tokens`.
 
     points, search: where a search was made, the layouts that it estimated and its answer, which
@@ -59,11 +64,14 @@ def plan_page(
     # numbers for the script, which never contain `<`
     data = json.dumps(layout_data(plan, topology), separators=(",", ":")).replace("<", "\\u003c")
     return page_text(
-        title, _header(plan, topology), parts, command=command,
+        title,
+        _header(plan, topology),
+        parts,
+        command=command,
         before=el("svg", textures(), width=0, height=0, aria_hidden="true", class_="defs"),
         data=el("script", Raw(data), type="application/json", id="data"),
         script=page_file("page.js"),
-    )  # fmt: skip
+    )
 
 
 def _sections(plan: Plan, topology: Topology) -> Iterator[tuple[str, Raw]]:
@@ -122,6 +130,4 @@ def _checks(plan: Plan) -> Raw:
         (MARKS[check.status], check.rule, check.message + (f" → {check.hint}" * bool(check.hint)))
         for check in sorted(plan.checks, key=lambda check: check.status == "ok")
     ]
-    return section(
-        "checks", "Checks", table("Every rule and its answer", ("", "rule", "answer"), rows, left=3)
-    )
+    return section("checks", "Checks", table("Every rule and its answer", ("", "rule", "answer"), rows, left=3))

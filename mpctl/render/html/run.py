@@ -35,18 +35,17 @@ def run_page(run: SavedRun, command: str, x: X = "step") -> str:
     verdict = f"{VERDICTS.get(run.status, '')}{run.status} after {reached_text(run)}."
     failed = [el("p", failure_text(document["failure"]))] if document["failure"] else []
     header = el(
-        "header", el("h1", "mpctl ", el("bdi", f"run: {run.name}")),
-        el("p", verdict, class_=STYLES.get(run.status, "verdict unknown")), *failed,
+        "header",
+        el("h1", "mpctl ", el("bdi", f"run: {run.name}")),
+        el("p", verdict, class_=STYLES.get(run.status, "verdict unknown")),
+        *failed,
         tiles(_figures(document, spent)),
-    )  # fmt: skip
+    )
     parts = list(_pictures(run, x))
     if spent is not None:
         parts.append(("Time", _time(spent)))
     facts = table("Job, results and how it ended", ("", ""), run_rows(run, document), left=2)
-    return page_text(
-        f"run: {run.name}", header, [*parts, ("Facts", section("facts", "Facts", facts))],
-        command=command,
-    )  # fmt: skip
+    return page_text(f"run: {run.name}", header, [*parts, ("Facts", section("facts", "Facts", facts))], command=command)
 
 
 def _figures(document: ShownRun, spent: TimeSpent | None) -> Iterator[tuple[str, str]]:
@@ -68,9 +67,7 @@ def _figures(document: ShownRun, spent: TimeSpent | None) -> Iterator[tuple[str,
 
 def _pictures(run: SavedRun, x: X) -> Iterator[tuple[str, Raw]]:
     """The sections of the curves, each with the metrics that the run has numbers of."""
-    present = ordered(
-        name for record in run.records for point in points(record) for name in point.values
-    )
+    present = ordered(name for record in run.records for point in points(record) for name in point.values)
     for title, bases in CURVES.items():
         names = [name for name in present if name.partition("/")[0] in bases]
         if not names:
@@ -83,21 +80,29 @@ def _pictures(run: SavedRun, x: X) -> Iterator[tuple[str, Raw]]:
 
 def _time(spent: TimeSpent) -> Raw:
     """Where the time went, and the longest pauses."""
-    parts = {"steps that count": spent.steps, "saves that training waited for": spent.saves,
-             "restarts, steps done again, validations": spent.paused}  # fmt: skip
+    parts = {
+        "steps that count": spent.steps,
+        "saves that training waited for": spent.saves,
+        "restarts, steps done again, validations": spent.paused,
+    }
     shares = [
-        Share(name, seconds, f"{seconds_text(seconds)} ({seconds / spent.wall:.1%})")
-        for name, seconds in parts.items()
+        Share(name, seconds, f"{seconds_text(seconds)} ({seconds / spent.wall:.1%})") for name, seconds in parts.items()
     ]
     longest = sorted(spent.pauses, key=lambda pause: pause.seconds, reverse=True)[:LISTED]
     rows = [
         (f"before step {pause.step:,}", seconds_text(pause.seconds))
-        for pause in sorted(longest) if pause.seconds >= LEAST_PAUSE
-    ]  # fmt: skip
+        for pause in sorted(longest)
+        if pause.seconds >= LEAST_PAUSE
+    ]
     return section(
-        "time", "Where the time went",
-        el("div", bar(shares, spent.wall), class_="one"), legend(parts),
-        table("From the begin of the first step to the end of the last",
-              ("", "took"), [(share.name, share.text) for share in shares]),
+        "time",
+        "Where the time went",
+        el("div", bar(shares, spent.wall), class_="one"),
+        legend(parts),
+        table(
+            "From the begin of the first step to the end of the last",
+            ("", "took"),
+            [(share.name, share.text) for share in shares],
+        ),
         table("The longest pauses between two steps", ("", "lasted"), rows) if rows else "",
-    )  # fmt: skip
+    )

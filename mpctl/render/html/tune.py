@@ -31,16 +31,20 @@ def tune_page(document: TuneDocument) -> str:
     mark = "✓ " if best and best["is_settled"] else ""
     heading = [el("p", line) for line in best_lines(best)] if best else []
     header = el(
-        "header", el("h1", "mpctl ", el("bdi", f"tune: {name}")),
-        el("p", headline(document)), *heading, el("p", f"{mark}{verdict(document)}.", class_=style),
+        "header",
+        el("h1", "mpctl ", el("bdi", f"tune: {name}")),
+        el("p", headline(document)),
+        *heading,
+        el("p", f"{mark}{verdict(document)}.", class_=style),
         tiles(_figures(document)),
-    )  # fmt: skip
+    )
     parts = [("Layouts", _layouts(document)), ("Trials", _trials(document))]
     if best is not None:
         lines = "\n".join(command_lines(document, best))
         parts.append(("Launch", section("launch", "Launch it", el("pre", el("code", lines)))))
-    return page_text(f"tune: {name}", header, parts, command=document["command"],
-                     of_command="Goes on with it, where time is left:")  # fmt: skip
+    return page_text(
+        f"tune: {name}", header, parts, command=document["command"], of_command="Goes on with it, where time is left:"
+    )
 
 
 def _figures(document: TuneDocument) -> Iterator[tuple[str, str]]:
@@ -61,8 +65,9 @@ def _layouts(document: TuneDocument) -> Raw:
     figures = table(
         "Seconds of a step by the presets at the beginning (planned), by those fitted to all "
         "trials (fitted), each with its error, and as measured, the mean of its trials",
-        _layout_first(LAYOUT_COLUMNS), (_layout_first(layout_cells(one)) for one in layouts),
-    )  # fmt: skip
+        _layout_first(LAYOUT_COLUMNS),
+        (_layout_first(layout_cells(one)) for one in layouts),
+    )
     learnt = learnt_line(document)
     return section("layouts", "Measured layouts", figures, note(learnt) if learnt else "")
 
@@ -87,8 +92,13 @@ def _trial_cells(trial: TrialEntry) -> tuple[str, ...]:
     outcome = trial["status"].replace("-", " ") if seconds is None else seconds_text(seconds)
     error = f" ({trial['error']})" if trial["error"] else ""
     return (
-        str(trial["number"]), seconds_text(trial["planned_seconds"]),
-        seconds_text(trial["expected_seconds"]), outcome, str(trial["steps"]),
+        str(trial["number"]),
+        seconds_text(trial["planned_seconds"]),
+        seconds_text(trial["expected_seconds"]),
+        outcome,
+        str(trial["steps"]),
         clock(waited) if (waited := trial.get("waited_seconds")) else "",
-        seconds_text(trial["wall_seconds"]), trial["layout"], f"{trial['why']}{error}",
-    )  # fmt: skip
+        seconds_text(trial["wall_seconds"]),
+        trial["layout"],
+        f"{trial['why']}{error}",
+    )

@@ -42,9 +42,7 @@ class Backend(Protocol):
     def check(self, plan: Plan) -> list[Issue]:
         """Why the plan cannot run here, found without contacting a host; empty when it may."""
 
-    def connect(
-        self, plan: Plan, run: RunDir, on_event: OnEvent
-    ) -> AbstractContextManager[Cluster]:
+    def connect(self, plan: Plan, run: RunDir, on_event: OnEvent) -> AbstractContextManager[Cluster]:
         """The hosts, ready for attempts until the block ends, which leaves nothing of the launch
         there. Raises InputError with every reason why a host could not be used."""
 

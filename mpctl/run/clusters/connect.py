@@ -66,9 +66,7 @@ def launch_issues(
     if only_measures:
         issues = check_ranks(plan, lacking)
     else:
-        issues = check_launch(
-            plan, lacking, run, resumption=resumption, replaced=overwrite, is_elsewhere=is_elsewhere
-        )
+        issues = check_launch(plan, lacking, run, resumption=resumption, replaced=overwrite, is_elsewhere=is_elsewhere)
     if run is not None:
         issues += check_run(plan.job, run, overwrite=overwrite, resume=resumption is not None)
     if cluster is None and backend is not None:

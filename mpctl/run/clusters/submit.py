@@ -33,9 +33,7 @@ def submit_run(submitter: Submitter, plan: Plan, run: RunDir, set_up: Callable[[
 
 
 def submit_runs(
-    scheduler: str,
-    set_up: Mapping[RunDir, Callable[[], object]],
-    submit: Callable[[], tuple[str, list[str]]],
+    scheduler: str, set_up: Mapping[RunDir, Callable[[], object]], submit: Callable[[], tuple[str, list[str]]]
 ) -> str:
     """Write run directories by the functions in set_up, and submit them as one job; its id. submit:
     returns the id and what each run's part of the job is called."""

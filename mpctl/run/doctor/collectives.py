@@ -62,11 +62,7 @@ def run_ranks(request: CollectiveRequest) -> CollectiveReport:
         measures = bool(ranks) and not errors and request.first_rank == 0
         timings = _timings(ranks[0]) if measures else []
     return CollectiveReport(
-        backend=BACKENDS[request.device],
-        hosts=1,
-        world_size=request.world_size,
-        timings=timings,
-        errors=errors,
+        backend=BACKENDS[request.device], hosts=1, world_size=request.world_size, timings=timings, errors=errors
     )
 
 

@@ -101,9 +101,7 @@ class Limits(ReportModel):
     open_files_hard: int | None
     processes: int | None
     locked_memory: int | None = Field(description="bytes that a process may keep from being paged")
-    group_processes: int | None = Field(
-        description="processes that the control group may still add"
-    )
+    group_processes: int | None = Field(description="processes that the control group may still add")
 
 
 class Gpu(ReportModel):
@@ -162,17 +160,13 @@ class NetworkFacts(ReportModel):
     interfaces: list[Interface]
     default_interface: str | None = Field(description="interface of the default route")
     infiniband: list[InfiniBandPort]
-    towards: str | None = Field(
-        description="the interface that leads to the first host, which ranks are told to use"
-    )
+    towards: str | None = Field(description="the interface that leads to the first host, which ranks are told to use")
     gloo_setting: str | None = Field(description="GLOO_SOCKET_IFNAME")
     nccl_setting: str | None = Field(description="NCCL_SOCKET_IFNAME")
     first_port: int = Field(description="first port of the ephemeral range")
     last_port: int
     used_ports: int = Field(description="ports of that range in use now")
-    loopback_error: str | None = Field(
-        description="why no connection to 127.0.0.1 could be opened; None when it could"
-    )
+    loopback_error: str | None = Field(description="why no connection to 127.0.0.1 could be opened; None when it could")
 
 
 class Folder(ReportModel):
@@ -270,9 +264,7 @@ class HostReport(ReportModel):
     gpus: Gpus | None = None
     network: NetworkFacts | None = None
     folder: Folder | None = None
-    loopback: PairResult | None = Field(
-        None, description="two processes of this host, measured over 127.0.0.1"
-    )
+    loopback: PairResult | None = Field(None, description="two processes of this host, measured over 127.0.0.1")
     failures: list[ProbeFailure] = Field(default_factory=list)
     seconds: dict[str, float] = Field(default_factory=dict, description="time that each probe took")
 
@@ -320,18 +312,12 @@ class Diagnosis(ReportModel):
         return any(finding.status == "error" for finding in self.findings)
 
 
-def error(
-    rule: str, where: str, message: str, hint: str = "", hosts: Sequence[str] = ()
-) -> Finding:
+def error(rule: str, where: str, message: str, hint: str = "", hosts: Sequence[str] = ()) -> Finding:
     """Something that would break a launch."""
-    return Finding(
-        status="error", rule=rule, where=where, hosts=[*hosts], message=message, hint=hint
-    )
+    return Finding(status="error", rule=rule, where=where, hosts=[*hosts], message=message, hint=hint)
 
 
-def warning(
-    rule: str, where: str, message: str, hint: str = "", hosts: Sequence[str] = ()
-) -> Finding:
+def warning(rule: str, where: str, message: str, hint: str = "", hosts: Sequence[str] = ()) -> Finding:
     """Something worth knowing before a launch."""
     return error(rule, where, message, hint, hosts).model_copy(update={"status": "warning"})
 

@@ -77,9 +77,7 @@ def examine(hosts: Hosts, wanted: Examination, on_progress: Progress) -> Diagnos
         pairs=pairs,
         all_pairs=count * (count - 1) // 2,
         collectives=collectives,
-        findings=find_problems(
-            reports, wanted.needs, skew=skew, pairs=pairs, collectives=collectives
-        ),
+        findings=find_problems(reports, wanted.needs, skew=skew, pairs=pairs, collectives=collectives),
     )
 
 
@@ -100,9 +98,7 @@ def probe_hosts(hosts: Hosts, wanted: Examination) -> tuple[list[HostReport], li
         torch_seconds=TORCH_SECONDS if wanted.torch else 0.0,
     )
     try:
-        answers = hosts.run(
-            "mpctl.run.doctor.probe", [request] * len(hosts.names), TORCH_SECONDS + START_SECONDS
-        )
+        answers = hosts.run("mpctl.run.doctor.probe", [request] * len(hosts.names), TORCH_SECONDS + START_SECONDS)
     finally:
         if is_written:
             file.unlink(missing_ok=True)
@@ -141,9 +137,7 @@ def measure_all_pairs(hosts: Hosts, reports: Sequence[HostReport]) -> list[PairR
     alive = [n for n, report in enumerate(reports) if report.unix_time]
     places = {host: place for place, host in enumerate(alive)}
     base = random.SystemRandom().randrange(PORTS.start, PORTS.stop - len(reports))
-    addresses = [
-        PairAddress(host=hosts.names[n], address=hosts.addresses[n], port=base + n) for n in alive
-    ]
+    addresses = [PairAddress(host=hosts.names[n], address=hosts.addresses[n], port=base + n) for n in alive]
     token = secrets.token_hex(16)
     requests = [
         PairRequest(
@@ -164,9 +158,7 @@ def measure_all_pairs(hosts: Hosts, reports: Sequence[HostReport]) -> list[PairR
     return sorted(found, key=lambda pair: (pair.first, pair.second))
 
 
-def _pairs(
-    number: int, answer: HostAnswer, request: PairRequest, alive: Sequence[int]
-) -> list[PairResult]:
+def _pairs(number: int, answer: HostAnswer, request: PairRequest, alive: Sequence[int]) -> list[PairResult]:
     """What host `number` measured, with the hosts' places among all; without an answer, why."""
     try:
         results = answer.read(PairReport).results
@@ -180,9 +172,7 @@ def _pairs(
     ]
 
 
-def run_collectives(
-    hosts: Hosts, reports: Sequence[HostReport], needs: Needs
-) -> list[CollectiveReport]:
+def run_collectives(hosts: Hosts, reports: Sequence[HostReport], needs: Needs) -> list[CollectiveReport]:
     """An all-reduce of torch over the ranks of the first host, and over one rank of every host."""
     gpus = min((r.torch.gpus for r in reports if r.torch), default=0)
     device: Device = needs.device or ("cuda" if gpus else "cpu")
@@ -226,11 +216,7 @@ def _collective(
         errors |= report.errors
         timings = timings or report.timings  # by rank 0, of the first host
     return CollectiveReport(
-        backend=BACKENDS[device],
-        hosts=count,
-        world_size=count * ranks,
-        timings=timings,
-        errors=errors,
+        backend=BACKENDS[device], hosts=count, world_size=count * ranks, timings=timings, errors=errors
     )
 
 

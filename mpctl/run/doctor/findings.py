@@ -71,10 +71,7 @@ def merged(findings: Iterable[Finding]) -> list[Finding]:
         key = (finding.status, finding.rule, finding.where, finding.message, finding.hint)
         firsts.setdefault(key, finding)
         hosts.setdefault(key, []).extend(finding.hosts)
-    return [
-        first.model_copy(update={"hosts": list(dict.fromkeys(hosts[key]))})
-        for key, first in firsts.items()
-    ]
+    return [first.model_copy(update={"hosts": list(dict.fromkeys(hosts[key]))}) for key, first in firsts.items()]
 
 
 def _number_of_hosts(hosts: Sequence[HostReport], needs: Needs) -> Iterator[Finding]:
@@ -157,14 +154,8 @@ TRAITS = (
         lambda h: h.processor and h.processor.cores,
         "the slowest sets the pace",
     ),
-    Trait(
-        warning,
-        "settings-differ",
-        "environment",
-        _settings,
-        "set NCCL_ and GLOO_ variables alike on all hosts",
-    ),
-)  # fmt: skip
+    Trait(warning, "settings-differ", "environment", _settings, "set NCCL_ and GLOO_ variables alike on all hosts"),
+)
 
 
 def clock_findings(hosts: Sequence[HostReport], skew: Sequence[float]) -> Iterator[Finding]:
@@ -203,9 +194,7 @@ def pair_findings(hosts: Sequence[HostReport], pairs: Sequence[PairResult]) -> I
         link = min((speed for speed in (speeds[n] for n in ends) if speed), default=0)
         if 8 * pair.rate < LINK_SHARE * link:
             below[ends] = f"{bytes_text(pair.rate)}/s over {link / 1e9:g} Gbit/s"
-    rate, delay = (
-        median(values) if values else 0.0 for values in (rates.values(), delays.values())
-    )
+    rate, delay = (median(values) if values else 0.0 for values in (rates.values(), delays.values()))
     latest = max(LATE * delay, delay + LATE_SECONDS)
     slow = {pair: f"{bytes_text(r)}/s" for pair, r in rates.items() if r < SLOW * rate}
     late = {pair: seconds_text(d) for pair, d in delays.items() if d > latest}
@@ -214,9 +203,7 @@ def pair_findings(hosts: Sequence[HostReport], pairs: Sequence[PairResult]) -> I
     yield from say(error, "pair-apart", apart, many, OPEN_PORTS)
     yield from say(warning, "pair-below-link", below, "", SEE_LINK)
     yield from say(warning, "pair-slow", slow, f"median {bytes_text(rate)}/s, but ", SEE_LINK)
-    yield from say(
-        warning, "pair-late", late, f"latency: median {seconds_text(delay)}, but ", SEE_LINK
-    )
+    yield from say(warning, "pair-late", late, f"latency: median {seconds_text(delay)}, but ", SEE_LINK)
 
 
 def _of_pairs(

@@ -132,17 +132,13 @@ def _torch(torch: TorchFacts, gpus: Gpus | None, needs: Needs) -> Iterator[Findi
         yield say("nccl-missing", "torch", f"{torch.version} has no NCCL", hint)
     if torch.nccl_error:
         hint = "NCCL_DEBUG=INFO tells more"
-        yield say(
-            "nccl-fails", "NCCL", f"an all-reduce of one rank failed: {torch.nccl_error}", hint
-        )
+        yield say("nccl-fails", "NCCL", f"an all-reduce of one rank failed: {torch.nccl_error}", hint)
     say = error if not on_gpus else warning
     if not torch.has_gloo:
         yield say("gloo-missing", "torch", f"{torch.version} has no gloo", "install another build")
     elif torch.gloo_error:
         hint = "set GLOO_SOCKET_IFNAME to an interface that is up"
-        yield say(
-            "gloo-fails", "gloo", f"an all-reduce of one rank failed: {torch.gloo_error}", hint
-        )
+        yield say("gloo-fails", "gloo", f"an all-reduce of one rank failed: {torch.gloo_error}", hint)
 
 
 def _kernels(torch: TorchFacts, software: Software | None) -> Iterator[Finding]:
@@ -159,9 +155,7 @@ def _kernels(torch: TorchFacts, software: Software | None) -> Iterator[Finding]:
 def _gpus(gpus: Gpus) -> Iterator[Finding]:
     if gpus.on_bus and not gpus.device_files:
         message = f"{plural(gpus.on_bus, 'GPU')} on the PCI bus, but no driver offers one here"
-        hint = (
-            "load the driver (`lspci -k` tells which), or give the container its GPUs (--gpus all)"
-        )
+        hint = "load the driver (`lspci -k` tells which), or give the container its GPUs (--gpus all)"
         yield warning("gpu-driver-missing", "GPUs", message, hint)
     if gpus.error:
         hint = "see that the NVIDIA driver is loaded: `nvidia-smi` there"
@@ -192,8 +186,7 @@ def _processor(processor: Processor) -> Iterator[Finding]:
         yield warning("cpu-quota", "processors", message, hint)
     if processor.load is not None and is_busy(processor.load, processor.cores):
         message = (
-            f"busy: {processor.load:.1f} processes ran in the last minute, on "
-            f"{plural(processor.cores, 'processor')}"
+            f"busy: {processor.load:.1f} processes ran in the last minute, on {plural(processor.cores, 'processor')}"
         )
         yield warning("host-busy", "processors", message, "figures of speed here say little")
 
@@ -209,9 +202,7 @@ def _memory(memory: Memory, gpus: Gpus | None) -> Iterator[Finding]:
         yield warning("memory-swapped", "memory", message, "end other processes: ranks would stall")
     count = 0 if gpus is None else len(gpus.devices)
     if count > 1 and memory.shm_total is not None and memory.shm_total < LEAST_SHM:
-        message = (
-            f"{bytes_text(memory.shm_total)} in all; NCCL exchanges there between {count} GPUs"
-        )
+        message = f"{bytes_text(memory.shm_total)} in all; NCCL exchanges there between {count} GPUs"
         hint = "docker run --shm-size=8g or --ipc=host; in Kubernetes an emptyDir of medium Memory"
         yield warning("shm-small", "/dev/shm", message, hint)
 

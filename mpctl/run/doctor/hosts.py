@@ -95,13 +95,7 @@ class AgentHosts:
         reports that."""
         sent, server = time.time(), self.cluster.server
         futures = [
-            server.request(
-                link.node,
-                "run_module",
-                module=module,
-                text=request.model_dump_json(),
-                seconds=seconds,
-            )
+            server.request(link.node, "run_module", module=module, text=request.model_dump_json(), seconds=seconds)
             for link, request in zip(self.cluster.links, requests, strict=True)
         ]
         deadline = time.monotonic() + seconds + SPARE_SECONDS
@@ -123,9 +117,7 @@ OnEvent = Callable[[str], None]
 
 
 @contextmanager
-def connected_hosts(
-    backend: Backend, plan: Plan, run_dir: Path, on_event: OnEvent
-) -> Iterator[Hosts]:
+def connected_hosts(backend: Backend, plan: Plan, run_dir: Path, on_event: OnEvent) -> Iterator[Hosts]:
     """The hosts of a backend; nothing is left on them afterwards.
 
     Node agents need a directory that all hosts share: a new one in `run_dir`, removed afterwards
@@ -138,10 +130,7 @@ def connected_hosts(
     if issues := backend.check(plan):
         raise InputError(issues)
     began = time.monotonic()
-    with (
-        scratch_run(run_dir) as run,
-        backend.connect(plan, run, on_event) as cluster,
-    ):
+    with scratch_run(run_dir) as run, backend.connect(plan, run, on_event) as cluster:
         if not isinstance(cluster, AgentCluster):
             message = f"its hosts have no node agents that mpctl doctor could ask: {backend.name}"
             raise InputError.of("no-agents", "--on", message, "run `mpctl doctor` on each host")

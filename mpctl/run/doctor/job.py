@@ -17,11 +17,7 @@ from mpctl.run.launch.control.server import files_of_launcher
 FILES_OF_A_RANK = 256
 THREADS_OF_A_RANK = 24
 SLOW_LINKS = ("SYS", "NODE", "PHB")
-LEGEND = {
-    "SYS": "between NUMA nodes",
-    "NODE": "within a NUMA node",
-    "PHB": "over a PCIe host bridge",
-}
+LEGEND = {"SYS": "between NUMA nodes", "NODE": "within a NUMA node", "PHB": "over a PCIe host bridge"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +76,7 @@ def _fullest_node(topology: Topology, peaks: list[int]) -> int:
     """
     size, step = topology.gpus_per_node, topology.strides["pp"]
     firsts = {topology.node(stage * step) for stage in range(len(peaks))}
-    sums = [
-        sum(peaks[topology.coords(rank)["pp"]] for rank in _ranks(topology, node, size))
-        for node in firsts
-    ]
+    sums = [sum(peaks[topology.coords(rank)["pp"]] for rank in _ranks(topology, node, size)) for node in firsts]
     return max(sums)
 
 
@@ -118,8 +111,7 @@ def job_findings(host: HostReport, needs: Needs) -> Iterator[Finding]:
         yield warning(
             "threads-exceed-cores",
             "processors",
-            f"{plural(needs.ranks, 'rank')} of {plural(threads, 'thread')} share "
-            f"{plural(cores, 'processor')}",
+            f"{plural(needs.ranks, 'rank')} of {plural(threads, 'thread')} share {plural(cores, 'processor')}",
             "leave launch.threads_per_rank out: mpctl then divides the processors",
         )
 
@@ -134,9 +126,7 @@ def _gpus(gpus: Gpus, torch: TorchFacts | None, needs: Needs) -> Iterator[Findin
     if short:
         free = min(gpu.memory_total - gpu.memory_used for gpu in short)
         names = ", ".join(str(gpu.index) for gpu in short)
-        message = (
-            f"a rank takes {bytes_text(needs.gpu_bytes)}, GPU {names} has {bytes_text(free)} free"
-        )
+        message = f"a rank takes {bytes_text(needs.gpu_bytes)}, GPU {names} has {bytes_text(free)} free"
         hint = "end other processes there, use --recompute full or a smaller micro batch"
         yield error("gpu-memory-short", "GPUs", message, hint)
     links = {word for row in gpus.links for word in row}

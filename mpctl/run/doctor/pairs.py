@@ -261,13 +261,15 @@ def measure_loopback() -> PairResult:
     hosts[0] = PairAddress(host="0", address="127.0.0.1", port=0)
     token = secrets.token_hex(16)
     first, second = (
-        PairRequest(me=me, hosts=hosts, partners=[1 - me], token=token, seconds=LOOPBACK_SECONDS)
-        for me in (0, 1)
+        PairRequest(me=me, hosts=hosts, partners=[1 - me], token=token, seconds=LOOPBACK_SECONDS) for me in (0, 1)
     )
     with subprocess.Popen(
-        [sys.executable, "-m", "mpctl.run.doctor.pairs"], env=child_environment(),
-        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    ) as peer:  # fmt: skip
+        [sys.executable, "-m", "mpctl.run.doctor.pairs"],
+        env=child_environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as peer:
         try:
             if peer.stdin is not None:
                 peer.stdin.write(second.model_dump_json().encode())

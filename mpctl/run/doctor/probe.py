@@ -67,15 +67,30 @@ from mpctl.run.hosts.probes import UNCORRECTED, RunningProbe, complaint, run_too
 
 TORCH_PROBE = "mpctl.train.runtime.probes.torch_report"
 CHANGES_RUNS = (
-    "NCCL_", "GLOO_", "TORCH_", "OMP_", "MKL_", "KMP_", "CUDA_", "NVIDIA_VISIBLE", "MASTER_",
-    "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LD_PRELOAD", "UCX_", "FI_", "SLURM_NNODES",
-    "SLURM_JOB_NODELIST", "PET_", "LC_ALL", "LANG", "PYTORCH_",
-)  # fmt: skip
+    "NCCL_",
+    "GLOO_",
+    "TORCH_",
+    "OMP_",
+    "MKL_",
+    "KMP_",
+    "CUDA_",
+    "NVIDIA_VISIBLE",
+    "MASTER_",
+    "PYTHONPATH",
+    "PYTHONHOME",
+    "LD_LIBRARY_PATH",
+    "LD_PRELOAD",
+    "UCX_",
+    "FI_",
+    "SLURM_NNODES",
+    "SLURM_JOB_NODELIST",
+    "PET_",
+    "LC_ALL",
+    "LANG",
+    "PYTORCH_",
+)
 """Prefixes of the environment variables that are reported: none of them has a password."""
-GPU_FIELDS = (
-    "index", "uuid", "name", "memory.total", "memory.used", "driver_version", "mig.mode.current",
-    UNCORRECTED,
-)  # fmt: skip
+GPU_FIELDS = ("index", "uuid", "name", "memory.total", "memory.used", "driver_version", "mig.mode.current", UNCORRECTED)
 MIB, MBIT = 1 << 20, 1_000_000
 PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 DEFAULT_RANGE = (32768, 60999)  # Linux's own
@@ -108,9 +123,7 @@ def probe_software() -> Software:
 
 def relevant_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """The variables that change how torch, NCCL or Python run, sorted by name."""
-    return {
-        name: value for name, value in sorted(environment.items()) if name.startswith(CHANGES_RUNS)
-    }
+    return {name: value for name, value in sorted(environment.items()) if name.startswith(CHANGES_RUNS)}
 
 
 def probe_torch(seconds: float) -> TorchFacts:
@@ -191,12 +204,17 @@ def probe_gpus(root: Path = ROOT) -> Gpus:
         driver = amd_driver(root) or "amdgpu"
         devices = [
             Gpu(
-                index=index, name=f"AMD {gpu.name}", memory_total=gpu.memory_total,
-                memory_used=gpu.memory_used, driver=driver, mig=False, uncorrected_errors=None,
+                index=index,
+                name=f"AMD {gpu.name}",
+                memory_total=gpu.memory_total,
+                memory_used=gpu.memory_used,
+                driver=driver,
+                mig=False,
+                uncorrected_errors=None,
                 processes=0,
             )
             for index, gpu in enumerate([] if files else amd)
-        ]  # fmt: skip
+        ]
     return Gpus(
         tool="nvidia-smi" if tool else "device files" if files else "amdgpu" if amd else "none",
         visible=os.environ.get("CUDA_VISIBLE_DEVICES"),

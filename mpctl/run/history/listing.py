@@ -13,8 +13,18 @@ from mpctl.records.rundir.metrics import is_number
 from mpctl.run.history.saved import SavedRun, Status, looks_like_run, read_run
 
 DEPTH = 2  # runs/NAME, and runs/bench-scaling/NAME
-SortKey = Literal["name", "status", "model", "step", "loss", "validation_loss",
-                  "tokens_per_second", "started", "ended", "checkpoint_bytes"]  # fmt: skip
+SortKey = Literal[
+    "name",
+    "status",
+    "model",
+    "step",
+    "loss",
+    "validation_loss",
+    "tokens_per_second",
+    "started",
+    "ended",
+    "checkpoint_bytes",
+]
 SORT_KEYS: tuple[SortKey, ...] = get_args(SortKey)
 OnProgress = Callable[[int, int], None]
 
@@ -52,11 +62,7 @@ class RunsDocument(TypedDict):
 
 
 def list_runs(
-    folder: Path,
-    *,
-    sort: str = "started",
-    reverse: bool = False,
-    on_progress: OnProgress = lambda done, total: None,
+    folder: Path, *, sort: str = "started", reverse: bool = False, on_progress: OnProgress = lambda done, total: None
 ) -> RunsDocument:
     """Every run in a folder or one folder below, sorted; the folder itself when it is a run.
 

@@ -142,9 +142,7 @@ def merged_tail(
         most = min(8 * most, limit)
 
 
-def _without_incomplete(
-    logs: Mapping[int, list[LogEntry]], tails: Mapping[int, LogTail]
-) -> dict[int, list[LogEntry]]:
+def _without_incomplete(logs: Mapping[int, list[LogEntry]], tails: Mapping[int, LogTail]) -> dict[int, list[LogEntry]]:
     """The entries of the steps for which every tail is complete: a tail that was cut is complete
     from its second step on, and the number of its first step is unknown."""
     cut_logs = [entries for rank, entries in logs.items() if tails[rank].is_cut]

@@ -43,9 +43,7 @@ from mpctl.spec.names import with_all_new_names
 
 SIGN_SECONDS = 90.0
 """A network file system may show what another host writes a minute later."""
-Status = Literal[
-    "submitted", "running", "finished", "stopped", "failed", "interrupted", "unreadable"
-]
+Status = Literal["submitted", "running", "finished", "stopped", "failed", "interrupted", "unreadable"]
 MARKS = (".mpctl-run", "job.json", "metrics.jsonl")
 
 
@@ -66,9 +64,7 @@ def _as_today(row: RankComparison) -> RankComparison:
     return row
 
 
-SavedComparison = Annotated[
-    RankComparison, BeforeValidator(_with_later_keys), AfterValidator(_as_today)
-]
+SavedComparison = Annotated[RankComparison, BeforeValidator(_with_later_keys), AfterValidator(_as_today)]
 
 
 class SavedSummary(BaseModel):
@@ -312,9 +308,7 @@ def read_run(path: Path, name: str | None = None) -> SavedRun:
     )
 
 
-def _status(
-    path: Path, job: JobSpec | None, summary: SavedSummary | None, key_records: KeyRecords
-) -> Status:
+def _status(path: Path, job: JobSpec | None, summary: SavedSummary | None, key_records: KeyRecords) -> Status:
     if is_running(path):
         return "running"
     if job is None:

@@ -191,9 +191,7 @@ def only_run(runs: Sequence[SavedRun], option: str) -> SavedRun:
     return runs[0]
 
 
-def export(
-    runs: list[SavedRun], csv: Path | None, tensorboard: Path | None, on_progress: Progress
-) -> Iterator[Path]:
+def export(runs: list[SavedRun], csv: Path | None, tensorboard: Path | None, on_progress: Progress) -> Iterator[Path]:
     """Write one run's metrics to a CSV file, to a folder of TensorBoard events, or to both; yields
     each path when it is written. on_progress: called with (path, records written, all records).
 
@@ -217,9 +215,7 @@ def _reported(run: SavedRun, path: Path, on_progress: Progress) -> Iterator[Step
         yield record
 
 
-def _write(
-    option: str, path: Path, sink: CsvFile | EventFiles, records: Iterator[StepRecord]
-) -> Iterator[Path]:
+def _write(option: str, path: Path, sink: CsvFile | EventFiles, records: Iterator[StepRecord]) -> Iterator[Path]:
     try:
         sink.rebuild(records)
     except OSError as error:

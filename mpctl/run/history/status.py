@@ -215,15 +215,17 @@ def _rank_rows(
     rows: list[RankRow] = []
     for rank, state in ranks.items():
         crumb = state.breadcrumb
-        rows.append({
-            "rank": rank,
-            "host": hosts[min(rank // ranks_of_host, len(hosts) - 1)] if hosts else None,
-            "coords": topology.whole_coords(rank),
-            "doing": crumb.doing,
-            "doing_seconds": max(0.0, now - crumb.text_time) if crumb.text_time else None,
-            "heartbeat_seconds": max(0.0, now - crumb.beat_time) if crumb.beat_time else None,
-            "process": state.process or None,
-        })  # fmt: skip
+        rows.append(
+            {
+                "rank": rank,
+                "host": hosts[min(rank // ranks_of_host, len(hosts) - 1)] if hosts else None,
+                "coords": topology.whole_coords(rank),
+                "doing": crumb.doing,
+                "doing_seconds": max(0.0, now - crumb.text_time) if crumb.text_time else None,
+                "heartbeat_seconds": max(0.0, now - crumb.beat_time) if crumb.beat_time else None,
+                "process": state.process or None,
+            }
+        )
     return rows
 
 
@@ -243,9 +245,7 @@ def _blamed_rows(path: Path, job: JobSpec | None) -> list[BlamedRow]:
     ]
 
 
-def _waiting(
-    run: SavedRun, ranks: Mapping[int, RankState], idle: float | None, pace: float | None
-) -> str | None:
+def _waiting(run: SavedRun, ranks: Mapping[int, RankState], idle: float | None, pace: float | None) -> str | None:
     """Whom the ranks wait for, in a sentence; None while steps are done, or nobody waits. idle:
     seconds since the last step; pace: seconds that one takes."""
     if idle is None or idle < max(WAITING_SECONDS, WAITING_STEPS * (pace or 0.0)):

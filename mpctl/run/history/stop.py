@@ -57,9 +57,7 @@ class Stopped:
         }
 
 
-def stop_run(
-    path: Path, name: str, *, now: bool, timeout: float | None, on_wait: OnWait
-) -> Stopped:
+def stop_run(path: Path, name: str, *, now: bool, timeout: float | None, on_wait: OnWait) -> Stopped:
     """Ask a run to stop and wait for its end.
 
     now: end its ranks without saving; timeout: seconds to wait, None for as long as it takes;

@@ -21,9 +21,7 @@ from mpctl.run.clusters.registry import find_scheduler
 from mpctl.run.history.logs import read_tail
 from mpctl.run.history.saved import SavedRun, SavedSummary, is_submitted
 
-FORGOTTEN = ScheduledJob(
-    "the scheduler does not know it any more", is_active=False, has_begun=False
-)
+FORGOTTEN = ScheduledJob("the scheduler does not know it any more", is_active=False, has_begun=False)
 TAIL_BYTES = 4096
 
 

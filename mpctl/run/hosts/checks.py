@@ -57,8 +57,7 @@ def host_issues(plan: Plan, machine: Machine, device: Device) -> Iterator[Issue]
         yield Issue(
             "world-fits-machine",
             "cluster",
-            f"{plural(world, 'rank')} need {plural(world, 'GPU')}, but this machine shows "
-            f"{machine.gpus}",
+            f"{plural(world, 'rank')} need {plural(world, 'GPU')}, but this machine shows {machine.gpus}",
             f"use {'fewer ranks, ' if machine.gpus else ''}--device cpu to run the same ranks on "
             "its cores, or --rehearse to simulate them",
         )
@@ -107,9 +106,7 @@ def device_memory_issues(plan: Plan) -> Iterator[Issue]:
         yield Issue("world-fits-memory", check.where, check.message, hint)
 
 
-def _memory_issues(
-    plan: Plan, machine: Machine, ranks: int, device: Device, where: str
-) -> Iterator[Issue]:
+def _memory_issues(plan: Plan, machine: Machine, ranks: int, device: Device, where: str) -> Iterator[Issue]:
     """Issues of a host that lacks memory for its ranks: on CPU for the peak of a step, on a GPU on
     its devices, and always for offloaded inputs and the copies of checkpoints."""
     if device == "cuda":
@@ -126,8 +123,7 @@ def _memory_issues(
             f"{plural(ranks, 'rank')} take {bytes_text(need)} at the peak of a step, up to "
             f"{bytes_text(most.allocated_bytes)} a rank ({bytes_text(most.state_bytes)} of it "
             f"weights, gradients and optimizer), but {free} are free on this machine",
-            "use --recompute full, a smaller micro batch, a smaller model or fewer replicas; "
-            f"{START_ANYWAY}",
+            f"use --recompute full, a smaller micro batch, a smaller model or fewer replicas; {START_ANYWAY}",
         )
         return
     copies = plan.estimate.host_bytes(ranks)
@@ -140,9 +136,7 @@ def _memory_issues(
             kept.append("inputs of layers are offloaded to host memory")
             ways.append("--set training.offload_activations=false, which keeps them on the device")
         step = f" beside {bytes_text(need)} at the peak of a step" if need else ""
-        message = (
-            f"{' and '.join(kept)}, {bytes_text(copies)} on this machine{step}, but {free} are free"
-        )
+        message = f"{' and '.join(kept)}, {bytes_text(copies)} on this machine{step}, but {free} are free"
         way_out = f"use {', or '.join(ways)}"
         yield Issue("copies-fit-memory", where, message, f"{way_out}; {START_ANYWAY}")
 
@@ -169,9 +163,7 @@ def _step_bytes(plan: Plan, ranks: int) -> int:
 def unshared_issue(host: str, said: str) -> Issue | None:
     """The issue of a host whose agent reported that it cannot read the launcher's key; None when it
     did not. said: what the agent wrote to stderr."""
-    why = next(
-        (line.partition(NO_RUN_DIR)[2] for line in said.splitlines() if NO_RUN_DIR in line), None
-    )
+    why = next((line.partition(NO_RUN_DIR)[2] for line in said.splitlines() if NO_RUN_DIR in line), None)
     if why is None:
         return None
     hint = "use a --run-dir on a file system that all hosts mount at the same path, and that this "

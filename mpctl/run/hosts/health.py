@@ -82,9 +82,7 @@ def check_health(request: HealthRequest) -> HealthReport:
     """Check this host; takes little longer than request.seconds at most."""
     limit = request.seconds
     facts = RunningProbe("facts", host_facts, limit).start()
-    folder = RunningProbe(
-        "folder", lambda: folder_problem(Path(request.key), request.digest), limit
-    )
+    folder = RunningProbe("folder", lambda: folder_problem(Path(request.key), request.digest), limit)
     gpus = RunningProbe("gpus", lambda: gpu_problem() if request.needs_gpus else ("", ""), limit)
     links = RunningProbe("links", Connections(request).unreachable, limit + PAUSE_SECONDS)
     for probe in (folder.start(), gpus.start(), links.start(), facts):
@@ -152,8 +150,7 @@ class Connections:
         with listening(self.request.peers[self.request.me].port) as server:
             threading.Thread(target=self._serve, args=(server,), daemon=True).start()
             probes = [
-                threading.Thread(target=self._connect, args=(other, failures), daemon=True)
-                for other in self.larger
+                threading.Thread(target=self._connect, args=(other, failures), daemon=True) for other in self.larger
             ]
             for probe in probes:
                 probe.start()

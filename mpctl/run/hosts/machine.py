@@ -41,13 +41,7 @@ import psutil
 from mpctl import __version__
 from mpctl.core.cores import CGROUPS, OWN_CGROUP, control_groups, core_count
 
-HOSTS = (
-    "SLURM_STEP_NUM_NODES",
-    "SLURM_NNODES",
-    "SLURM_JOB_NUM_NODES",
-    "PET_NNODES",
-    "GROUP_WORLD_SIZE",
-)
+HOSTS = ("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES", "PET_NNODES", "GROUP_WORLD_SIZE")
 """Environment variables with a number of hosts, the innermost first: of a Slurm step, of its job,
 of torchrun's world."""
 Vendor = Literal["NVIDIA", "AMD"]
@@ -215,11 +209,7 @@ def memory_kills(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> int:
 def memory_headroom(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> int | None:
     """Bytes that this process may still allocate within the limits of its group and the groups
     above it; None without a limit. Cached files do not count as used: the kernel gives them up."""
-    free = [
-        size
-        for group in control_groups("memory", root, own)
-        if (size := _free_bytes(group)) is not None
-    ]
+    free = [size for group in control_groups("memory", root, own) if (size := _free_bytes(group)) is not None]
     return min(free, default=None)
 
 

@@ -66,9 +66,8 @@ def run_tool(*command: str) -> subprocess.CompletedProcess[str]:
     """Run a tool; one that times out gets exit code 1."""
     try:
         return subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
-            timeout=TOOL_SECONDS,
-        )  # fmt: skip
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=TOOL_SECONDS
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return subprocess.CompletedProcess(command, 1, "", str(error))
 

@@ -104,11 +104,7 @@ class Evaluation:
 
     def _request(self, prefixes: Sequence[Path]) -> EvalRequest:
         corpora: list[CorpusRequest] = [
-            {
-                "prefix": str(prefix.resolve()),
-                "tokenizer": str(corpus.tokenizer.resolve()),
-                "words": corpus.words,
-            }
+            {"prefix": str(prefix.resolve()), "tokenizer": str(corpus.tokenizer.resolve()), "words": corpus.words}
             for corpus, prefix in zip(self.corpora, prefixes, strict=True)
         ]
         origin = str(self.trained.origin.resolve())

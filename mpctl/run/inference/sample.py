@@ -271,9 +271,7 @@ def _warnings(trained: TrainedModel, encoded: Sequence[Encoded]) -> tuple[str, .
     return (*trained.warnings, f"{length} that the model was trained with")
 
 
-def sample_document(
-    sampling: Sampling, seconds: float, *, log_probabilities: bool
-) -> SampleDocument:
+def sample_document(sampling: Sampling, seconds: float, *, log_probabilities: bool) -> SampleDocument:
     """The texts as JSON; seconds: what `run` returned; log_probabilities: with those of the
     tokens."""
     trained, settings, job = sampling.trained, sampling.settings, sampling.job

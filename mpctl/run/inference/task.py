@@ -123,15 +123,11 @@ def task_job(job: JobSpec, machine: Machine, options: TaskOptions) -> JobSpec:
 
 
 @overload
-def task_answers(
-    job: JobSpec, request: EvalRequest
-) -> AbstractContextManager[Iterator[EvalAnswer]]: ...
+def task_answers(job: JobSpec, request: EvalRequest) -> AbstractContextManager[Iterator[EvalAnswer]]: ...
 
 
 @overload
-def task_answers(
-    job: JobSpec, request: SampleRequest
-) -> AbstractContextManager[Iterator[SampleAnswer]]: ...
+def task_answers(job: JobSpec, request: SampleRequest) -> AbstractContextManager[Iterator[SampleAnswer]]: ...
 
 
 def task_answers(job: JobSpec, request: Request) -> AbstractContextManager[Iterator[Any]]:

@@ -47,9 +47,7 @@ class TrainedModel:
         return self.tokenizer if other is None else find_tokenizer(other)
 
 
-def open_trained(
-    path: Path, *, step: int | None = None, on_progress: Progress = ignore_progress
-) -> TrainedModel:
+def open_trained(path: Path, *, step: int | None = None, on_progress: Progress = ignore_progress) -> TrainedModel:
     """The newest undamaged checkpoint of a run, or the one of `step`; or the model in a Hugging
     Face directory.
 
@@ -65,9 +63,7 @@ def open_trained(
     opened = open_origin(chosen)
     if isinstance(opened, Hub):
         job = JobSpec(model=opened.model)
-        return TrainedModel(
-            path, job, opened.model, opened.tokenizer, end_tokens=tuple(_end_tokens(path))
-        )
+        return TrainedModel(path, job, opened.model, opened.tokenizer, end_tokens=tuple(_end_tokens(path)))
     own_job = opened.folder / "job.json"
     is_run = own_job.is_file()
     return TrainedModel(
@@ -81,9 +77,7 @@ def open_trained(
     )
 
 
-def _newest(
-    path: Path, candidates: list[tuple[int, Path]], on_progress: Progress
-) -> tuple[Path, tuple[str, ...]]:
+def _newest(path: Path, candidates: list[tuple[int, Path]], on_progress: Progress) -> tuple[Path, tuple[str, ...]]:
     """The newest undamaged candidate, and a warning for each damaged one that is newer; `path`
     itself when there are no candidates."""
     if not candidates:
@@ -94,8 +88,7 @@ def _newest(
         raise InputError(issue for _, issues in damaged for issue in issues)
     step, folder = newest
     return folder, tuple(
-        f"{broken} is damaged ({issues[0].message}): step {step} is used instead"
-        for broken, issues in damaged
+        f"{broken} is damaged ({issues[0].message}): step {step} is used instead" for broken, issues in damaged
     )
 
 

@@ -97,8 +97,7 @@ class AttemptPhase(StrEnum):
 
 _ENDS = frozenset({AttemptPhase.SUCCEEDED, AttemptPhase.FAILED, AttemptPhase.ENDED})
 NEXT: Mapping[AttemptPhase, frozenset[AttemptPhase]] = {
-    AttemptPhase.STARTING: _ENDS
-    | {AttemptPhase.RUNNING, AttemptPhase.STOPPING, AttemptPhase.FAILING},
+    AttemptPhase.STARTING: _ENDS | {AttemptPhase.RUNNING, AttemptPhase.STOPPING, AttemptPhase.FAILING},
     AttemptPhase.RUNNING: _ENDS | {AttemptPhase.STOPPING, AttemptPhase.FAILING},
     AttemptPhase.STOPPING: _ENDS | {AttemptPhase.FAILING},
     AttemptPhase.FAILING: _ENDS,
@@ -164,9 +163,7 @@ class NodeState:
         """The phase of the attempt on this host. A lost host counts as failed."""
         starts = [rank.breadcrumb.start for rank in self.ranks.values()]
         return AttemptPhase.of(
-            1 if self.lost else self.code,
-            is_failing=bool(self.failures),
-            has_joined=min(starts, default=0) >= JOINED,
+            1 if self.lost else self.code, is_failing=bool(self.failures), has_joined=min(starts, default=0) >= JOINED
         )
 
 

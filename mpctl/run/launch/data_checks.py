@@ -36,8 +36,7 @@ def data_issues(
             "no-data",
             "data",
             "neither data.path nor data.corpus names the text to train on",
-            "use --set 'data.corpus=[\"python-stdlib\"]', or `mpctl data prepare` and "
-            "--set data.path=FOLDER",
+            "use --set 'data.corpus=[\"python-stdlib\"]', or `mpctl data prepare` and --set data.path=FOLDER",
         )
     else:
         yield from _corpus(job)
@@ -92,8 +91,7 @@ def _prepared(job: JobSpec, model: ModelSpec, path: Path) -> Iterator[Issue]:
             yield Issue(
                 "too-few-tokens",
                 "model.seq_length",
-                f"{split.prefix} has {split.tokens} tokens, but a sample of {model.seq_length} "
-                f"takes {least}",
+                f"{split.prefix} has {split.tokens} tokens, but a sample of {model.seq_length} takes {least}",
                 _more_tokens(model, split, prepared),
             )
 
@@ -168,8 +166,11 @@ def tokenizer_warnings(job: JobSpec) -> Iterator[str]:
     except (InputError, OSError):  # data_issues reports it
         return
     other = "a new one that is trained on data.corpus" if used is None else str(used)
-    hint = (f"set data.tokenizer={known}" if used is None or job.data.path is None else
-            f"prepare them with `mpctl data prepare --tokenizer {known}`")  # fmt: skip
+    hint = (
+        f"set data.tokenizer={known}"
+        if used is None or job.data.path is None
+        else f"prepare them with `mpctl data prepare --tokenizer {known}`"
+    )
     yield (
         f"training.init_from {origin} was trained with the tokenizer {known}, but the data use "
         f"another, {other}: token ids mean other text to these weights; {hint}, or extend it with "

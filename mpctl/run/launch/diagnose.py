@@ -227,9 +227,8 @@ class FailedAttempt:
         nothing shows that a rank ended by itself."""
         began = records[0]["time"] if records else inf
         known = {record["rank"] for record in records} | {
-            rank for rank in self.state.finished_ranks
-            if not self.runs_program or self._end_time(rank) > began
-        }  # fmt: skip
+            rank for rank in self.state.finished_ranks if not self.runs_program or self._end_time(rank) > began
+        }
         unknown = [rank for rank in range(self.job.world_size) if rank not in known]
         has_succeeded = self.evidence.phase is AttemptPhase.SUCCEEDED
         if not (unknown and (records or has_succeeded or self.state.ended_ranks)):

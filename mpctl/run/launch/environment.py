@@ -41,8 +41,12 @@ def hidden_modules() -> Iterator[Issue]:
         path = Path(file).resolve()
         folder = path.parent.parent if path.name == "__init__.py" else path.parent
         if str(folder) in folders:
-            yield Issue("module-hidden", "PYTHONPATH", f"{path} hides Python's own module "
-                        f"{name!r}, which mpctl and torch import", HINT)  # fmt: skip
+            yield Issue(
+                "module-hidden",
+                "PYTHONPATH",
+                f"{path} hides Python's own module {name!r}, which mpctl and torch import",
+                HINT,
+            )
 
 
 def _foreign_packages(path: Sequence[str]) -> Iterator[Issue]:
@@ -54,13 +58,11 @@ def _foreign_packages(path: Sequence[str]) -> Iterator[Issue]:
                 "other-mpctl",
                 "PYTHONPATH",
                 f"ranks would import mpctl from {package}, but this command runs from {ours}",
-                "take the other one out of PYTHONPATH, or install the one that is meant "
-                "(pip install -e .)",
+                "take the other one out of PYTHONPATH, or install the one that is meant (pip install -e .)",
             )
     for package in _location("torch", path):
         if not (package / "distributed").is_dir():
-            yield Issue("module-hidden", "PYTHONPATH", f"{package} is found as 'torch' and is not "
-                        "PyTorch", HINT)  # fmt: skip
+            yield Issue("module-hidden", "PYTHONPATH", f"{package} is found as 'torch' and is not PyTorch", HINT)
 
 
 def _location(name: str, path: Sequence[str]) -> list[Path]:
@@ -81,9 +83,12 @@ def _locale(job: JobSpec) -> Iterator[Issue]:
     except UnicodeEncodeError as error:
         begin = text.rfind('"', 0, error.start) + 1
         shown = text[begin : text.find('"', error.end)].encode(errors="backslashreplace").decode()
-        yield Issue("path-not-text", "LC_ALL", f"{shown} is not text in this locale (file names "
-                    f"are read as {sys.getfilesystemencoding()})", "set LC_ALL=C.UTF-8 or "
-                    "PYTHONUTF8=1, or rename it")  # fmt: skip
+        yield Issue(
+            "path-not-text",
+            "LC_ALL",
+            f"{shown} is not text in this locale (file names are read as {sys.getfilesystemencoding()})",
+            "set LC_ALL=C.UTF-8 or PYTHONUTF8=1, or rename it",
+        )
 
 
 def is_busy(load: float, processors: int) -> bool:

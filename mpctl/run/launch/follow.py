@@ -53,16 +53,13 @@ class MetricsFollower:
             except OSError as error:
                 self.sinks.remove((name, sink))
                 self.on_event(
-                    f"{self.run.path / name} can no longer be written: {error.strerror}; "
-                    "metrics.jsonl is not affected"
+                    f"{self.run.path / name} can no longer be written: {error.strerror}; metrics.jsonl is not affected"
                 )
         self.last = record["step"]
         self.then(record)
 
 
-def follow(
-    run: RunDir, job: JobSpec, on_event: Callable[[str], None], then: OnRecord
-) -> MetricsFollower:
+def follow(run: RunDir, job: JobSpec, on_event: Callable[[str], None], then: OnRecord) -> MetricsFollower:
     """A follower with the sinks that launch.csv and launch.tensorboard ask for, if any."""
     sinks: list[tuple[str, CsvFile | EventFiles]] = []
     if job.launch.csv:

@@ -85,9 +85,7 @@ class LaunchPlan:
         """The arguments of torchrun on a host; ranks: of each host."""
         launch = self.job.launch
         is_repeated = self.request is None and bool(launch.max_restarts or launch.elastic)
-        start = NodeStart(
-            node, nnodes, ranks, address, port, self.env, launch.warm_start, is_repeated
-        )
+        start = NodeStart(node, nnodes, ranks, address, port, self.env, launch.warm_start, is_repeated)
         if not self.runs_program:
             return start
         return replace(start, fork=False, module="program", stop_signal=launch.stop_signal)
@@ -151,10 +149,7 @@ def plan_launch(
         launch = job.launch.model_copy(update={**asked, "on": "auto"})
         job = job.model_copy(update={"launch": launch})
     document = plan_document(plan, plan.require_legal(), kinds=None, ranks=False)
-    files |= {
-        "job.json": job.model_dump_json(indent=1) + "\n",
-        "plan.json": json.dumps(document) + "\n",
-    }
+    files |= {"job.json": job.model_dump_json(indent=1) + "\n", "plan.json": json.dumps(document) + "\n"}
     env = {**rank_environment(job), **recorder_variables(run, os.environ), **env}
     return LaunchPlan(job, run, job.world_size, env, files, warnings, damaged)
 
@@ -185,10 +180,7 @@ def resolved_job(plan: Plan, machine: Machine, *, hosts: int = 1) -> JobSpec:
             "predicted_step_seconds": plan.estimate.step_seconds if plan.estimate else None,
             "program_dir": absolute(job.launch.program_dir or ".") if job.launch.program else None,
             "ssh": job.launch.ssh.model_copy(
-                update={
-                    "hostfile": absolute(job.launch.ssh.hostfile),
-                    "config": absolute(job.launch.ssh.config),
-                }
+                update={"hostfile": absolute(job.launch.ssh.hostfile), "config": absolute(job.launch.ssh.config)}
             ),
         }
     )
@@ -196,9 +188,7 @@ def resolved_job(plan: Plan, machine: Machine, *, hosts: int = 1) -> JobSpec:
         update={
             "path": absolute(job.data.path),
             "tokenizer": absolute(job.data.tokenizer),
-            "corpus": None
-            if job.data.corpus is None
-            else [absolute(source) for source in job.data.corpus],
+            "corpus": None if job.data.corpus is None else [absolute(source) for source in job.data.corpus],
             "validation": {name: absolute(path) for name, path in job.data.validation.items()},
         }
     )

@@ -104,10 +104,5 @@ async def _request(reader: asyncio.StreamReader) -> bytes:
 
 
 def _response(status: str, body: bytes = b"") -> bytes:
-    head = (
-        f"HTTP/1.1 {status}",
-        f"Content-Type: {CONTENT_TYPE}",
-        f"Content-Length: {len(body)}",
-        "Connection: close",
-    )
+    head = (f"HTTP/1.1 {status}", f"Content-Type: {CONTENT_TYPE}", f"Content-Length: {len(body)}", "Connection: close")
     return "\r\n".join((*head, "", "")).encode() + body

@@ -74,12 +74,16 @@ METRICS = {
 }
 """Names and meanings; those that end in _total are counters of this launch, the others gauges."""
 OF_RECORD = {
-    "mpctl_step": "step", "mpctl_step_timestamp_seconds": "time", "mpctl_loss": "loss",
+    "mpctl_step": "step",
+    "mpctl_step_timestamp_seconds": "time",
+    "mpctl_loss": "loss",
     "mpctl_validation_loss": "validation_loss",
-    "mpctl_step_seconds": "step_seconds", "mpctl_tokens_per_second": "tokens_per_second",
-    "mpctl_predicted_step_seconds": "predicted_step_seconds", "mpctl_mfu_ratio": "mfu",
+    "mpctl_step_seconds": "step_seconds",
+    "mpctl_tokens_per_second": "tokens_per_second",
+    "mpctl_predicted_step_seconds": "predicted_step_seconds",
+    "mpctl_mfu_ratio": "mfu",
     "mpctl_gradient_norm": "grad_norm",
-}  # fmt: skip
+}
 """Metrics that are numbers of a step's record, and their keys there."""
 
 
@@ -91,18 +95,25 @@ def monitoring_issues(job: JobSpec) -> Iterator[Issue]:
         if match is not None and not 1 <= int(match["port"]) <= 65_535:
             yield Issue("bad-value", where, f"{match['port']} is not a port", "use 1 to 65535")
         elif match is None and not target.endswith(".prom"):
-            yield Issue("bad-value", where, f"{target!r} is neither an address nor a .prom file",
-                        "use :9400, 127.0.0.1:9400 or /var/lib/node_exporter/run.prom")  # fmt: skip
+            yield Issue(
+                "bad-value",
+                where,
+                f"{target!r} is neither an address nor a .prom file",
+                "use :9400, 127.0.0.1:9400 or /var/lib/node_exporter/run.prom",
+            )
         elif match is None and not Path(target).absolute().parent.is_dir():
             message = f"{Path(target).absolute().parent} is not a folder of this host"
             yield Issue("no-such-folder", where, message, "name a file in a folder that is there")
         if find_spec("prometheus_client") is None:
-            yield Issue("extra-missing", where, "the package prometheus_client is not installed",
-                        "install it with pip install 'mpctl[prometheus]'")  # fmt: skip
+            yield Issue(
+                "extra-missing",
+                where,
+                "the package prometheus_client is not installed",
+                "install it with pip install 'mpctl[prometheus]'",
+            )
     if job.launch.hook and shutil.which(job.launch.hook[0]) is None:
         message = f"{job.launch.hook[0]!r} is not a program on this host"
-        yield Issue("no-such-program", "launch.hook", message,
-                    "give its path and its arguments as a list")  # fmt: skip
+        yield Issue("no-such-program", "launch.hook", message, "give its path and its arguments as a list")
 
 
 @contextmanager
@@ -176,9 +187,7 @@ class Exporter:
         registry = self.registry()
         with ExitStack() as stack:
             try:
-                stack.enter_context(
-                    answering(match["host"], int(match["port"]), lambda: generate_latest(registry))
-                )
+                stack.enter_context(answering(match["host"], int(match["port"]), lambda: generate_latest(registry)))
             except OSError as error:
                 words = error.strerror or error
                 self.on_event(f"launch.metrics: {target} cannot be opened: {words}")
@@ -256,9 +265,7 @@ def slow_values(slow: Sequence[SlowPart]) -> dict[str, float]:
 
 
 @contextmanager
-def hooked(
-    run: RunDir, job: JobSpec, on_event: Callable[[str], None]
-) -> Iterator[Callable[[RunChange], None]]:
+def hooked(run: RunDir, job: JobSpec, on_event: Callable[[str], None]) -> Iterator[Callable[[RunChange], None]]:
     """What to call with each change. At the end, calls that still run are waited for."""
     waiting: SimpleQueue[dict[str, object] | None] = SimpleQueue()
 

@@ -116,9 +116,7 @@ def check_run(job: JobSpec, run: RunDir, *, overwrite: bool, resume: bool) -> li
     issues, origin = [], job.training.init_from
     if overwrite and origin and Path(origin).resolve().is_relative_to(run.path.resolve()):
         message = f"{origin} is in the run that --overwrite removes"
-        issues.append(
-            Issue("init-from-replaced", "training.init_from", message, "use another --run-dir")
-        )
+        issues.append(Issue("init-from-replaced", "training.init_from", message, "use another --run-dir"))
     try:
         check_run_dir(run, overwrite=overwrite, resume=resume)
     except InputError as error:
@@ -172,17 +170,19 @@ def _tensorboard(job: JobSpec) -> list[Issue]:
 def _profile_issues(job: JobSpec) -> Iterator[Issue]:
     ranges, steps = rising_ranges(job.launch.profile), job.training.steps
     if ranges and ranges[-1][1] > steps:
-        yield Issue("profile-steps", "launch.profile", f"step {ranges[-1][1]} is to be recorded, "
-                    f"but the run has {plural(steps, 'step')}",
-                    f"name steps up to {steps}, or set training.steps")  # fmt: skip
+        yield Issue(
+            "profile-steps",
+            "launch.profile",
+            f"step {ranges[-1][1]} is to be recorded, but the run has {plural(steps, 'step')}",
+            f"name steps up to {steps}, or set training.steps",
+        )
 
 
 def _profile_warnings(job: JobSpec, resumption: Resumption | None) -> Iterator[str]:
     """A run that is continued beyond the steps that it was to record records none."""
     ranges, done = rising_ranges(job.launch.profile), resumption.step if resumption else 0
     if ranges and ranges[-1][1] <= done:
-        yield (f"launch.profile {job.launch.profile}: training goes on at step {done + 1}, so "
-               "nothing more is recorded")  # fmt: skip
+        yield (f"launch.profile {job.launch.profile}: training goes on at step {done + 1}, so nothing more is recorded")
 
 
 def _spare_warnings(job: JobSpec) -> Iterator[str]:
@@ -193,8 +193,10 @@ def _spare_warnings(job: JobSpec) -> Iterator[str]:
 
 def _device_warnings(job: JobSpec) -> Iterator[str]:
     if job.device_kind == "rocm" and job.cluster.device is not None:
-        yield (f"{job.cluster.device.name}: torch's ROCm builds run what is written for CUDA, but "
-               "no run of mpctl on them is known")  # fmt: skip
+        yield (
+            f"{job.cluster.device.name}: torch's ROCm builds run what is written for CUDA, but "
+            "no run of mpctl on them is known"
+        )
     if job.training.dtype == "tf32":
         device = job.cluster.device
         if job.launched_kind == "cpu":
@@ -238,15 +240,12 @@ def _decoder_length(model: ModelSpec) -> Iterator[Issue]:
         yield Issue(
             "decoder-holds-targets",
             "model.decoder_seq_length",
-            f"{model.decoder_seq_length} tokens, but inputs of {model.seq_length} have "
-            f"{least} targets",
+            f"{model.decoder_seq_length} tokens, but inputs of {model.seq_length} have {least} targets",
             f"use {least} or more",
         )
 
 
-def _disk(
-    plan: Plan, run: RunDir, resumption: Resumption | None, *, replaced: bool
-) -> Iterator[Issue]:
+def _disk(plan: Plan, run: RunDir, resumption: Resumption | None, *, replaced: bool) -> Iterator[Issue]:
     """The checkpoints that are on the disk at the same time must fit there."""
     if plan.estimate is None or not is_launched(plan.job.training.runtime):
         return

@@ -129,8 +129,12 @@ def _refused(job: JobSpec) -> Iterator[Issue]:
         table: BaseModel = getattr(job, name)
         if _is_set(table, key):
             value = getattr(table, key)
-            yield Issue("program-only-own", where, f"{value!r} is for mpctl's own workers: {why}",
-                        f"leave it out, or leave {SETTING} out")  # fmt: skip
+            yield Issue(
+                "program-only-own",
+                where,
+                f"{value!r} is for mpctl's own workers: {why}",
+                f"leave it out, or leave {SETTING} out",
+            )
 
 
 def _placeholder_issues(plan: Plan) -> Iterator[Issue]:
@@ -165,18 +169,29 @@ def _missing(argv: Sequence[str], folder: Path) -> Iterator[Issue]:
     elif words[0] == "-m":
         top = words[1].partition(".")[0]
         if PathFinder.find_spec(top, [str(folder.absolute()), *sys.path]) is None:
-            yield Issue("no-such-program", SETTING, f"there is no module {top!r} here",
-                        "install it for the Python that runs mpctl, or name another Python by its "
-                        "path")  # fmt: skip
+            yield Issue(
+                "no-such-program",
+                SETTING,
+                f"there is no module {top!r} here",
+                "install it for the Python that runs mpctl, or name another Python by its path",
+            )
     elif not (folder / words[0]).exists():
-        yield Issue("no-such-program", SETTING, f"{folder.absolute() / words[0]} does not exist",
-                    "start mpctl in the folder of the script, or give its path")  # fmt: skip
+        yield Issue(
+            "no-such-program",
+            SETTING,
+            f"{folder.absolute() / words[0]} does not exist",
+            "start mpctl in the folder of the script, or give its path",
+        )
 
 
 def program_warnings(job: JobSpec) -> Iterator[str]:
     """What the job says and the program does not hear of."""
-    names = [f"{name}.{key}" for name in NOT_READ for key in type(getattr(job, name)).model_fields
-             if _is_set(getattr(job, name), key)]  # fmt: skip
+    names = [
+        f"{name}.{key}"
+        for name in NOT_READ
+        for key in type(getattr(job, name)).model_fields
+        if _is_set(getattr(job, name), key)
+    ]
     if names:
         shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
         yield f"the program does not read {shown}: only mpctl's own workers do"

@@ -194,10 +194,14 @@ class ProgramRecords:
             rate = max(0.0, (tokens - before.tokens) / steps / seconds)
         record: StepRecord = {
             **printed,  # type: ignore[typeddict-item]  # numbers by the program's own names
-            "step": report.step, "loss": report.loss, "tokens": tokens, "step_seconds": seconds,
-            "tokens_per_second": rate, "time": report.time or self.clock(),
+            "step": report.step,
+            "loss": report.loss,
+            "tokens": tokens,
+            "step_seconds": seconds,
+            "tokens_per_second": rate,
+            "time": report.time or self.clock(),
             "predicted_step_seconds": self.job.launch.predicted_step_seconds,
-        }  # fmt: skip
+        }
         with self.run.metrics.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(record) + "\n")
         self.delivered += 1
@@ -207,7 +211,4 @@ class ProgramRecords:
 def _read(files: Sequence[ForeignLines[StepReport]], found: list[StepReport]) -> bool:
     """Add what the files say to `found`, as much as a poll may; returns whether there may be
     more."""
-    return read_in_turn(
-        files, found.append,
-        most_bytes=POLL_BYTES, most_finds=POLL_REPORTS, seconds=POLL_SECONDS,
-    )  # fmt: skip
+    return read_in_turn(files, found.append, most_bytes=POLL_BYTES, most_finds=POLL_REPORTS, seconds=POLL_SECONDS)

@@ -65,14 +65,12 @@ class ProgramWatch:
                 f"(launch.timeout_seconds); {who} in state '{state}'",
             )
         unheard = sorted(
-            r for r, heard in self.ranks.items()
-            if interval is not None and heard.beats and heard.unheard >= interval
-        )  # fmt: skip
+            r for r, heard in self.ranks.items() if interval is not None and heard.beats and heard.unheard >= interval
+        )
         if unheard:
             return Verdict(
                 unheard[0] if len(unheard) == 1 else None,
-                f"no heartbeat of {ranks_text(unheard)} for {interval:g} s "
-                "(launch.heartbeat_seconds)",
+                f"no heartbeat of {ranks_text(unheard)} for {interval:g} s (launch.heartbeat_seconds)",
             )
         return None
 

@@ -132,13 +132,7 @@ def chosen_ranks(topology: Topology, rank: int | None) -> list[int]:
 
 
 def rehearse(
-    plan: Plan,
-    machine: Machine,
-    ranks: Sequence[int],
-    *,
-    command: str,
-    on_rank: OnRank,
-    audits: bool = False,
+    plan: Plan, machine: Machine, ranks: Sequence[int], *, command: str, on_rank: OnRank, audits: bool = False
 ) -> RehearsalDocument:
     """Rehearse these ranks, one after the other. command: the command line, for the document;
     on_rank: called with each rank when it is done; audits: count the kernels and bytes of a step
@@ -231,14 +225,8 @@ def _compare(rank: RehearsedRank, estimate: Estimate) -> RankRehearsal:
     stage = rank["coords"]["pp"]
     memory, messages = estimate.memory[stage], estimate.messages[stage]
     parameters = _pair(memory.parameters, rank["parameters"])
-    traffic: TrafficComparison = {
-        "planned": planned_traffic(messages),
-        "measured": rank["step_traffic"],
-    }
-    states = {
-        kind: _pair(getattr(memory, attribute), rank["state_bytes"][kind])
-        for kind, attribute in STATES.items()
-    }
+    traffic: TrafficComparison = {"planned": planned_traffic(messages), "measured": rank["step_traffic"]}
+    states = {kind: _pair(getattr(memory, attribute), rank["state_bytes"][kind]) for kind, attribute in STATES.items()}
     audited: RankAudit = {"audit": rank["audit"]} if "audit" in rank else {}
     exact = (parameters, traffic, *states.values())
     most = max(rank["peak_bytes"], rank["building_bytes"]) + memory.workspace_bytes

@@ -18,13 +18,7 @@ from mpctl.spec.load import load_job, parse_settings
 
 
 def reshard_checkpoint(
-    source: Path,
-    out: Path,
-    *,
-    tp: int | None,
-    pp: int | None,
-    on_progress: Progress,
-    settings: Sequence[str] = (),
+    source: Path, out: Path, *, tp: int | None, pp: int | None, on_progress: Progress, settings: Sequence[str] = ()
 ) -> None:
     """Write the run directory `out` with the checkpoint `source` for another layout, and with the
     job and the plan of that layout.
@@ -38,10 +32,7 @@ def reshard_checkpoint(
 
     plan, step = plan_of_layout(source, tp, pp, settings), read_manifest(source).step
     document = plan_document(plan, plan.require_legal(), kinds=None, ranks=False)
-    texts = {
-        "job.json": plan.job.model_dump_json(indent=1) + "\n",
-        "plan.json": json.dumps(document) + "\n",
-    }
+    texts = {"job.json": plan.job.model_dump_json(indent=1) + "\n", "plan.json": json.dumps(document) + "\n"}
     on_bytes = counted("reshard", checkpoint_bytes(source), on_progress)
     with staged_folder(out, mode=0o700) as work:  # as RunDir.make
         folder = work / "checkpoints" / f"step-{step}"
@@ -53,19 +44,14 @@ def reshard_checkpoint(
         reshard(source, JobLayout.of(plan.job), folder, on_bytes)
 
 
-def plan_of_layout(
-    source: Path, tp: int | None, pp: int | None, settings: Sequence[str] = ()
-) -> Plan:
+def plan_of_layout(source: Path, tp: int | None, pp: int | None, settings: Sequence[str] = ()) -> Plan:
     """The plan of the checkpoint's job with other sizes of tp and pp and other settings, with cp 1
     and the least dp, which is 1 without experts. Raises InputError when it is not legal."""
     own = source / "job.json"
     job_file = own if own.is_file() else source.parent.parent / "job.json"
     if not job_file.is_file():
         raise InputError.of(
-            "no-job",
-            str(source),
-            "has no job.json, so its model is not known",
-            "name a checkpoint of a run",
+            "no-job", str(source), "has no job.json, so its model is not known", "name a checkpoint of a run"
         )
     job, changed = load_job(str(job_file)), parse_settings(settings)
     saved, has_experts = job.parallel, job.has_experts

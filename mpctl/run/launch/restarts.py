@@ -89,8 +89,7 @@ class RestartPolicy:
         first = max(before + 1, last - training.rollback_batches + 1)
         skipped = _added(training.skip_batches, first, last)
         words = (
-            f"rolling back to step {checkpoint}, without "
-            f"{f'batches {first} to' if first < last else 'batch'} {last}"
+            f"rolling back to step {checkpoint}, without {f'batches {first} to' if first < last else 'batch'} {last}"
         )
         self.job = _skipping(self.job, skipped)
         return Decision(True, words, skipped)

@@ -30,11 +30,21 @@ shape of no weight."""
 # Settings that do not change what is computed in a step except by rounding, or have no effect after
 # the start.
 NEUTRAL = {
-    "training": {"micro_batch_size", "recompute", "partition_activations", "offload_activations",
-                 "eval_interval", "eval_samples", "init_from", "init_std", "loss_scale", "runtime"},
+    "training": {
+        "micro_batch_size",
+        "recompute",
+        "partition_activations",
+        "offload_activations",
+        "eval_interval",
+        "eval_samples",
+        "init_from",
+        "init_std",
+        "loss_scale",
+        "runtime",
+    },
     "data": {"validation"},
     "model": {"name", "source", "vocab_divisor", "attention"},
-}  # fmt: skip
+}
 PREPARE_SETTINGS = ("corpus", "tokenizer", "validation_fraction", "max_bytes")
 DTYPES = ("dtype", "gradient_dtype")
 
@@ -62,10 +72,7 @@ class Resumption:
         """What is used instead of damaged files."""
         for path, issues in self.damaged if self.folder else ():
             what = f"{issues[0].where}: {issues[0].message}"
-            yield (
-                f"{path} is damaged ({what}): resuming from step {self.step}; the damaged "
-                "checkpoint is renamed"
-            )
+            yield (f"{path} is damaged ({what}): resuming from step {self.step}; the damaged checkpoint is renamed")
         if self.folder is None and (steps := self.run.last_step()):
             yield (
                 f"{self.run.path} has no checkpoint: training starts at step 1, and the records of "
@@ -131,11 +138,7 @@ def _moved(now: JobSpec, then: JobSpec) -> list[str]:
     for key in ("tensor_mode", "tensor_depth", "vpp"):
         was[f"parallel.{key}"] = getattr(then.parallel, key)
         new[f"parallel.{key}"] = getattr(now.parallel, key)
-    return [
-        f"{key} is {_text(new[key])}, but was {_text(was[key])}"
-        for key in new
-        if new[key] != was[key]
-    ]
+    return [f"{key} is {_text(new[key])}, but was {_text(was[key])}" for key in new if new[key] != was[key]]
 
 
 def _rates_are_free_of_steps(training: TrainingSpec) -> bool:
@@ -152,12 +155,12 @@ def _consequence(table: str, key: str, now: JobSpec, then: JobSpec, resumption: 
     if table == "data":
         return f"from step {step} on the samples come from other data"
     if key == "global_batch_size":
-        first, last = (
-            resumption.step * (job.training.global_batch_size or 1) for job in (now, then)
-        )
+        first, last = (resumption.step * (job.training.global_batch_size or 1) for job in (now, then))
         moved = "skipped" if first > last else "used again"
-        return (f"step {step} begins with sample {first:,} of the data instead of {last:,}, so "
-                f"{abs(first - last):,} samples are {moved}")  # fmt: skip
+        return (
+            f"step {step} begins with sample {first:,} of the data instead of {last:,}, so "
+            f"{abs(first - last):,} samples are {moved}"
+        )
     if key == "seed":
         return f"from step {step} on samples come in another order, with other dropout masks"
     if key == "seq_length":

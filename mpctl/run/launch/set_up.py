@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 Progress = Callable[[str, int, int], None]
 
 
-def set_up_run(
-    plan: LaunchPlan, *, overwrite: bool, resume: bool, on_progress: Progress
-) -> Prepared | None:
+def set_up_run(plan: LaunchPlan, *, overwrite: bool, resume: bool, on_progress: Progress) -> Prepared | None:
     """Write the files that the workers read; returns the data that were prepared, if any.
 
     Raises InputError when the directory is occupied or cannot be written, or the corpus cannot be
@@ -87,8 +85,14 @@ def prepare_data(plan: LaunchPlan, on_progress: Progress, out: Path) -> Prepared
     known = {} if tokenizer is None else added_tokens(find_tokenizer(tokenizer))
     reserved = len(missing_tokens(known, special_tokens(model)))
     return prepare(
-        sources=data.corpus, out=out, vocab_size=model.vocab - reserved, tokenizer=tokenizer,
-        validation_fraction=data.validation_fraction, max_bytes=data.max_bytes,
-        seed=plan.job.training.seed, text_key=data.text_key, encoding=data.encoding,
+        sources=data.corpus,
+        out=out,
+        vocab_size=model.vocab - reserved,
+        tokenizer=tokenizer,
+        validation_fraction=data.validation_fraction,
+        max_bytes=data.max_bytes,
+        seed=plan.job.training.seed,
+        text_key=data.text_key,
+        encoding=data.encoding,
         on_progress=on_progress,
-    )  # fmt: skip
+    )

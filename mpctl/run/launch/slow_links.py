@@ -91,10 +91,7 @@ class LinkWatch:
     since: dict[Key, int] = field(default_factory=dict)
 
     def find(
-        self,
-        times: Times,
-        progress: Mapping[int, CollectiveProgress],
-        growth: Mapping[int, float],
+        self, times: Times, progress: Mapping[int, CollectiveProgress], growth: Mapping[int, float]
     ) -> list[SlowPart]:
         """The slow links now. times, progress: of every rank; growth: what each rank computes over
         what it computed at first."""
@@ -138,9 +135,7 @@ class LinkWatch:
             wires[key] = Wire(key[0], ranks, hosts, is_message, least, length, size)
         return wires
 
-    def _parts(
-        self, slow: Mapping[Key, SlowWire], wires: Mapping[Key, Wire], newest: int
-    ) -> list[SlowPart]:
+    def _parts(self, slow: Mapping[Key, SlowWire], wires: Mapping[Key, Wire], newest: int) -> list[SlowPart]:
         """The slow wires of an axis between the same hosts are one link."""
         links: defaultdict[tuple[str, tuple[str, ...]], list[SlowWire]] = defaultdict(list)
         for one in slow.values():
@@ -178,9 +173,7 @@ def _times_of_others(wires: Iterable[Wire]) -> dict[tuple[str, int, int, frozens
     return usual
 
 
-def _describe(
-    axis: str, hosts: tuple[str, ...], found: Sequence[SlowWire], newest: int
-) -> SlowPart:
+def _describe(axis: str, hosts: tuple[str, ...], found: Sequence[SlowWire], newest: int) -> SlowPart:
     worst = max(found, key=lambda one: one.ratio)
     ranks = tuple(sorted({rank for one in found for rank in one.wire.ranks}))
     since, ratio, wire = min(one.since for one in found), worst.ratio, worst.wire

@@ -48,9 +48,19 @@ from mpctl.run.launch.attempt import AttemptPhase, AttemptState, NodeState, Rank
 
 COMPACT_SCHEMA: Literal["mpctl.attempt/3"] = "mpctl.attempt/3"
 COLUMNS = (
-    "process", "doing", "start", "beats", "beat", "text", "groups", "processor_seconds",
-    "waiting", "number", "major_faults", "swapped_bytes",
-)  # fmt: skip
+    "process",
+    "doing",
+    "start",
+    "beats",
+    "beat",
+    "text",
+    "groups",
+    "processor_seconds",
+    "waiting",
+    "number",
+    "major_faults",
+    "swapped_bytes",
+)
 STATUS_SECONDS, LONGEST_STATUS = 2.0, 5.0
 RANKS_PER_STATUS = 4000
 STATUS_BYTES = 1 << 28
@@ -127,10 +137,7 @@ def _content(report: AttemptReport, kept: Set[GroupKey] | None) -> str:
             crumb.beats,
             age(crumb.beat_time),
             age(crumb.text_time),
-            [
-                groups[g.name, g.members, progresses[g.started, g.finished, g.kind, g.bytes]]
-                for g in of_rank
-            ],
+            [groups[g.name, g.members, progresses[g.started, g.finished, g.kind, g.bytes]] for g in of_rank],
             round(rank.processor_seconds, 2),
             waiting,
             progress.number if waiting else 0,
@@ -181,9 +188,7 @@ def expand(document: Mapping[str, Any]) -> dict[str, Any]:
     processes, doing, groups = (document[name] for name in ("processes", "doing", "groups"))
     names = ("started", "finished", "kind", "bytes")
     progress = [dict(zip(names, one, strict=True)) for one in document["progress"]]
-    groups = [
-        {"name": name, "members": members, **progress[place]} for name, members, place in groups
-    ]
+    groups = [{"name": name, "members": members, **progress[place]} for name, members, place in groups]
 
     def moment(age: float) -> float:
         return time - age if age else 0.0

@@ -150,14 +150,7 @@ class StragglerWatch:
         return found
 
     def _note(
-        self,
-        found: dict[int, Straggler],
-        rank: int,
-        judged: Judgement,
-        of: StepTimes,
-        lost: float,
-        *,
-        is_by_past: bool,
+        self, found: dict[int, Straggler], rank: int, judged: Judgement, of: StepTimes, lost: float, *, is_by_past: bool
     ) -> None:
         before = self.stragglers.get(rank)
         was = before is not None and before.is_by_past == is_by_past
@@ -205,10 +198,7 @@ class StragglerWatch:
             whom = "its equals"
         lost = median(one.lost for one in found) / 1e3
         why = "" if found[0].is_by_past else self._why(ranks, equals, times, ratio)
-        text = (
-            f"{who} computes {ratio:.1f} times as long as {whom} since step {since}, "
-            f"{lost:.0f} ms of a step{why}"
-        )
+        text = f"{who} computes {ratio:.1f} times as long as {whom} since step {since}, {lost:.0f} ms of a step{why}"
         return SlowPart("ranks", who, ranks, names, "", round(ratio, 2), since, newest, text)
 
     def _why(self, ranks: Sequence[int], equals: Sequence[int], times: Times, ratio: float) -> str:

@@ -85,10 +85,7 @@ def _compare_rank(report: RankReport, topology: Topology, estimate: Estimate) ->
         "planned": planned_traffic(estimate.messages[stage]),
         "measured": report["step_traffic"],
     }
-    parameters: PlannedMeasured = {
-        "planned": estimate.memory[stage].parameters,
-        "measured": report["parameters"],
-    }
+    parameters: PlannedMeasured = {"planned": estimate.memory[stage].parameters, "measured": report["parameters"]}
     validation = _compare_validation(report, topology, estimate)
     memory = compare_memory(estimate.memory[stage], report.get("step_memory") or {})
     exact = [traffic, parameters, *(memory[kind] for kind in STATES if kind in memory)]
@@ -106,9 +103,7 @@ def _compare_rank(report: RankReport, topology: Topology, estimate: Estimate) ->
     }
 
 
-def _compare_validation(
-    report: RankReport, topology: Topology, estimate: Estimate
-) -> TrafficComparison | None:
+def _compare_validation(report: RankReport, topology: Topology, estimate: Estimate) -> TrafficComparison | None:
     """Collectives of the last validation; None when there was none."""
     measured = report.get("validation")
     if measured is None:
@@ -128,16 +123,9 @@ def plan_as_launched(plan: Plan) -> Plan:
     return make_plan(job.model_copy(update={"training": training}))
 
 
-def compare_memory(
-    planned: StageMemory, measured: dict[str, int | None]
-) -> dict[str, PlannedMeasured]:
+def compare_memory(planned: StageMemory, measured: dict[str, int | None]) -> dict[str, PlannedMeasured]:
     """Bytes of one steady step by kind; kinds that were not measured are left out."""
-    attributes = {
-        **STATES,
-        "activations": "activation_bytes",
-        "peak": "allocated_bytes",
-        "reserved": "reserved_bytes",
-    }
+    attributes = {**STATES, "activations": "activation_bytes", "peak": "allocated_bytes", "reserved": "reserved_bytes"}
     return {
         kind: {"planned": getattr(planned, attribute), "measured": size}
         for kind, attribute in attributes.items()

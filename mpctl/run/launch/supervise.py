@@ -313,9 +313,7 @@ class Supervisor:
         if has_failed and evidence.state.port_taken and not self.stops.received:
             self.on_event("another process took the port first; trying again with another port")
             evidence = self._run_ranks()
-        while not self.stops.received and (
-            renamed := self.plan.run.set_reported_damage_aside(evidence.state.failures)
-        ):
+        while not self.stops.received and (renamed := self.plan.run.set_reported_damage_aside(evidence.state.failures)):
             for message in renamed:
                 self.on_event(message)
             evidence = self._run_ranks()
@@ -333,10 +331,7 @@ class Supervisor:
         attempt = self.cluster.start(name_origin(self.plan))
         watched = WatchedAttempt(attempt, StatusFile(run.status))
         watch = RunWatch(
-            launch,
-            self.plan.world_size,
-            address=attempt.address,
-            period=report_seconds(self.plan.job.cluster.nodes),
+            launch, self.plan.world_size, address=attempt.address, period=report_seconds(self.plan.job.cluster.nodes)
         )
         slow = SlowPartsMonitor(self.plan.job, run.slow, partial(self._say_slow, watched.status))
         grace = FailureGracePeriod(attempt)
@@ -347,11 +342,7 @@ class Supervisor:
             self.on_record(record)
 
         try:
-            while (
-                not watched.poll().is_over
-                and grace.is_open(watched.phase, saves)
-                and watch.is_healthy(attempt)
-            ):
+            while not watched.poll().is_over and grace.is_open(watched.phase, saves) and watch.is_healthy(attempt):
                 reader.deliver(learning if is_training else self.on_record)
                 saves.poll(attempt)
                 if is_training:
@@ -375,9 +366,7 @@ class Supervisor:
         if left_out := reader.finish(self.on_record):
             self.on_event(left_out)
         self.reached = max(self.reached, reached_step(state)) if state.nodes else self.reached
-        return AttemptEvidence(
-            watched.phase, grace.stopped_ranks, watch.hang, state, watched.stop_requested
-        )
+        return AttemptEvidence(watched.phase, grace.stopped_ranks, watch.hang, state, watched.stop_requested)
 
     def _say_slow(self, status: StatusFile, slow: Sequence[SlowPart], words: Sequence[str]) -> None:
         """Report what has become slow, or is no longer. slow: all that is now."""

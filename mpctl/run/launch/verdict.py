@@ -114,9 +114,7 @@ class WaitGraph:
         """A cycle of waits: each is for the rank of the next one, the last for the first. Empty
         where following the first blockers from any rank ends."""
         follow = {
-            rank: wait
-            for rank, waits in self.waits.items()
-            if (wait := next((w for w in waits if w.blockers), None))
+            rank: wait for rank, waits in self.waits.items() if (wait := next((w for w in waits if w.blockers), None))
         }
         for start in sorted(follow):
             path, rank = [], start
@@ -163,9 +161,7 @@ class WaitGraph:
         """The members that have not started collective `number`."""
         key, logs = (group.key, number), self.logs[group.key]
         if key not in self.late:
-            self.late[key] = tuple(
-                r for r in _ranks(group) if r not in logs or logs[r].started < number
-            )
+            self.late[key] = tuple(r for r in _ranks(group) if r not in logs or logs[r].started < number)
         return self.late[key]
 
     def _elsewhere(self, group: GroupProgress, number: int) -> tuple[int, ...]:
@@ -214,10 +210,7 @@ class Verdict:
 
 
 def hang_verdict(
-    graph: WaitGraph,
-    processes: Mapping[int, ProcessView],
-    stacks: Mapping[int, str],
-    seconds: float,
+    graph: WaitGraph, processes: Mapping[int, ProcessView], stacks: Mapping[int, str], seconds: float
 ) -> Verdict | None:
     """Why ranks have waited for so many seconds; None where no rank waits for another. processes,
     stacks: by rank; a stack is one line."""
@@ -292,9 +285,7 @@ def _condition(process: ProcessView, stack: str) -> str:
     return f"{idle}{where}" if stack else f"{idle} (state '{process.state}')"
 
 
-def _without_blockers(
-    graph: WaitGraph, processes: Mapping[int, ProcessView], stacks: Mapping[int, str]
-) -> Verdict:
+def _without_blockers(graph: WaitGraph, processes: Mapping[int, ProcessView], stacks: Mapping[int, str]) -> Verdict:
     """All ranks of a group wait in the same collective and none gets through."""
     first = graph.waits[min(graph.waits)][0]
     kinds: dict[str, list[int]] = {}
@@ -315,9 +306,7 @@ def _without_blockers(
             what = f"joined and did not finish {where}, in which its peers wait"
             return Verdict(rank, f"{what}: {_condition(processes[rank], stacks.get(rank, ''))}")
     return Verdict(
-        None,
-        f"all ranks have joined {where}, and none gets to its end: the network between their "
-        "hosts may be cut",
+        None, f"all ranks have joined {where}, and none gets to its end: the network between their hosts may be cut"
     )
 
 

@@ -48,14 +48,7 @@ class RunWatch:
     checks at which a rank, a torchrun or the start was in that state; waited has the seconds that a
     rank has been in one wait."""
 
-    def __init__(
-        self,
-        launch: LaunchSpec,
-        world_size: int,
-        *,
-        address: str,
-        period: float = CHECK_SECONDS,
-    ) -> None:
+    def __init__(self, launch: LaunchSpec, world_size: int, *, address: str, period: float = CHECK_SECONDS) -> None:
         self.launch, self.world_size, self.address = launch, world_size, address
         self.period = period
         self.timeout = LearntTimeout(launch)
@@ -82,9 +75,7 @@ class RunWatch:
             self.hang = self.check(attempt.snapshot(), elapsed, attempt.stacks)
         return self.hang is None
 
-    def check(
-        self, state: AttemptState, elapsed: float = CHECK_SECONDS, stacks: Stacks = dict
-    ) -> Verdict | None:
+    def check(self, state: AttemptState, elapsed: float = CHECK_SECONDS, stacks: Stacks = dict) -> Verdict | None:
         """Check the state of all hosts and ranks at this moment. elapsed: seconds since the last
         check; stacks: called for where ranks are, by rank, once something is found."""
         elapsed = min(elapsed, LONGEST_PAUSE * self.period)
@@ -112,10 +103,7 @@ class RunWatch:
             return replace(found, error=f"{found.error}; it {missed}") if missed else found
         if not graph.waits:
             return None
-        views = {
-            rank: _process_view(seen, before.get(rank, seen), elapsed)
-            for rank, seen in ranks.items()
-        }
+        views = {rank: _process_view(seen, before.get(rank, seen), elapsed) for rank, seen in ranks.items()}
         verdict = hang_verdict(graph, views, stacks(), longest)
         learnt = self.timeout.words(longest)
         return verdict and replace(verdict, error=f"{verdict.error}{learnt}")
@@ -173,9 +161,7 @@ class RunWatch:
         message = f"the start made no progress for {seconds:g} s (launch.start_seconds)"
         return Verdict(None, f"{message}: {_missing(starts, self.address)}")
 
-    def _silent(
-        self, ranks: Mapping[int, RankState], before: Mapping[int, RankState]
-    ) -> Verdict | None:
+    def _silent(self, ranks: Mapping[int, RankState], before: Mapping[int, RankState]) -> Verdict | None:
         """A rank without a heartbeat that uses no processor time either; a rank that computes for
         long without running its heartbeat thread is not silent."""
         seconds = self.launch.longest_wait_seconds

@@ -48,8 +48,7 @@ class OpenCheckpoint:
     def of(cls, folder: Path) -> OpenCheckpoint:
         manifest = read_manifest(folder)
         shards = [
-            ShardReader(shard.path(folder), read_shard_record(folder, shard, hashed=False))
-            for shard in manifest.shards
+            ShardReader(shard.path(folder), read_shard_record(folder, shard, hashed=False)) for shard in manifest.shards
         ]
         frozen = frozenset(name for shard in shards for name in shard.record.frozen)
         return cls(folder, manifest, shards, frozen)
@@ -77,9 +76,7 @@ class OpenCheckpoint:
         stored, prefix = self._owners(name)[0].tensors, f"{name}/"
         return {k.removeprefix(prefix): h for k, h in stored.items() if k.startswith(prefix)}
 
-    def fill(
-        self, name: str, target: Shard, tensors: dict[str, Tensor], first_optional: int | None
-    ) -> None:
+    def fill(self, name: str, target: Shard, tensors: dict[str, Tensor], first_optional: int | None) -> None:
         """Copy the target's part of a parameter from every shard that has some of it. tensors: by
         field, `value` and the moments; first_optional: the first row that need not have been saved.
         """
@@ -102,9 +99,7 @@ class OpenCheckpoint:
     def shape_of(self, name: str) -> tuple[int, ...]:
         return self._owners(name)[0].record.parameters[name].shard.shape
 
-    def part(
-        self, name: str, field: str, target: Shard, first_optional: int | None = None
-    ) -> Tensor:
+    def part(self, name: str, field: str, target: Shard, first_optional: int | None = None) -> Tensor:
         """The target's part of a parameter's value or of one of its moments, as it was saved; zeros
         for rows that need not have been saved."""
         header = self._owners(name)[0].header(f"{name}/{field}")
@@ -153,9 +148,7 @@ def load_checkpoint(
 
 
 @torch.no_grad()
-def load_values(
-    folder: Path, targets: dict[str, tuple[Shard, Tensor]], *, may_lack: dict[str, int]
-) -> None:
+def load_values(folder: Path, targets: dict[str, tuple[Shard, Tensor]], *, may_lack: dict[str, int]) -> None:
     """Fill tensors from the values in a checkpoint of any layout; moments and step count are not
     read. targets: by parameter name, the part of it to read and the tensor to fill. may_lack: as in
     `load_checkpoint`; vocabulary padding that was not saved becomes zeros. Raises InputError."""
@@ -179,9 +172,7 @@ def _required(box: Box, first_optional: int | None) -> int:
     return numel((range(box[0].start, min(box[0].stop, first_optional)), *box[1:]))
 
 
-def _copy(
-    reader: ShardReader, name: str, target: Shard, box: Box, tensors: dict[str, Tensor]
-) -> None:
+def _copy(reader: ShardReader, name: str, target: Shard, box: Box, tensors: dict[str, Tensor]) -> None:
     """Fill a box of the target's tensors from a file that has it. Only the rows of a box are read,
     all of their columns."""
     saved = reader.record.parameters[name].shard

@@ -45,17 +45,19 @@ def reshard(source: Path, layout: JobLayout, out: Path, on_bytes: OnBytes) -> No
     for rank, file in files.items():
         shards = rank_shards(layout, rank)
         entries = [
-            Entry(f"{name}/{field}", header.dtype, shard.local_shape,
-                  partial(checkpoint.part, name, field, shard, optional.get(name)))
+            Entry(
+                f"{name}/{field}",
+                header.dtype,
+                shard.local_shape,
+                partial(checkpoint.part, name, field, shard, optional.get(name)),
+            )
             for name, shard in shards.items()
             for field, header in checkpoint.fields(name).items()
-        ]  # fmt: skip
+        ]
         digest = write_file(file.path(out), in_file_order(entries), on_bytes)
         frozen = [name for name in shards if name in checkpoint.frozen]
         placements = {
-            name: ParameterPlacement.of(
-                shard, updates=None if name in frozen else checkpoint.updates_of(name)
-            )
+            name: ParameterPlacement.of(shard, updates=None if name in frozen else checkpoint.updates_of(name))
             for name, shard in shards.items()
         }
         ShardRecord.of(digest, placements, frozen).write(file.record_path(out))
@@ -93,8 +95,7 @@ def rank_shards(layout: JobLayout, rank: int) -> dict[str, Shard]:
     saved = {
         weight.name
         for weight in layout.stage_parameters(stage)
-        if weight.view in written
-        and layout.shared_parameters.get(weight.name, (stage,))[0] == stage
+        if weight.view in written and layout.shared_parameters.get(weight.name, (stage,))[0] == stage
     }
     named = [pair for module in modules for pair in module.named_parameters()]
     return {name: shard_of(parameter) for name, parameter in named if name in saved}

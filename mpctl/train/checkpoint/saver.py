@@ -100,12 +100,7 @@ class Saver:
             self.copies.reserve(names, optimizer)
 
     def save(
-        self,
-        step: int,
-        names: Mapping[Tensor, str],
-        optimizer: OptimizerState,
-        *,
-        tables: ManifestTables,
+        self, step: int, names: Mapping[Tensor, str], optimizer: OptimizerState, *, tables: ManifestTables
     ) -> None:
         """Begin to save `step-N` after `step` steps, unless there is one; every rank calls it.
         Returns when the snapshot is taken, or where saving is not asynchronous when the checkpoint
@@ -123,21 +118,14 @@ class Saver:
             self.saved.add(step)
             self._show(f"saving step {step}")
             snapshot = take_snapshot(
-                step,
-                names,
-                optimizer,
-                is_writer=self.writer.is_writer,
-                copies=self.copies,
-                tables=tables,
+                step, names, optimizer, is_writer=self.writer.is_writer, copies=self.copies, tables=tables
             )
             self.current = current = SaveInFlight(step, began)
             if self.copies is None:
                 self._write(snapshot, current)
                 self.stalled += self._end()
                 return
-            current.thread = Thread(
-                target=self._write, args=(snapshot, current), name="saving", daemon=True
-            )
+            current.thread = Thread(target=self._write, args=(snapshot, current), name="saving", daemon=True)
             current.thread.start()
         current.stall_seconds = self.clock() - began
         self.stalled += current.stall_seconds

@@ -200,14 +200,13 @@ def take_snapshot(
     if not is_writer:
         return Snapshot(step, tables=tables)
     entries = [
-        Entry(f"{names[tensor]}/{field}", SAFETENSORS_NAMES[part.dtype], tuple(part.shape),
-              part.detach)
-        for tensor, state in states.items() for field, part in state.items()
-    ]  # fmt: skip
+        Entry(f"{names[tensor]}/{field}", SAFETENSORS_NAMES[part.dtype], tuple(part.shape), part.detach)
+        for tensor, state in states.items()
+        for field, part in state.items()
+    ]
     parameters = {
         names[tensor]: ParameterPlacement.of(
-            shard_of(tensor),
-            updates=optimizer.updates_of(tensor) if tensor in optimizer.trained else None,
+            shard_of(tensor), updates=optimizer.updates_of(tensor) if tensor in optimizer.trained else None
         )
         for tensor in states
     }
@@ -221,9 +220,7 @@ def take_snapshot(
     )
 
 
-def _kept_states(
-    names: Mapping[Tensor, str], optimizer: OptimizerState, keep: Keep
-) -> dict[Tensor, State]:
+def _kept_states(names: Mapping[Tensor, str], optimizer: OptimizerState, keep: Keep) -> dict[Tensor, State]:
     """The tensors to be saved of each parameter, those without moments last. Slices are gathered
     bucket by bucket, in which every replica takes part; without names it saves nothing."""
     states: dict[Tensor, State] = {}

@@ -74,9 +74,7 @@ def write_file(path: Path, entries: Sequence[Entry], on_bytes: OnBytes) -> FileD
     end = 0
     for entry in entries:
         offsets = [end, end := end + entry.bytes]
-        header[entry.name] = {
-            "dtype": entry.dtype, "shape": list(entry.shape), "data_offsets": offsets,
-        }  # fmt: skip
+        header[entry.name] = {"dtype": entry.dtype, "shape": list(entry.shape), "data_offsets": offsets}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     with path.open("wb", buffering=0) as stream:

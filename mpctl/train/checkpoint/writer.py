@@ -105,8 +105,9 @@ class StoreBarrier:
             if now != progress:
                 progress, deadline = now, self.clock() + self.patience
             elif self.clock() > deadline:
-                raise PeersFailed(f"saving timed out: no rank wrote anything for {self.patience:g} "
-                                  f"s while waiting for {whom}")  # fmt: skip
+                raise PeersFailed(
+                    f"saving timed out: no rank wrote anything for {self.patience:g} s while waiting for {whom}"
+                )
             self.sleep(pause)
             pause = min(GROWTH * pause, LONGEST)  # at most a fifth longer than was waited so far
 
@@ -205,10 +206,7 @@ class CheckpointWriter:
         for rank in self.shards:
             self.barrier.wait(_written(rank), whom=f"rank {rank} to write its shard")
         manifest = Manifest(
-            step=snapshot.step,
-            shards=list(self.shards.values()),
-            save=os.urandom(8).hex(),
-            **snapshot.tables,
+            step=snapshot.step, shards=list(self.shards.values()), save=os.urandom(8).hex(), **snapshot.tables
         )
 
         def write(folder: Path) -> None:

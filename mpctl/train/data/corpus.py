@@ -26,9 +26,7 @@ STDLIB_PACKAGES = {"site-packages", "dist-packages"}
 STDLIB_TESTS = {"test", "tests", "idle_test", "idlelib", "lib2to3", "turtledemo"}
 STDLIB_TABLES = {"encodings", "pydoc_data"}
 STDLIB_SKIPS = frozenset(STDLIB_PACKAGES | STDLIB_TESTS | STDLIB_TABLES)
-TEXT_SUFFIXES = frozenset(
-    (".txt", ".text", ".md", ".rst", ".tex", ".py", ".html", ".xml", ".json", ".jsonl", ".csv")
-)
+TEXT_SUFFIXES = frozenset((".txt", ".text", ".md", ".rst", ".tex", ".py", ".html", ".xml", ".json", ".jsonl", ".csv"))
 SNIFF_BYTES = 8192
 
 

@@ -70,12 +70,7 @@ class CorpusDocuments:
 
     @property
     def summary(self) -> dict[str, int]:
-        return {
-            "files": len(self.paths),
-            "texts": self.texts,
-            "documents": self.documents,
-            "bytes": self.bytes,
-        }
+        return {"files": len(self.paths), "texts": self.texts, "documents": self.documents, "bytes": self.bytes}
 
     def read(self) -> Iterator[str]:
         """The documents; InputError when they differ from those that were counted."""
@@ -100,17 +95,10 @@ class CorpusDocuments:
 
 
 def changed(message: str) -> InputError:
-    return InputError.of(
-        "corpus-changed",
-        "data.sources",
-        message,
-        "leave the files unchanged while they are prepared",
-    )
+    return InputError.of("corpus-changed", "data.sources", message, "leave the files unchanged while they are prepared")
 
 
-def count_corpus(
-    files: Sequence[File], report: Progress, reading: Reading, findings: Findings
-) -> CorpusDocuments:
+def count_corpus(files: Sequence[File], report: Progress, reading: Reading, findings: Findings) -> CorpusDocuments:
     """Count every text. InputError for all that is wrong, or for fewer than two documents."""
     lengths, is_record = array("q"), array("b")
     of_files: dict[Path, int] = {}

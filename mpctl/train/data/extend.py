@@ -247,12 +247,7 @@ def _kinds(part: Any, inner: str) -> set[str]:
 
 
 def extend_tokenizer(
-    path: Path,
-    texts: Iterable[str],
-    *,
-    vocab_size: int,
-    total: int = 0,
-    on_progress: Progress | None = None,
+    path: Path, texts: Iterable[str], *, vocab_size: int, total: int = 0, on_progress: Progress | None = None
 ) -> Extended:
     """The tokenizer at `path` with pieces of `texts` added, up to vocab_size entries in all.
 
@@ -309,9 +304,7 @@ class _Pieces:
         return (number,) if number < self.first else self.made[number - self.first]
 
 
-def _count_words(
-    tokenizer: Tokenizer, texts: Iterable[str], total: int, report: Progress
-) -> Counter[str]:
+def _count_words(tokenizer: Tokenizer, texts: Iterable[str], total: int, report: Progress) -> Counter[str]:
     """How often each word, the span that merges stay inside, occurs; as the model gets it."""
     words: Counter[str] = Counter()
     normalizer, cutter = tokenizer.normalizer, tokenizer.pre_tokenizer
@@ -333,9 +326,7 @@ def _cut(tokenizer: Tokenizer, words: Counter[str]) -> dict[tuple[int, ...], int
     return dict(cut)
 
 
-def _learn(
-    words: dict[tuple[int, ...], int], pieces: _Pieces, wanted: int, report: Progress
-) -> list[Pair]:
+def _learn(words: dict[tuple[int, ...], int], pieces: _Pieces, wanted: int, report: Progress) -> list[Pair]:
     """Merges that make `wanted` new pieces, or as many as there are."""
     merges: list[Pair] = []
     for pair, made in learn_merges(words, pieces.join):

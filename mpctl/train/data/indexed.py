@@ -109,9 +109,7 @@ def _read_header(path: Path, raw: Any) -> tuple[np.dtype[Any], int, int]:
     return dtype, n, m
 
 
-def _sequence_starts(
-    path: Path, itemsize: int, lengths: NDArray[Any], pointers: NDArray[Any]
-) -> NDArray[np.int64]:
+def _sequence_starts(path: Path, itemsize: int, lengths: NDArray[Any], pointers: NDArray[Any]) -> NDArray[np.int64]:
     """[n] lengths -> [n + 1] first token of each sequence, checked against the pointers."""
     if (lengths < 0).any():
         raise damaged(path, f"sequence {int((lengths < 0).argmax())} has a negative length")
@@ -159,8 +157,7 @@ class IndexedWriter:
             raise InputError.of(
                 "token-range",
                 str(self.prefix),
-                f"token ids {low} to {high} do not fit {self.dtype.name}, "
-                f"which holds {bounds.min} to {bounds.max}",
+                f"token ids {low} to {high} do not fit {self.dtype.name}, which holds {bounds.min} to {bounds.max}",
                 "give the vocabulary size that the tokenizer really has",
             )
         self._bin.write(tokens.astype(self.dtype, copy=False).tobytes())
@@ -171,10 +168,7 @@ class IndexedWriter:
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with ExitStack() as cleanup:
             for part in self._parts:

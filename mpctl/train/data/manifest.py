@@ -112,10 +112,7 @@ class Prepared(BaseModel):
         files, origin = record.pop("files"), {}
         if self.extension is not None:
             old = self.extension
-            origin["extended_from"] = {
-                "vocab_size": old.old_vocab_size,
-                "tokenizer_sha256": old.old_tokenizer_sha256,
-            }
+            origin["extended_from"] = {"vocab_size": old.old_vocab_size, "tokenizer_sha256": old.old_tokenizer_sha256}
         named = {"tokenizer_sha256": self.tokenizer_sha256, **origin}
         return {"schema": SCHEMA, **record, **named, "files": files}
 

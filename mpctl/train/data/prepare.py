@@ -126,10 +126,7 @@ def write_splits(
     The closed writers know their sizes. InputError when too little is left to train on.
     """
     end, done = end_of_text_id(tokenizer), 0
-    with (
-        IndexedWriter(folder / SPLITS[0], dtype) as train,
-        IndexedWriter(folder / SPLITS[1], dtype) as validation,
-    ):
+    with IndexedWriter(folder / SPLITS[0], dtype) as train, IndexedWriter(folder / SPLITS[1], dtype) as validation:
         for batch in _batches(texts):
             for ids in encode(tokenizer, batch):
                 writer = validation if held_out[done] else train
@@ -142,9 +139,7 @@ def write_splits(
     return train, validation
 
 
-def write_texts(
-    sources: Sequence[str | Path], tokenizer: Tokenizer, prefix: Path, *, on_progress: Progress
-) -> None:
+def write_texts(sources: Sequence[str | Path], tokenizer: Tokenizer, prefix: Path, *, on_progress: Progress) -> None:
     """All texts of files and folders as one dataset at `prefix`, a document each, uncut.
 
     on_progress: called with `encode` and the bytes of the files as they are stored. Raises
@@ -159,8 +154,7 @@ def write_texts(
         on_progress("encode", done[0], total)
 
     reading = Reading("utf-8", findings.text_key)
-    texts = ("".join(chunks) for file in files
-             for chunks in read_texts(file.path, reading, findings, add))  # fmt: skip
+    texts = ("".join(chunks) for file in files for chunks in read_texts(file.path, reading, findings, add))
     end, dtype = end_of_text_id(tokenizer), token_dtype(vocabulary_size(tokenizer))
     with IndexedWriter(prefix, dtype) as writer:
         for batch in _batches(text for text in texts if text.strip()):
@@ -210,8 +204,7 @@ def prepare(
     corpus or tokenizer, an OUT that holds something; RunFailed when training a tokenizer is killed.
     """
     path = None if tokenizer is None else str(tokenizer)
-    settings = _Settings(vocab_size, path, extend, validation_fraction, max_bytes, seed,
-                         text_key, encoding)  # fmt: skip
+    settings = _Settings(vocab_size, path, extend, validation_fraction, max_bytes, seed, text_key, encoding)
     settings.check()
     given = None if tokenizer is None else find_tokenizer(tokenizer)
     if given is not None:
@@ -227,9 +220,7 @@ def prepare(
         extension = _make_tokenizer(corpus, held_out, settings, given, work, report)
         model = load_tokenizer(work / TOKENIZER)
         names = FILES if extension is None else (*FILES, EXTENSION)
-        train, validation = write_splits(
-            corpus.read(), model, held_out, work, dtype=dtype, on_progress=report
-        )
+        train, validation = write_splits(corpus.read(), model, held_out, work, dtype=dtype, on_progress=report)
         prepared = Prepared(
             path=out,
             sources=list(map(str, sources)),

@@ -113,9 +113,12 @@ class PromptEncoder:
             return self._plain(prompt, self.adds_template)
         names = "|".join(map(re.escape, sorted(self.special, key=len, reverse=True)))
         parts = re.split(f"({names})", prompt)
-        return [token for part in parts if part for token in (
-            [self.special[part]] if part in self.special else self._plain(part, False)
-        )]  # fmt: skip
+        return [
+            token
+            for part in parts
+            if part
+            for token in ([self.special[part]] if part in self.special else self._plain(part, False))
+        ]
 
     def _plain(self, text: str, adds_template: bool) -> list[int]:
         try:
@@ -123,9 +126,8 @@ class PromptEncoder:
         except Exception as error:  # the library raises bare Exception
             hint = "use a byte-level tokenizer, or one with an unknown token"
             raise InputError.of(
-                "tokenizer-encode", str(self.tokenizer_path), f"cannot encode the prompt: {error}",
-                hint,
-            ) from None  # fmt: skip
+                "tokenizer-encode", str(self.tokenizer_path), f"cannot encode the prompt: {error}", hint
+            ) from None
 
     def _framed(self, tokens: list[int]) -> list[int]:
         form = self.form
@@ -133,23 +135,20 @@ class PromptEncoder:
             return list(self.ends[:1])
         if form.kind is PromptKind.FILL_BLANKS and self.special[MASK] not in tokens:
             tokens = [*tokens, self.special[MASK]]
-        before, after = (
-            [self.special[name] for name in side] for side in (form.before, form.after)
-        )
+        before, after = ([self.special[name] for name in side] for side in (form.before, form.after))
         return [*before, *tokens, *after]
 
-    def _fault(
-        self, tokens: list[int], masks: Sequence[int], max_tokens: int | None
-    ) -> tuple[str, str] | None:
+    def _fault(self, tokens: list[int], masks: Sequence[int], max_tokens: int | None) -> tuple[str, str] | None:
         """What is wrong with a prompt and the way out; None where nothing is."""
         if not tokens:
             return "is empty, and the tokenizer has no end-of-text token", "give some text"
         if (largest := max(tokens)) >= self.model.vocab:
-            return (f"holds token {largest}, but the model has {self.model.vocab} words",
-                    "give the tokenizer that the model was trained with")  # fmt: skip
+            return (
+                f"holds token {largest}, but the model has {self.model.vocab} words",
+                "give the tokenizer that the model was trained with",
+            )
         if self.form.kind is PromptKind.FILL_WORDS and not masks:
-            return (f"has no {MASK}, and a {self.model.family} model fills those",
-                    f"write {MASK} for a word")  # fmt: skip
+            return (f"has no {MASK}, and a {self.model.family} model fills those", f"write {MASK} for a word")
         return self._length_fault(len(tokens), max_tokens)
 
     def _length_fault(self, length: int, max_tokens: int | None) -> tuple[str, str] | None:
@@ -162,12 +161,15 @@ class PromptEncoder:
             said = f"{length} tokens" + (f" and {written} to write" if written else "")
             return f"{said} exceed the model's {positions} positions", (
                 f"use --max-tokens {positions - length} or a shorter prompt"
-                if written and length < positions else "use a shorter prompt"
-            )  # fmt: skip
+                if written and length < positions
+                else "use a shorter prompt"
+            )
         blanks = self.form.kind is PromptKind.FILL_BLANKS
         if blanks and max_tokens is not None and max_tokens >= positions:
-            return (f"{max_tokens} tokens for a blank, but the model has positions for "
-                    f"{positions - 1}", f"use --max-tokens {positions - 1} or less")  # fmt: skip
+            return (
+                f"{max_tokens} tokens for a blank, but the model has positions for {positions - 1}",
+                f"use --max-tokens {positions - 1} or less",
+            )
         return None
 
     def _default(self, tokens: list[int]) -> int:
@@ -177,9 +179,7 @@ class PromptEncoder:
         return min(DEFAULT_TOKENS, self.positions - (len(tokens) if self.form.continues else 1))
 
 
-def filled_text(
-    encoder: PromptEncoder, encoded: Encoded, blanks: Sequence[Sequence[int]], prompt: str
-) -> str:
+def filled_text(encoder: PromptEncoder, encoded: Encoded, blanks: Sequence[Sequence[int]], prompt: str) -> str:
     """The prompt with its blanks filled by what was written, `blanks`, tokens for each of them.
 
     For DECODE there is one list, which names the sentinels that it fills; if the prompt has no

@@ -55,13 +55,7 @@ class SampleSource:
 
 
 def sample_numbers(
-    *,
-    step: int,
-    micro_batch: int,
-    micro_batch_size: int,
-    dp_rank: int,
-    dp_size: int,
-    global_batch_size: int,
+    *, step: int, micro_batch: int, micro_batch_size: int, dp_rank: int, dp_size: int, global_batch_size: int
 ) -> range:
     """Global numbers of the samples of one micro batch on one data-parallel rank; step from 0.
 
@@ -88,8 +82,7 @@ def require_length(seq_length: int, *, least: int, holds: str) -> None:
     """InputError when a sequence is too short for the smallest sample of an objective."""
     if seq_length < least:
         message = f"{seq_length} tokens do not hold {holds}"
-        raise InputError.of("seq-length-too-short", "model.seq_length", message,
-                            f"use {least} or more")  # fmt: skip
+        raise InputError.of("seq-length-too-short", "model.seq_length", message, f"use {least} or more")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +98,7 @@ class PackedSamples:
     InputError when the dataset is too small for one sample. Not safe for threads.
     """
 
-    def __init__(
-        self, dataset: IndexedDataset, seq_length: int, seed: int, shuffle: bool = True
-    ) -> None:
+    def __init__(self, dataset: IndexedDataset, seq_length: int, seed: int, shuffle: bool = True) -> None:
         assert seq_length > 0 and 0 <= seed < 2**64, f"seq_length {seq_length}, seed {seed}"
         if dataset.tokens < seq_length + 1:
             raise InputError.of(

@@ -100,8 +100,7 @@ class Findings:
         if self.malformed.count:
             message = f"{_count(self.malformed.count, 'line')} without a JSON object: "
             hint = f'write one {{"{self.text_key}": "..."}} a line'
-            found.append(Issue("corpus-jsonl", "data.sources", message + _first(self.malformed),
-                               hint))  # fmt: skip
+            found.append(Issue("corpus-jsonl", "data.sources", message + _first(self.malformed), hint))
         if self.lacking.count:
             found.append(self._lacking_issue())
         return found
@@ -173,9 +172,7 @@ def _chunks(path: Path, reading: Reading, findings: Findings, on_bytes: OnBytes)
         findings.unreadable(path, error)
 
 
-def _lines(
-    path: Path, reading: Reading, findings: Findings, on_bytes: OnBytes
-) -> Iterator[tuple[str]]:
+def _lines(path: Path, reading: Reading, findings: Findings, on_bytes: OnBytes) -> Iterator[tuple[str]]:
     with open_text(path, reading.encoding, newline="\n", on_bytes=on_bytes) as stream:
         read_line = partial(stream.readline, LONGEST_RECORD)
         for number, line in enumerate(iter(read_line, ""), start=1):
@@ -209,9 +206,7 @@ def _plain(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def _rows(
-    path: Path, reading: Reading, findings: Findings, on_bytes: OnBytes
-) -> Iterator[tuple[str]]:
+def _rows(path: Path, reading: Reading, findings: Findings, on_bytes: OnBytes) -> Iterator[tuple[str]]:
     parquet = require_parquet(path)
     with open_bytes(path, on_bytes) as stream:
         try:

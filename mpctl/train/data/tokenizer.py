@@ -62,10 +62,7 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[END_OF_TEXT],
-        initial_alphabet=alphabet(),
-        show_progress=False,
+        vocab_size=vocab_size, special_tokens=[END_OF_TEXT], initial_alphabet=alphabet(), show_progress=False
     )
     tokenizer.train_from_iterator(texts, trainer)
     return _plain(tokenizer)
@@ -144,9 +141,7 @@ def encode(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
 RULE = "special-tokens-fit"
 
 
-def special_ids(
-    added: Mapping[str, int], names: Sequence[str], *, vocab: int, words: int
-) -> dict[str, int]:
+def special_ids(added: Mapping[str, int], names: Sequence[str], *, vocab: int, words: int) -> dict[str, int]:
     """The id of each name, in the order of `names`; text uses range(words) of range(vocab).
 
     InputError when the reserved ids would reach into those of the text.
@@ -155,18 +150,20 @@ def special_ids(
     if missing and vocab - len(missing) < words:
         some = missing if len(missing) < 4 else [missing[0], f"{missing[1]} ... {missing[-1]}"]
         raise InputError.of(
-            RULE, "model.vocab",
+            RULE,
+            "model.vocab",
             f"{vocab} ids leave {max(0, vocab - words)} free beside the tokenizer's {words}, "
             f"but {', '.join(some)} need {len(missing)}",
             f"use {words + len(missing)} or more, or a tokenizer that has them as added tokens",
-        )  # fmt: skip
+        )
     for name in names:
         if added.get(name, 0) >= words:  # it could meet a reserved one
             raise InputError.of(
-                RULE, "data",
+                RULE,
+                "data",
                 f"{name} has the id {added[name]}, but the data's tokenizer uses ids below {words}",
                 "run `mpctl data prepare` with --overwrite",
-            )  # fmt: skip
+            )
     reserved = {name: vocab - 1 - index for index, name in enumerate(missing)}
     return {name: reserved[name] if name in reserved else added[name] for name in names}
 
@@ -203,10 +200,7 @@ def train_apart(texts: Iterable[str], *, vocab_size: int, total: int, on_progres
     check_trainable(vocab_size)
     command = [sys.executable, "-P", "-m", MODULE, str(vocab_size)]
     pipe = subprocess.PIPE
-    with (
-        TemporaryFile() as words,
-        subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=words) as child,
-    ):
+    with TemporaryFile() as words, subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=words) as child:
         assert child.stdin is not None and child.stdout is not None
         try:
             with suppress(BrokenPipeError):  # it has ended: see its exit code
@@ -233,9 +227,7 @@ def train_apart(texts: Iterable[str], *, vocab_size: int, total: int, on_progres
 def _failed(code: int, words: str) -> RunFailed:
     """Exit codes below 0 are signals: the kernel kills with 9 when memory runs out."""
     last = next((line for line in reversed(words.splitlines()) if line.strip()), "no message")
-    why = (
-        f"was killed by signal {-code}, as when memory runs out" if code < 0 else f"failed: {last}"
-    )
+    why = f"was killed by signal {-code}, as when memory runs out" if code < 0 else f"failed: {last}"
     return RunFailed(f"training the tokenizer {why}; try --max-bytes with less text")
 
 

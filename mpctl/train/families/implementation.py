@@ -98,17 +98,14 @@ class EncoderDecoderModule(FamilyModule):
         """Layers of the decoder, each of which needs its caches."""
         raise NotImplementedError
 
-    def encode(
-        self, state: State, batch: Batch, rng: CounterRNG | None, *, mask: Tensor | None = None
-    ) -> Tensor:
+    def encode(self, state: State, batch: Batch, rng: CounterRNG | None, *, mask: Tensor | None = None) -> Tensor:
         """The encoder's result y [b, s, h] for `tokens` [b, s]; mask [b, 1, 1, s]: False at
         padding."""
         raise NotImplementedError
 
     def decode_step(
-        self, batch: Batch, source: Tensor, caches: Sequence[DecoderCaches], *,
-        mask: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
+        self, batch: Batch, source: Tensor, caches: Sequence[DecoderCaches], *, mask: Tensor | None = None
+    ) -> Tensor:
         """Logits [b, words] behind the last of `decoder_tokens` [b, q], which follow those in
         the caches, one pair a layer. source: y; mask as for `encode`."""
         raise NotImplementedError
@@ -133,18 +130,19 @@ def get_implementation(name: str) -> FamilyImplementation:
         implementation = pkgutil.resolve_name(path)
     except (ImportError, AttributeError, ValueError) as error:
         raise InputError.of(
-            "family-import", "model.family",
+            "family-import",
+            "model.family",
             f"{path}, the implementation of family {name}, cannot be imported: {error}",
             "repair the package that it comes from",
-        ) from None  # fmt: skip
+        ) from None
     if isinstance(implementation, FamilyImplementation):
         return implementation
     raise InputError.of(
-        "family-import", "model.family",
-        f"{path} is a {type(implementation).__name__}, not an "
-        "mpctl.train.families.implementation.FamilyImplementation",
+        "family-import",
+        "model.family",
+        f"{path} is a {type(implementation).__name__}, not an mpctl.train.families.implementation.FamilyImplementation",
         "repair the package that it comes from",
-    )  # fmt: skip
+    )
 
 
 def build_module(

@@ -37,9 +37,7 @@ from mpctl.train.layers.transformer_layer import ParallelTransformerLayer, Resid
 from mpctl.train.transport.group import Group
 
 
-def layer_config(
-    model: ModelSpec, training: TrainingSpec, *, causal: bool, scale: float | None = None
-) -> LayerConfig:
+def layer_config(model: ModelSpec, training: TrainingSpec, *, causal: bool, scale: float | None = None) -> LayerConfig:
     """The layers of a job's model. causal, scale: as AttentionConfig's."""
     mlp = mlp_config(model, training)
     return LayerConfig(
@@ -62,9 +60,8 @@ def mlp_config(model: ModelSpec, training: TrainingSpec) -> MLPConfig:
     (Radford et al. 2019, GPT-2)."""
     std = training.init_std
     return MLPConfig(
-        model.hidden, model.ffn, model.activation, "mlp" in model.biased, std,
-        std / (2 * model.layers) ** 0.5,
-    )  # fmt: skip
+        model.hidden, model.ffn, model.activation, "mlp" in model.biased, std, std / (2 * model.layers) ** 0.5
+    )
 
 
 def experts_config(model: ModelSpec, training: TrainingSpec) -> ExpertsConfig:
@@ -85,9 +82,15 @@ def experts_config(model: ModelSpec, training: TrainingSpec) -> ExpertsConfig:
     )
     mlp = mlp_config(model, training)
     return ExpertsConfig(
-        model.hidden, model.expert_width, router, model.activation, model.shared_expert_ffn,
-        model.shared_expert_gate, mlp.init_std, mlp.output_std,
-    )  # fmt: skip
+        model.hidden,
+        model.expert_width,
+        router,
+        model.activation,
+        model.shared_expert_ffn,
+        model.shared_expert_gate,
+        mlp.init_std,
+        mlp.output_std,
+    )
 
 
 def _attention_config(
@@ -171,18 +174,11 @@ def with_window(config: LayerConfig, model: ModelSpec, layer: int) -> LayerConfi
 
 
 def self_attention_layers(
-    config_of: Callable[[int], LayerConfig],
-    shard_context: ShardContext,
-    numbers: Iterable[int],
-    *,
-    prefix: str,
+    config_of: Callable[[int], LayerConfig], shard_context: ShardContext, numbers: Iterable[int], *, prefix: str
 ) -> nn.ModuleDict:
     """Layers of self-attention and MLP, by their global numbers: `prefix.7`. config_of: the
     configuration of the layer of a number; layers of a stack may differ."""
-    layers = {
-        str(n): ParallelTransformerLayer(config_of(n), shard_context, f"{prefix}.{n}")
-        for n in numbers
-    }
+    layers = {str(n): ParallelTransformerLayer(config_of(n), shard_context, f"{prefix}.{n}") for n in numbers}
     return nn.ModuleDict(layers)
 
 
@@ -230,9 +226,7 @@ class Embedding(nn.Module):
         logits: Tensor = tied.logits(hidden)
         return logits
 
-    def dropped(
-        self, hidden: Tensor, rng: CounterRNG | None, *, rng_site: str = "embedding"
-    ) -> Tensor:
+    def dropped(self, hidden: Tensor, rng: CounterRNG | None, *, rng_site: str = "embedding") -> Tensor:
         """hidden with dropout; rng None is no dropout."""
         return self.shard_context.dropout(hidden, rng, self.dropout, rng_site=rng_site)
 
@@ -252,17 +246,12 @@ def without_padding(logits: Tensor, model: ModelSpec, shard_context: ShardContex
     return logits[..., : len(own_words(model, shard_context))]
 
 
-def output_head(
-    model: ModelSpec, training: TrainingSpec, shard_context: ShardContext
-) -> nn.Module | None:
+def output_head(model: ModelSpec, training: TrainingSpec, shard_context: ShardContext) -> nn.Module | None:
     """The matrix that gives logits; None where it is the word table's (tied embeddings)."""
     if model.tied_embeddings:
         return None
     return shard_context.layers.output_head(
-        model.vocab,
-        model.hidden,
-        padded_vocab=padded(model, shard_context.tp),
-        init=Init("normal", training.init_std),
+        model.vocab, model.hidden, padded_vocab=padded(model, shard_context.tp), init=Init("normal", training.init_std)
     )
 
 
@@ -271,9 +260,7 @@ def model_norm(model: ModelSpec, shard_context: ShardContext) -> nn.Module:
     return shard_context.norm(model.norm, model.hidden, eps=model.norm_epsilon)
 
 
-def word_losses(
-    model: ModelSpec, shard_context: ShardContext, logits: Tensor, targets: Tensor
-) -> Tensor:
+def word_losses(model: ModelSpec, shard_context: ShardContext, logits: Tensor, targets: Tensor) -> Tensor:
     """-log p(target) of every token: logits [b, s/c, v_local], targets [b, s/c] -> [b, s/c]; the
     vocabulary is never gathered."""
     words = own_words(model, shard_context)
@@ -299,11 +286,7 @@ class SingleStackModule(FamilyModule):
     HAS_FINAL_NORM: ClassVar[bool] = True
 
     def __init__(
-        self,
-        model: ModelSpec,
-        training: TrainingSpec,
-        shard_context: ShardContext,
-        stage_slice: StageSlice,
+        self, model: ModelSpec, training: TrainingSpec, shard_context: ShardContext, stage_slice: StageSlice
     ) -> None:
         super().__init__()
         self.model, self.shard_context, self.stage_slice = model, shard_context, stage_slice
@@ -364,9 +347,7 @@ class SingleStackModule(FamilyModule):
             return None
         return context.rotary_tables.rows(rotary, rows, context.cp, like)
 
-    def decode_step(
-        self, batch: Batch, caches: Sequence[KeyValueCache], *, mask: Tensor | None = None
-    ) -> Tensor:
+    def decode_step(self, batch: Batch, caches: Sequence[KeyValueCache], *, mask: Tensor | None = None) -> Tensor:
         """Logits [b, words] of the last of the batch's positions, which follow those in the
         caches, one a layer; needs a model in one stage without sequence or context parallelism.
 

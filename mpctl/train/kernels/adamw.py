@@ -44,8 +44,20 @@ class AdamWStep(NamedTuple):
 def torch_adamw(step: AdamWStep) -> None:
     """Make the update by torch's fused kernel; copies are not written."""
     adamw(
-        list(step.values), list(step.gradients), list(step.averages), list(step.squares), [],
-        list(step.updates), fused=True, grad_scale=step.grad_scale, found_inf=step.found_inf,
-        amsgrad=False, beta1=step.beta1, beta2=step.beta2, lr=step.rate,
-        weight_decay=step.weight_decay, eps=step.epsilon, maximize=False,
-    )  # fmt: skip
+        list(step.values),
+        list(step.gradients),
+        list(step.averages),
+        list(step.squares),
+        [],
+        list(step.updates),
+        fused=True,
+        grad_scale=step.grad_scale,
+        found_inf=step.found_inf,
+        amsgrad=False,
+        beta1=step.beta1,
+        beta2=step.beta2,
+        lr=step.rate,
+        weight_decay=step.weight_decay,
+        eps=step.epsilon,
+        maximize=False,
+    )

@@ -79,10 +79,7 @@ def repeated(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]
     queries_per_kv_head = query.shape[1] // key.shape[1]
     if queries_per_kv_head == 1:
         return key, value
-    return (
-        key.repeat_interleave(queries_per_kv_head, dim=1),
-        value.repeat_interleave(queries_per_kv_head, dim=1),
-    )
+    return (key.repeat_interleave(queries_per_kv_head, dim=1), value.repeat_interleave(queries_per_kv_head, dim=1))
 
 
 def equally_wide(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -104,9 +101,7 @@ def lower_right(queries: int, keys: int) -> Tensor:
         return causal_lower_right(queries, keys)
 
 
-def slopes(
-    heads: int, own: range | None = None, device: torch.device | str | None = None
-) -> Tensor:
+def slopes(heads: int, own: range | None = None, device: torch.device | str | None = None) -> Tensor:
     """The slopes of the heads `own` of `heads`, all by default: [a], float64 on `device`.
 
     Made once, where a layer is built: a step copies nothing from the host.

@@ -48,9 +48,7 @@ class KernelBackend:
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
 
-    def attention(
-        self, query: Tensor, key: Tensor, value: Tensor, variant: AttentionVariant
-    ) -> Tensor:
+    def attention(self, query: Tensor, key: Tensor, value: Tensor, variant: AttentionVariant) -> Tensor:
         """softmax(scale Q K^T + bias) V with dropout of the softmax's result: query [b, a, q, d],
         key [b, k, s, d], value [b, k, s, e], k dividing a -> [b, a, q, e]. `variant` says which
         keys count and how scores are changed."""
@@ -74,9 +72,7 @@ class KernelBackend:
             seen = bias if seen is None else bias.masked_fill(~seen, -torch.inf)
         return self.scaled_dot_product(query, key, value, seen, scale=variant.scale)
 
-    def attention_name(
-        self, query: Tensor, key: Tensor, value: Tensor, variant: AttentionVariant
-    ) -> str:
+    def attention_name(self, query: Tensor, key: Tensor, value: Tensor, variant: AttentionVariant) -> str:
         """What computes `attention` of these, in words."""
         if variant.dropout is not None:
             return kernel_name(0, query.device)
@@ -87,15 +83,12 @@ class KernelBackend:
             key, value = repeated(query, key, value)
         if query.device.type == "cpu":
             query, key, value = equally_wide(query, key, value)
-        number = torch._fused_sdp_choice(
-            query, key, value, seen, 0.0, is_causal, enable_gqa=is_grouped
-        )
+        number = torch._fused_sdp_choice(query, key, value, seen, 0.0, is_causal, enable_gqa=is_grouped)
         return kernel_name(number, query.device)
 
     def _step_by_step(
-        self, query: Tensor, key: Tensor, value: Tensor, variant: AttentionVariant,
-        dropout: DropoutMask,
-    ) -> Tensor:  # fmt: skip
+        self, query: Tensor, key: Tensor, value: Tensor, variant: AttentionVariant, dropout: DropoutMask
+    ) -> Tensor:
         key, value = repeated(query, key, value)
         # [b, a/t, q, d] x [b, a/t, d, s] -> [b, a/t, q, s]
         scale = 1 / math.sqrt(query.shape[-1]) if variant.scale is None else variant.scale
@@ -111,16 +104,12 @@ class KernelBackend:
             probabilities = probabilities.masked_fill(~seen, 0.0)
         return self.dropout(probabilities, dropout) @ value
 
-    def keeps_pairs(
-        self, query: Tensor, key: Tensor, value: Tensor, variant: AttentionVariant
-    ) -> bool:
+    def keeps_pairs(self, query: Tensor, key: Tensor, value: Tensor, variant: AttentionVariant) -> bool:
         """Whether `attention` of these would save intermediate tensors of q x s elements for
         backward, which selective recomputation avoids."""
         return variant.dropout is not None or variant.forms_pairs
 
-    def partial_kernel(
-        self, query: Tensor, key: Tensor, value: Tensor, scale: float | None
-    ) -> PartialKernel | None:
+    def partial_kernel(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> PartialKernel | None:
         """The kernel that `scaled_dot_product` would run, where it also returns log-sums, so that
         parts of the keys can be computed apart; else None."""
         return chosen_kernel(query, key, value, scale)
@@ -167,9 +156,16 @@ class KernelBackend:
         return F.rms_norm(x, weight.shape, weight, eps)
 
     def residual_norm(
-        self, x: Tensor, branch: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, *,
-        centred: bool, branch_bias: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        self,
+        x: Tensor,
+        branch: Tensor | None,
+        weight: Tensor,
+        bias: Tensor | None,
+        eps: float,
+        *,
+        centred: bool,
+        branch_bias: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
         """x [.., h], plus `branch` if it is given, and its norm: LayerNorm's where it is centred,
         else RMSNorm's. branch_bias: a bias that the branch contains and that gets its gradient
         here, where `sums_branch`."""
@@ -205,9 +201,7 @@ class KernelBackend:
         divided by 1 - p."""
         return drop(x, mask)
 
-    def dropout_add(
-        self, x: Tensor, mask: DropoutMask, residual: Tensor, bias: Tensor | None = None
-    ) -> Tensor:
+    def dropout_add(self, x: Tensor, mask: DropoutMask, residual: Tensor, bias: Tensor | None = None) -> Tensor:
         """residual + dropout(x): the end of a residual branch, [b, s, h]. bias: one that x contains
         and that gets its gradient here, where `sums_branch`."""
         return residual + self.dropout(x, mask)
@@ -253,9 +247,7 @@ class KernelBackend:
             peak[rows] = own[rows].to(dtype).amax(1)
         return peak
 
-    def own_sums(
-        self, logits: Tensor, column: Tensor, peak: Tensor, *, words: int
-    ) -> tuple[Tensor, Tensor]:
+    def own_sums(self, logits: Tensor, column: Tensor, peak: Tensor, *, words: int) -> tuple[Tensor, Tensor]:
         """z_column - peak and sum_j exp(z_j - peak) of each row's first `words` columns, 2 x [n].
         column [n]: the target's, -1 without one, which makes the first 0."""
         target, total = torch.zeros_like(peak), torch.zeros_like(peak)
@@ -268,9 +260,8 @@ class KernelBackend:
         return target, total
 
     def logits_gradient(
-        self, logits: Tensor, column: Tensor, peak: Tensor, share: Tensor, hit: Tensor, *,
-        words: int, overwrite: bool,
-    ) -> Tensor:  # fmt: skip
+        self, logits: Tensor, column: Tensor, peak: Tensor, share: Tensor, hit: Tensor, *, words: int, overwrite: bool
+    ) -> Tensor:
         """[n, v]: exp(z - peak) share, and `hit` more in the row's column, in the first `words`
         columns, and 0 in the others; share, hit: [n]. overwrite: in the memory of the logits."""
         result = logits if overwrite else torch.empty_like(logits)
@@ -288,9 +279,16 @@ class KernelBackend:
         return result
 
     def fp8_cast(
-        self, matrix: Tensor, scale: Tensor, dtype: torch.dtype, *, rows: bool = True,
-        columns: bool = False, amax: Tensor | None = None, into: Fp8Cast | None = None,
-    ) -> Fp8Cast:  # fmt: skip
+        self,
+        matrix: Tensor,
+        scale: Tensor,
+        dtype: torch.dtype,
+        *,
+        rows: bool = True,
+        columns: bool = False,
+        amax: Tensor | None = None,
+        into: Fp8Cast | None = None,
+    ) -> Fp8Cast:
         """`matrix` [m, n] times `scale` (a power of two, float32, of no dimensions) in an fp8
         dtype: by rows, by columns or both. amax: a number, float32, that is raised to the matrix's
         largest absolute value. into: memory of both layouts that is filled and returned."""
@@ -306,9 +304,8 @@ class KernelBackend:
         return into
 
     def fp8_product(
-        self, a: Fp8Matrix, b: Fp8Matrix, *, out: torch.dtype, bias: Tensor | None = None,
-        fast: bool = False,
-    ) -> Tensor:  # fmt: skip
+        self, a: Fp8Matrix, b: Fp8Matrix, *, out: torch.dtype, bias: Tensor | None = None, fast: bool = False
+    ) -> Tensor:
         """A B^T + bias [n] in the dtype `out`: a [m, k] and b [n, k] of fp8 -> [m, n]. fast: sum
         in fewer bits where the device can."""
         return scaled_product(a, b, out=out, bias=bias, fast=fast)

@@ -82,9 +82,7 @@ def fold_all(key: int | Tensor, coordinates: Sequence[Tensor]) -> Tensor:
     return key
 
 
-def uniform(
-    key: int | Tensor, coordinates: Sequence[Tensor], dtype: torch.dtype = torch.float32
-) -> Tensor:
+def uniform(key: int | Tensor, coordinates: Sequence[Tensor], dtype: torch.dtype = torch.float32) -> Tensor:
     """Uniform numbers in the open interval (0, 1), in the shape that the coordinates broadcast to.
 
     float64 numbers have 32 random bits, those of other types 23.
@@ -97,9 +95,7 @@ def uniform(
     return steps.to(torch.float32).add_(0.5).mul_(2.0**-23).to(dtype)
 
 
-def normal(
-    key: int | Tensor, coordinates: Sequence[Tensor], dtype: torch.dtype = torch.float32
-) -> Tensor:
+def normal(key: int | Tensor, coordinates: Sequence[Tensor], dtype: torch.dtype = torch.float32) -> Tensor:
     """Standard normal numbers, |z| < 6.4, in the shape that the coordinates broadcast to.
 
     They are the inverse error function of 32 random bits, computed in float64 and rounded once: the
@@ -176,10 +172,15 @@ class CounterRNG:
         return self.training and p > 0
 
     def mask(
-        self, shape: Sequence[int], p: float, *, rng_site: str,
-        columns: Positions | None = None, rows: Positions | None = None,
+        self,
+        shape: Sequence[int],
+        p: float,
+        *,
+        rng_site: str,
+        columns: Positions | None = None,
+        rows: Positions | None = None,
         heads: Positions | None = None,
-    ) -> DropoutMask:  # fmt: skip
+    ) -> DropoutMask:
         """The mask of a tensor [b, s, h_local], or with `heads` of probabilities [b, a, s, keys].
 
         rng_site: the place in the model, unique within the scope. rows, columns, heads: global
@@ -286,9 +287,7 @@ class StepKeys(Mapping[str, Mapping[str, Tensor]]):
         self.names = [site_name(scope, site) for scope, own in sites.items() for site in own]
         pinned = device.type != "cpu"
         # Two by turns: a copy out of one may still be under way when the next step fills its own.
-        self._host = [
-            torch.zeros(len(self.names), dtype=torch.int32, pin_memory=pinned) for _ in range(2)
-        ]
+        self._host = [torch.zeros(len(self.names), dtype=torch.int32, pin_memory=pinned) for _ in range(2)]
         self._table = torch.zeros(len(self.names), dtype=torch.int32, device=device)
         places = iter(self._table.unbind())
         self._keys = {scope: {site: next(places) for site in own} for scope, own in sites.items()}

@@ -114,9 +114,7 @@ def cast_matrix(
     return Fp8Cast(values if rows else None, values.t().contiguous() if columns else None)
 
 
-def scaled_product(
-    a: Fp8Matrix, b: Fp8Matrix, *, out: torch.dtype, bias: Tensor | None = None, fast: bool
-) -> Tensor:
+def scaled_product(a: Fp8Matrix, b: Fp8Matrix, *, out: torch.dtype, bias: Tensor | None = None, fast: bool) -> Tensor:
     """A B^T + bias in `out`, a 16-bit or 32-bit dtype: a [m, k], b [n, k] -> [m, n], summed in
     float32.
 
@@ -125,9 +123,8 @@ def scaled_product(
     """
     if a.values.device.type != "cpu":
         return torch._scaled_mm(
-            a.values, b.values.t(), scale_a=a.inverse, scale_b=b.inverse, bias=bias,
-            out_dtype=out, use_fast_accum=fast,
-        )  # fmt: skip
+            a.values, b.values.t(), scale_a=a.inverse, scale_b=b.inverse, bias=bias, out_dtype=out, use_fast_accum=fast
+        )
     product = a.values.to(torch.bfloat16) @ b.values.to(torch.bfloat16).t()
     product = product.to(out).mul_((a.inverse * b.inverse).to(out))
     return product if bias is None else product.add_(bias)

@@ -26,11 +26,7 @@ def numbers(positions: Positions, device: torch.device | None = None) -> Tensor:
 
 
 def causal_mask(
-    queries: Positions,
-    keys: Positions,
-    *,
-    window: int | None = None,
-    device: torch.device | None = None,
+    queries: Positions, keys: Positions, *, window: int | None = None, device: torch.device | None = None
 ) -> Tensor:
     """[q, k]: whether the key's global position is at most the query's and, with a window, among
     the last `window` up to it.
@@ -40,9 +36,7 @@ def causal_mask(
     return seen if window is None else seen & (columns > rows - window)
 
 
-def partly_bidirectional_mask(
-    prefix: Tensor, length: int, *, queries: Positions | None = None
-) -> Tensor:
+def partly_bidirectional_mask(prefix: Tensor, length: int, *, queries: Positions | None = None) -> Tensor:
     """prefix [b], tokens of part A per sample -> [b, 1, s, s] (GLM).
 
     The first prefix[i] keys are seen by all, the rest by later queries only; prefix 0 is causal,

@@ -70,9 +70,8 @@ class PartialKernel(NamedTuple):
         return KeyPart(out, sums, tuple(seeds))
 
     def backward(
-        self, grad: Tensor, query: Tensor, key: Tensor, value: Tensor, whole: KeyPart, *,
-        is_causal: bool,
-    ) -> Gradients:  # fmt: skip
+        self, grad: Tensor, query: Tensor, key: Tensor, value: Tensor, whole: KeyPart, *, is_causal: bool
+    ) -> Gradients:
         """The gradients that these keys give. whole: of all parts."""
         aten, scale, (out, sums, seeds) = torch.ops.aten, self.scale, whole
         operands, sizes = (grad, query, key, value), (query.shape[-2], key.shape[-2])
@@ -82,23 +81,18 @@ class PartialKernel(NamedTuple):
             found = flash(*operands, out, sums, 0.0, is_causal, scale=scale)
         elif self.number == CUDNN:
             cudnn = aten._scaled_dot_product_cudnn_attention_backward
-            found = cudnn(*operands, out, sums, *seeds, None, None, None, *sizes, 0.0, is_causal,
-                          scale=scale)  # fmt: skip
+            found = cudnn(*operands, out, sums, *seeds, None, None, None, *sizes, 0.0, is_causal, scale=scale)
         elif self.number == FLASH:
             flash = aten._scaled_dot_product_flash_attention_backward
-            found = flash(*operands, out, sums, None, None, *sizes, 0.0, is_causal, *seeds,
-                          scale=scale)  # fmt: skip
+            found = flash(*operands, out, sums, None, None, *sizes, 0.0, is_causal, *seeds, scale=scale)
         else:
             efficient = aten._scaled_dot_product_efficient_attention_backward
             wanted = [True, True, True, False]
-            found = efficient(*operands, None, out, sums, *seeds, 0.0, wanted, is_causal,
-                              scale=scale)  # fmt: skip
+            found = efficient(*operands, None, out, sums, *seeds, 0.0, wanted, is_causal, scale=scale)
         return found[0], found[1], found[2]
 
 
-def chosen_kernel(
-    query: Tensor, key: Tensor, value: Tensor, scale: float | None
-) -> PartialKernel | None:
+def chosen_kernel(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> PartialKernel | None:
     """The kernel that torch would choose, or None for one that keeps scores or pads heads."""
     width = query.shape[-1]
     if width != value.shape[-1] or (width % 8 and query.device.type != "cpu"):
@@ -153,9 +147,7 @@ def attend_tail(query: Tensor, key: Tensor, value: Tensor, kernel: PartialKernel
 
 class _Tail(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, kernel: PartialKernel
-    ) -> Tensor:
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, kernel: PartialKernel) -> Tensor:
         start = key.shape[-2] - query.shape[-2]
         own = kernel.forward(query, key[..., start:, :], value[..., start:, :], is_causal=True)
         prefix = kernel.forward(query, key[..., :start, :], value[..., :start, :], is_causal=False)

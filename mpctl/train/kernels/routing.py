@@ -62,13 +62,7 @@ class ChosenExperts(NamedTuple):
 
 
 def choose_experts(
-    scores: Tensor,
-    k: int,
-    *,
-    groups: int = 1,
-    groups_per_token: int = 1,
-    best: int = 1,
-    rounding: float = 0.0,
+    scores: Tensor, k: int, *, groups: int = 1, groups_per_token: int = 1, best: int = 1, rounding: float = 0.0
 ) -> ChosenExperts:
     """The k experts with the largest scores [T, E]; of equal ones those with the lower numbers.
 
@@ -101,13 +95,7 @@ def _largest(scores: Tensor, k: int, margin: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def expert_weights(
-    logits: Tensor,
-    scores: Tensor,
-    experts: Tensor,
-    score: Score,
-    *,
-    renormalize: bool,
-    scale: float = 1.0,
+    logits: Tensor, scores: Tensor, experts: Tensor, score: Score, *, renormalize: bool, scale: float = 1.0
 ) -> Tensor:
     """The weights of the chosen experts: logits and scores [T, E], experts [T, k] -> [T, k]."""
     if score == "softmax" and renormalize:
@@ -291,9 +279,7 @@ def weighted_gradients(
 
 class _Dispatched(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, sources: Tensor, places: Tensor, kernels: RowKernels
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, sources: Tensor, places: Tensor, kernels: RowKernels) -> Tensor:
         ctx.kernels = kernels
         ctx.save_for_backward(places)
         return x.index_select(0, sources)
@@ -308,9 +294,7 @@ class _Dispatched(torch.autograd.Function):
 
 class _Combined(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, rows: Tensor, weights: Tensor, places: Tensor, kernels: RowKernels
-    ) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, weights: Tensor, places: Tensor, kernels: RowKernels) -> Tensor:
         ctx.kernels = kernels
         if len(places) > 1:  # [x k T, h] -> [k T, h]
             rows = kernels.summed_rows(rows, places.flatten(1))
@@ -321,9 +305,7 @@ class _Combined(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         rows, weights, places = ctx.saved_tensors
-        d_rows, d_weights = ctx.kernels.weighted_gradients(
-            grad.contiguous(), rows, weights, _of_sums(places), places
-        )
+        d_rows, d_weights = ctx.kernels.weighted_gradients(grad.contiguous(), rows, weights, _of_sums(places), places)
         return d_rows, d_weights, None, None
 
 

@@ -139,9 +139,7 @@ class AttentionConfig(InitialValues):
         """Query heads that share a key-value head."""
         return self.heads // self.num_kv_heads
 
-    def build(
-        self, shard_context: ShardContext, rng_site: str, *, recompute: bool = False
-    ) -> ParallelSelfAttention:
+    def build(self, shard_context: ShardContext, rng_site: str, *, recompute: bool = False) -> ParallelSelfAttention:
         """The module of this rank."""
         return ParallelSelfAttention(self, shard_context, rng_site, recompute=recompute)
 
@@ -155,12 +153,7 @@ class AttentionCore:
     """
 
     def __init__(
-        self,
-        config: AttentionConfig,
-        shard_context: ShardContext,
-        rng_site: str,
-        *,
-        recompute: bool = False,
+        self, config: AttentionConfig, shard_context: ShardContext, rng_site: str, *, recompute: bool = False
     ) -> None:
         self.config, self.rng_site, self.recompute = config, rng_site, recompute
         self.cp, self.backend = shard_context.cp, shard_context.backend
@@ -204,15 +197,19 @@ class AttentionCore:
             seen = slice(block.stop if self.config.causal else None)
             of_block = (x if x is None else x[..., own, seen] for x in (mask, bias))
             key_part, value_part = key[..., seen, :], value[..., seen, :]
-            results.append(
-                self._attend(block, rng, query[..., own, :], key_part, value_part, *of_block)
-            )
+            results.append(self._attend(block, rng, query[..., own, :], key_part, value_part, *of_block))
         return torch.cat(results, dim=-2)
 
     def split(
-        self, query: Tensor, key: Tensor, value: Tensor, rng: CounterRNG | None = None, *,
-        mask: Tensor | None = None, bias: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        rng: CounterRNG | None = None,
+        *,
+        mask: Tensor | None = None,
+        bias: Tensor | None = None,
+    ) -> Tensor:
         """The same of key and value [b, k/t, s/c, d] of this rank's positions, which are gathered
         here."""
         c, kernel = self.cp.size, None
@@ -239,9 +236,7 @@ class AttentionCore:
         """query [b, a/t, q, d] at contiguous global positions `rows`, and the key and value
         [b, k/t, s, d], mask and bias [b or 1, a/t or 1, q, s] that it may see."""
 
-        def run(
-            query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, bias: Tensor | None
-        ) -> Tensor:
+        def run(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, bias: Tensor | None) -> Tensor:
             variant = self._variant(rows, rng, query, key, mask, bias)
             return self.backend.attention(query, key, value, variant)
 
@@ -253,23 +248,13 @@ class AttentionCore:
         return self.backend.attention(query, key, value, variant)
 
     def _variant(
-        self,
-        rows: range,
-        rng: CounterRNG | None,
-        query: Tensor,
-        key: Tensor,
-        mask: Tensor | None,
-        bias: Tensor | None,
+        self, rows: range, rng: CounterRNG | None, query: Tensor, key: Tensor, mask: Tensor | None, bias: Tensor | None
     ) -> AttentionVariant:
         config, dropout = self.config, None
         if rng is not None and rng.active(config.dropout):
             shape = (*query.shape[:-1], key.shape[-2])
-            dropout = rng.mask(
-                shape, config.dropout, rng_site=self.rng_site, heads=self.heads, rows=rows
-            )
-        return AttentionVariant(
-            rows, config.causal, config.scale, mask, bias, config.window, self.slopes, dropout
-        )
+            dropout = rng.mask(shape, config.dropout, rng_site=self.rng_site, heads=self.heads, rows=rows)
+        return AttentionVariant(rows, config.causal, config.scale, mask, bias, config.window, self.slopes, dropout)
 
 
 def _places(blocks: Sequence[range]) -> Iterator[slice]:
@@ -288,12 +273,7 @@ class ParallelAttention(nn.Module):
     output: nn.Module
 
     def __init__(
-        self,
-        config: AttentionConfig,
-        shard_context: ShardContext,
-        rng_site: str,
-        *,
-        recompute: bool = False,
+        self, config: AttentionConfig, shard_context: ShardContext, rng_site: str, *, recompute: bool = False
     ) -> None:
         super().__init__()
         self.config, self.shard_context = config, shard_context
@@ -329,12 +309,7 @@ class ParallelSelfAttention(ParallelAttention):
     """
 
     def __init__(
-        self,
-        config: AttentionConfig,
-        shard_context: ShardContext,
-        rng_site: str,
-        *,
-        recompute: bool = False,
+        self, config: AttentionConfig, shard_context: ShardContext, rng_site: str, *, recompute: bool = False
     ) -> None:
         super().__init__(config, shard_context, rng_site, recompute=recompute)
         layers, d = shard_context.layers, config.head_size
@@ -450,8 +425,7 @@ def _check_kv(heads: int, kv_heads: int, head_dim: int, t: int) -> None:
     evenly.
     """
     if not splits_kv_heads(kv_heads, head_dim, parts=t):
-        legal = ", ".join(str(ranks) for ranks in divisors(heads)
-                          if splits_kv_heads(kv_heads, head_dim, parts=ranks))  # fmt: skip
+        legal = ", ".join(str(ranks) for ranks in divisors(heads) if splits_kv_heads(kv_heads, head_dim, parts=ranks))
         raise ValueError(
             f"kv_heads: {kv_heads} is not divisible by {t} ranks, nor do {t} ranks share a head's "
             f"{head_dim} columns evenly (use one of {legal} ranks)"
@@ -468,17 +442,11 @@ class ParallelCrossAttention(ParallelAttention):
     """
 
     def __init__(
-        self,
-        config: AttentionConfig,
-        shard_context: ShardContext,
-        rng_site: str,
-        *,
-        recompute: bool = False,
+        self, config: AttentionConfig, shard_context: ShardContext, rng_site: str, *, recompute: bool = False
     ) -> None:
         if config.num_kv_heads != config.heads:
             raise ValueError(
-                f"kv_heads {config.num_kv_heads}: cross-attention has as many as heads "
-                f"(set kv_heads to {config.heads})"
+                f"kv_heads {config.num_kv_heads}: cross-attention has as many as heads (set kv_heads to {config.heads})"
             )
         if config.rotary is not None:
             raise ValueError("rotary positions: cross-attention has none (leave rotary out)")
@@ -487,9 +455,7 @@ class ParallelCrossAttention(ParallelAttention):
         layers, width = shard_context.layers, config.heads * config.head_size
         h, bias, init = config.hidden, config.bias, config.init
         self.query = layers.column_linear(h, width, bias=bias, init=config.query_init)
-        self.key_value = layers.column_linear(
-            h, 2 * width, bias=bias, init=init, parts=(width, width)
-        )
+        self.key_value = layers.column_linear(h, 2 * width, bias=bias, init=init, parts=(width, width))
         self.output = layers.row_linear(width, h, bias=bias, init=config.output_init)
 
     def forward(

@@ -33,8 +33,11 @@ def _dropout_add(x: Tensor, mask: DropoutMask, residual: Tensor) -> Tensor:
 
 
 PIECES: dict[str, Callable[..., Tensor]] = {
-    "dropout": drop, "dropout_add": _dropout_add, "activation": plain_activation, "rotate": rotated,
-}  # fmt: skip
+    "dropout": drop,
+    "dropout_add": _dropout_add,
+    "activation": plain_activation,
+    "rotate": rotated,
+}
 """Operations of a KernelBackend as functions of tensors that a compiler can follow."""
 
 
@@ -44,9 +47,7 @@ def compiled_pieces(kernels: KernelBackend) -> list[str]:
     return [name for name in PIECES if getattr(own, name) is getattr(KernelBackend, name)]
 
 
-def with_compiled_pieces(
-    kernels: KernelBackend, compiler: Compiler = torch.compile
-) -> KernelBackend:
+def with_compiled_pieces(kernels: KernelBackend, compiler: Compiler = torch.compile) -> KernelBackend:
     """The same kernels with these pieces compiled for each shape that occurs. Random keys must be
     tensors (`StepKeys`). compiler: torch.compile, possibly with another backend."""
     compiled = copy.copy(kernels)

@@ -50,9 +50,7 @@ class SelfAttention(Protocol):
     def rotary(self) -> Rotary | None:
         """Rotary positions of queries and keys; None without."""
 
-    def build(
-        self, shard_context: ShardContext, rng_site: str, *, recompute: bool = False
-    ) -> nn.Module:
+    def build(self, shard_context: ShardContext, rng_site: str, *, recompute: bool = False) -> nn.Module:
         """The module of this rank, whose arguments are ParallelSelfAttention's."""
 
 

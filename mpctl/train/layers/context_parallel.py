@@ -78,9 +78,7 @@ class _GatherContext(torch.autograd.Function):
         return local[0], local[1], None
 
 
-def attend_context(
-    query: Tensor, key: Tensor, value: Tensor, cp: Group, kernel: PartialKernel
-) -> Tensor:
+def attend_context(query: Tensor, key: Tensor, value: Tensor, cp: Group, kernel: PartialKernel) -> Tensor:
     """Plain causal attention of this rank's rows to all keys: query [b, a, s/c, d], key and value
     [b, k, s/c, d], of this rank's blocks -> [b, a, s/c, d]. Of c > 1 ranks; gathers as
     `gather_context` and saves what it returns. Raises ValueError where 2c does not divide s."""
@@ -94,9 +92,7 @@ class _AttendContext(torch.autograd.Function):
     which the first block of rank 0 does not have."""
 
     @staticmethod
-    def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, cp: Group, kernel: PartialKernel
-    ) -> Tensor:
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, cp: Group, kernel: PartialKernel) -> Tensor:
         arriving = cp.start_all_gather(torch.stack((key, value))[None], dim=0)
         blocks = context_blocks(key.shape[-2] * cp.size, cp.size, cp.rank)
         halves = [x.chunk(2, dim=-2) for x in (query, key, value)]
@@ -108,9 +104,7 @@ class _AttendContext(torch.autograd.Function):
                 parts[i] = merged(parts[i], kernel.forward(rows, *before, is_causal=False))
         ctx.cp, ctx.kernel, ctx.blocks = cp, kernel, blocks
         out = torch.cat([part.out for part in parts], dim=-2)
-        ctx.save_for_backward(
-            query, keys, values, out, *(part.sums for part in parts), *parts[0].seeds
-        )
+        ctx.save_for_backward(query, keys, values, out, *(part.sums for part in parts), *parts[0].seeds)
         return out
 
     @staticmethod

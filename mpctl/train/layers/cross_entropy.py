@@ -27,9 +27,15 @@ IGNORED = -100  # as torch's cross entropy has it
 
 
 def vocab_parallel_cross_entropy(
-    logits: Tensor, targets: Tensor, *, group: Group, first: int, words: int | None = None,
-    overwrite: bool = False, backend: KernelBackend = TORCH_BACKEND,
-) -> Tensor:  # fmt: skip
+    logits: Tensor,
+    targets: Tensor,
+    *,
+    group: Group,
+    first: int,
+    words: int | None = None,
+    overwrite: bool = False,
+    backend: KernelBackend = TORCH_BACKEND,
+) -> Tensor:
     """The loss of every position, [b, s], equal on every rank of `group`; differentiable.
 
     logits: [b, s, v_local], the words of this rank, then padding; v_local may be 0. words: how many
@@ -49,9 +55,15 @@ def vocab_parallel_cross_entropy(
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, targets: Tensor, group: Group, first: int, words: int,
-        overwrite: bool, backend: KernelBackend,
-    ) -> Tensor:  # fmt: skip
+        ctx: Any,
+        logits: Tensor,
+        targets: Tensor,
+        group: Group,
+        first: int,
+        words: int,
+        overwrite: bool,
+        backend: KernelBackend,
+    ) -> Tensor:
         # [b, s, v_local] -> [n, v_local], n = b*s
         flat, wanted = logits.flatten(0, -2), targets.reshape(-1)
         valid, local = wanted != IGNORED, wanted - first

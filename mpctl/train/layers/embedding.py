@@ -73,11 +73,7 @@ class _VocabTable(nn.Module):
         self.sequence_parallel = sequence_parallel
         self.vocab_range = range(min(own.start, vocab), min(own.stop, vocab))
         self.weight = shard_parameter(
-            Shard((padded, hidden), {0: (own,)}),
-            init=init,
-            is_table=True,
-            dtype=dtype,
-            device=device,
+            Shard((padded, hidden), {0: (own,)}), init=init, is_table=True, dtype=dtype, device=device
         )
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -85,9 +81,7 @@ class _VocabTable(nn.Module):
         to the embedding. The columns behind those of `vocab_range` are padding. hidden: [b, s, h],
         or [b, s/t, h] with sequence_parallel."""
         # [b, s, h] or [b, s/t, h] -> [b, s, padded_vocab/t]
-        return column_product(
-            hidden, self.weight, group=self.group, sequence_parallel=self.sequence_parallel
-        )
+        return column_product(hidden, self.weight, group=self.group, sequence_parallel=self.sequence_parallel)
 
     def extra_repr(self) -> str:
         words = f"words {self.vocab_range.start}..{self.vocab_range.stop} of {self.vocab}"

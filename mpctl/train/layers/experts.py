@@ -182,12 +182,9 @@ class RoutedExperts(nn.Module):
         experts, h, f = config.router.experts, config.hidden, config.ffn
         halves, view = 2 if config.activation in GATED else 1, context.expert_view
         up = context.parameter(
-            (experts, halves, f, h), ("experts", "halves", "expert_ffn", "hidden"), config.init,
-            view=view,
-        )  # fmt: skip
-        down = context.parameter(
-            (experts, h, f), ("experts", "hidden", "expert_ffn"), config.output_init, view=view
+            (experts, halves, f, h), ("experts", "halves", "expert_ffn", "hidden"), config.init, view=view
         )
+        down = context.parameter((experts, h, f), ("experts", "hidden", "expert_ffn"), config.output_init, view=view)
         self.up = GroupedLinear(up, context.fp8_operands())
         self.down = GroupedLinear(down, context.fp8_operands())
 
@@ -220,15 +217,11 @@ class ParallelExperts(nn.Module):
         self.parts, self.copies = (context.expert_view.grid.axes[axis] for axis in ("ep", "etp"))
         router, h = config.router, config.hidden
         self.row = context.routing.row(name, router.experts, context.device)
-        self.router = WideLinear(
-            context.parameter((router.experts, h), ("experts", "hidden"), config.init)
-        )
+        self.router = WideLinear(context.parameter((router.experts, h), ("experts", "hidden"), config.init))
         self.experts = RoutedExperts(config, context)
         self.shared = self.shared_gate = None
         if config.shared_ffn:
-            shared = MLPConfig(
-                h, config.shared_ffn, config.activation, False, config.init_std, config.output_std
-            )
+            shared = MLPConfig(h, config.shared_ffn, config.activation, False, config.init_std, config.output_std)
             self.shared = shared.build(context)
         if config.shared_gate:
             gate = context.parameter((1, h), ("gate", "hidden"), config.init)
@@ -276,10 +269,13 @@ class ParallelExperts(nn.Module):
             ordered = logits if router.score == "softmax" else scores
             compared = scores + self.row.bias if router.has_bias else ordered
             experts, near_ties = choose_experts(
-                compared, router.per_token, groups=router.groups,
-                groups_per_token=router.groups_per_token, best=router.best,
+                compared,
+                router.per_token,
+                groups=router.groups,
+                groups_per_token=router.groups_per_token,
+                best=router.best,
                 rounding=torch.finfo(x.dtype).eps,
-            )  # fmt: skip
+            )
             by_sample = expert_counts(experts, len(x), router.experts)
             counts = by_sample.sum(0)
             if is_recorded:
@@ -312,16 +308,13 @@ class ParallelExperts(nn.Module):
             counts = counts.sum(0, keepdim=True)
         return counts.to(dtype) / counts.sum(-1, keepdim=True)
 
-    def _weights(
-        self, logits: Tensor, scores: Tensor, choice: Choice, x: Tensor, *, is_repeated: bool
-    ) -> Tensor:
+    def _weights(self, logits: Tensor, scores: Tensor, choice: Choice, x: Tensor, *, is_repeated: bool) -> Tensor:
         """Weights [T, k] of the chosen experts, which bring the gradients of the auxiliary losses.
         The log gets these losses, unless is_repeated."""
         router, scale = self.config.router, self.context.routing.scale
         weights = expert_weights(
-            logits, scores, choice.experts, router.score,
-            renormalize=router.renormalize, scale=router.scale,
-        )  # fmt: skip
+            logits, scores, choice.experts, router.score, renormalize=router.renormalize, scale=router.scale
+        )
         length = x.shape[1] * prod(group.size for group in self._sequence_groups)
         losses: dict[int, Tensor] = {}
         if choice.fractions is not None:
@@ -336,15 +329,11 @@ class ParallelExperts(nn.Module):
                 self.row.losses[place].add_(loss.detach())
         return weights
 
-    def _exchanged(
-        self, tokens: Tensor, order: RowOrder, choice: Choice, x: Tensor
-    ) -> tuple[Tensor, Tensor | None]:
+    def _exchanged(self, tokens: Tensor, order: RowOrder, choice: Choice, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """The experts' results [x k T, h] where their tokens are, and the shared experts'."""
         n, experts = choice.counts.shape
         per_part = experts // self.parts
-        blocks = [
-            slice(q // self.copies * per_part, (q // self.copies + 1) * per_part) for q in range(n)
-        ]
+        blocks = [slice(q // self.copies * per_part, (q // self.copies + 1) * per_part) for q in range(n)]
         mine, rank = blocks[self.group.rank], self.group.rank
         sent = [sum(choice.sizes[rank][block]) for block in blocks]
         received = [sum(row[mine]) for row in choice.sizes]

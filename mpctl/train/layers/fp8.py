@@ -107,10 +107,12 @@ class HeldWeight:
         """Memory for a weight [.., i], whose outer dimensions are rows."""
         rows, columns = weight.numel() // weight.shape[-1], weight.shape[-1]
         dtype, device = Operand.WEIGHT.dtype, weight.device
-        return cls(Fp8Cast(
-            torch.empty(rows, columns, dtype=dtype, device=device),
-            torch.empty(columns, rows, dtype=dtype, device=device),
-        ))  # fmt: skip
+        return cls(
+            Fp8Cast(
+                torch.empty(rows, columns, dtype=dtype, device=device),
+                torch.empty(columns, rows, dtype=dtype, device=device),
+            )
+        )
 
 
 class Fp8Operands:
@@ -188,9 +190,15 @@ class Fp8Operands:
         return columns
 
     def cast(
-        self, which: Operand, matrix: Tensor, *, rows: bool = True, columns: bool = False,
-        noted: bool = False, into: Fp8Cast | None = None,
-    ) -> tuple[Fp8Matrix | None, Fp8Matrix | None]:  # fmt: skip
+        self,
+        which: Operand,
+        matrix: Tensor,
+        *,
+        rows: bool = True,
+        columns: bool = False,
+        noted: bool = False,
+        into: Fp8Cast | None = None,
+    ) -> tuple[Fp8Matrix | None, Fp8Matrix | None]:
         """A matrix [m, n] in fp8: by rows [m, n] and by columns, transposed [n, m]; None for one
         that is not requested. noted: whether its largest element counts for later steps. into:
         memory for both."""

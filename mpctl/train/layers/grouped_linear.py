@@ -149,9 +149,7 @@ class Fp8Grouped:
         16, as tensor cores want them."""
         (grad, inverse), (columns, x_inverse) = dy.matrix, kept
         is_empty = not sum(groups.sizes)
-        outputs, inputs = (grad.shape[1], columns.shape[1]) if is_empty else (
-            len(grad), len(columns)
-        )  # fmt: skip
+        outputs, inputs = (grad.shape[1], columns.shape[1]) if is_empty else (len(grad), len(columns))
         result = grad.new_zeros(len(groups.sizes), outputs, inputs, dtype=dy.dtype)
         for own, into in zip(groups.slices(), result, strict=True):
             if own.stop > own.start:
@@ -170,9 +168,8 @@ def _filled(matrix: Tensor) -> Tensor:
 class _Grouped(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, rows: Tensor, weight: Tensor, products: GroupedProducts, groups: RowGroups,
-        is_training: bool,
-    ) -> Tensor:  # fmt: skip
+        ctx: Any, rows: Tensor, weight: Tensor, products: GroupedProducts, groups: RowGroups, is_training: bool
+    ) -> Tensor:
         ctx.products, ctx.groups, ctx.shape = products, groups, weight.shape
         ctx.deferred = deferred_wgrad_of(weight)
         ctx.leaf = weight if ctx.deferred else None
@@ -194,10 +191,7 @@ class _Grouped(torch.autograd.Function):
             dw = products.weight_gradient(dy_for_dw, kept, groups).view(shape)
         elif for_dw:  # see linear.py
             values = [tensor.detach() for tensor in kept]
-            ctx.deferred.add(
-                ctx.leaf,
-                lambda: products.weight_gradient(dy_for_dw, values, groups).view(shape),
-            )
+            ctx.deferred.add(ctx.leaf, lambda: products.weight_gradient(dy_for_dw, values, groups).view(shape))
         return dx, dw, None, None, None
 
 

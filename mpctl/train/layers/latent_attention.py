@@ -128,9 +128,7 @@ class LatentAttentionConfig(InitialValues):
             window=self.window,
         )
 
-    def build(
-        self, shard_context: ShardContext, rng_site: str, *, recompute: bool = False
-    ) -> ParallelLatentAttention:
+    def build(self, shard_context: ShardContext, rng_site: str, *, recompute: bool = False) -> ParallelLatentAttention:
         """The module of this rank."""
         return ParallelLatentAttention(self, shard_context, rng_site, recompute=recompute)
 
@@ -143,19 +141,13 @@ class ParallelLatentAttention(nn.Module):
     """
 
     def __init__(
-        self,
-        config: LatentAttentionConfig,
-        shard_context: ShardContext,
-        rng_site: str,
-        *,
-        recompute: bool = False,
+        self, config: LatentAttentionConfig, shard_context: ShardContext, rng_site: str, *, recompute: bool = False
     ) -> None:
         super().__init__()
         mode = shard_context.grid.mode
         if mode != "1d":
             raise ValueError(
-                f"tensor_mode {mode}: latent attention has latents that no rank shares "
-                "(use tensor_mode 1d)"
+                f"tensor_mode {mode}: latent attention has latents that no rank shares (use tensor_mode 1d)"
             )
         self.config, self.shard_context = config, shard_context
         self.core = AttentionCore(config.core, shard_context, rng_site, recompute=recompute)
@@ -168,20 +160,13 @@ class ParallelLatentAttention(nn.Module):
         else:
             self.query_down = self._down(config.q_lora_rank)
             self.query_latent_norm = self._latent_norm(config.q_lora_rank)
-            self.query_up = layers.column_linear(
-                config.q_lora_rank, a * config.qk_size, bias=False, init=init
-            )
+            self.query_up = layers.column_linear(config.q_lora_rank, a * config.qk_size, bias=False, init=init)
         self.key_value_down = self._down(config.latent_columns)
         self.key_value_latent_norm = self._latent_norm(config.kv_lora_rank)
         self.key_value_up = shard_context.local_linear(
-            config.kv_lora_rank,
-            a * (config.qk_nope_head_dim + config.v_head_dim),
-            dims=("heads", "latent"),
-            init=init,
+            config.kv_lora_rank, a * (config.qk_nope_head_dim + config.v_head_dim), dims=("heads", "latent"), init=init
         )
-        self.output = layers.row_linear(
-            a * config.v_head_dim, h, bias=False, init=config.output_init
-        )
+        self.output = layers.row_linear(a * config.v_head_dim, h, bias=False, init=config.output_init)
 
     def _down(self, outputs: int) -> nn.Module:
         config, dims = self.config, ("latent", "hidden")
@@ -213,9 +198,8 @@ class ParallelLatentAttention(nn.Module):
         if cache is not None:
             latent, key = (x[:, 0] for x in cache.append(latent[:, None], key[:, None]))
         heads = self.core(
-            self._turned(query, cos_sin), *self._keys_values(latent, key), rng,
-            mask=mask, bias=bias, rows=rows,
-        )  # fmt: skip
+            self._turned(query, cos_sin), *self._keys_values(latent, key), rng, mask=mask, bias=bias, rows=rows
+        )
         # [b, a/t, s/c, v] -> [b, s/c, a/t*v] -> [b, s/c, h]
         output: Tensor = self.output(heads.transpose(1, 2).flatten(2))
         return output
@@ -270,9 +254,7 @@ class ParallelLatentAttention(nn.Module):
         plain, value = by_head.split((config.qk_nope_head_dim, config.v_head_dim), dim=-1)
         shared = key[:, :, None].expand(*plain.shape[:-1], -1)
         # a copy of the values, so that backward does not keep the product's result for them
-        return torch.cat((plain, shared), dim=-1).transpose(1, 2), value.contiguous().transpose(
-            1, 2
-        )
+        return torch.cat((plain, shared), dim=-1).transpose(1, 2), value.contiguous().transpose(1, 2)
 
     def _cos_sin(self, rotary: Rotary, query: Tensor, given: Positions | None) -> CosSin:
         if given is not None:

@@ -87,13 +87,11 @@ class ParallelLinear(nn.Module):
         return {} if self.fp8 is None else {"": Fp8Product(self.fp8, self.weight)}
 
     def _product(
-        self, x: Tensor, bias: Tensor | None, *, group: Group, sequence_parallel: bool = False,
-        overlaps: bool = False,
-    ) -> Tensor:  # fmt: skip
+        self, x: Tensor, bias: Tensor | None, *, group: Group, sequence_parallel: bool = False, overlaps: bool = False
+    ) -> Tensor:
         return column_product(
-            x, self.weight, bias, group=group, sequence_parallel=sequence_parallel,
-            overlaps=overlaps, fp8=self.fp8,
-        )  # fmt: skip
+            x, self.weight, bias, group=group, sequence_parallel=sequence_parallel, overlaps=overlaps, fp8=self.fp8
+        )
 
 
 class ColumnParallelLinear(ParallelLinear):
@@ -132,9 +130,7 @@ class ColumnParallelLinear(ParallelLinear):
     ) -> None:
         super().__init__()
         if gather_output and skip_bias_add:
-            raise ValueError(
-                "gather_output and skip_bias_add: the bias would stay split (drop one)"
-            )
+            raise ValueError("gather_output and skip_bias_add: the bias would stay split (drop one)")
         self.group, self.gather_output, self.skip_bias_add = group, gather_output, skip_bias_add
         self.sequence_parallel, self.overlaps, self.fp8 = sequence_parallel, overlaps, fp8
         self.parts = _checked_parts(out_features, stride, parts)
@@ -144,16 +140,10 @@ class ColumnParallelLinear(ParallelLinear):
             Shard((out_features, in_features), {0: own}), init=init, dtype=dtype, device=device
         )
         self.bias = (
-            shard_parameter(
-                Shard((out_features,), {0: own}), init=ZEROS, dtype=dtype, device=device
-            )
-            if bias
-            else None
+            shard_parameter(Shard((out_features,), {0: own}), init=ZEROS, dtype=dtype, device=device) if bias else None
         )
 
-    def forward(
-        self, x: Tensor, *, bias_gradient: bool = True
-    ) -> Tensor | tuple[Tensor, Tensor | None]:
+    def forward(self, x: Tensor, *, bias_gradient: bool = True) -> Tensor | tuple[Tensor, Tensor | None]:
         """x [b, s, i], or [b, s/t, i] with sequence_parallel -> [b, s, o/t].
 
         [b, s, o] with gather_output; a pair (output, bias) with skip_bias_add. bias_gradient: False
@@ -163,9 +153,7 @@ class ColumnParallelLinear(ParallelLinear):
         if bias is not None and not bias_gradient:
             bias = bias.detach()
         split, overlaps = self.sequence_parallel, self.overlaps
-        output = self._product(
-            x, bias, group=self.group, sequence_parallel=split, overlaps=overlaps
-        )
+        output = self._product(x, bias, group=self.group, sequence_parallel=split, overlaps=overlaps)
         if self.skip_bias_add:
             return output, self.bias
         return self._gathered(output) if self.gather_output else output
@@ -228,16 +216,12 @@ class RowParallelLinear(ParallelLinear):
         )
         partial = "tp" if sequence_parallel and group.size > 1 else ""
         self.bias = (
-            shard_parameter(
-                Shard((out_features,)), init=ZEROS, partial=partial, dtype=dtype, device=device
-            )
+            shard_parameter(Shard((out_features,)), init=ZEROS, partial=partial, dtype=dtype, device=device)
             if bias
             else None
         )
 
-    def forward(
-        self, x: Tensor, *, bias_gradient: bool = True
-    ) -> Tensor | tuple[Tensor, Tensor | None]:
+    def forward(self, x: Tensor, *, bias_gradient: bool = True) -> Tensor | tuple[Tensor, Tensor | None]:
         """x [b, s, i/t], or [b, s, i] without input_is_parallel -> [b, s, o].
 
         [b, s/t, o] with sequence_parallel; a pair (output, bias) with skip_bias_add. bias_gradient:
@@ -305,9 +289,7 @@ class ReplicatedLinear(nn.Module):
         return F.linear(x, self.weight, self.bias)
 
 
-def summed_bias(
-    linear: nn.Module, kernels: KernelBackend, activation: Activation | None = None
-) -> Tensor | None:
+def summed_bias(linear: nn.Module, kernels: KernelBackend, activation: Activation | None = None) -> Tensor | None:
     """The bias of a linear layer of 1d, if kernels that read its output's gradient, such as this
     activation's, give it its own; else None."""
     has_output = isinstance(linear, RowParallelLinear) or (
@@ -341,9 +323,15 @@ def column_product(
         return F.linear(x, weight, bias)
     products: Products = PlainProducts() if fp8 is None else fp8
     return _ColumnProduct.apply(
-        x, weight, bias, products, group, sequence_parallel and group.size > 1,
-        overlaps and fp8 is None, torch.is_grad_enabled(),
-    )  # fmt: skip
+        x,
+        weight,
+        bias,
+        products,
+        group,
+        sequence_parallel and group.size > 1,
+        overlaps and fp8 is None,
+        torch.is_grad_enabled(),
+    )
 
 
 def _is_autograds(weight: Tensor) -> bool:
@@ -412,9 +400,16 @@ class PlainProducts:
 class _ColumnProduct(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, products: Products,
-        group: Group, split: bool, overlaps: bool, is_training: bool,
-    ) -> Tensor:  # fmt: skip
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        products: Products,
+        group: Group,
+        split: bool,
+        overlaps: bool,
+        is_training: bool,
+    ) -> Tensor:
         ctx.products, ctx.group, ctx.split = products, group, split
         ctx.deferred = deferred_wgrad_of(weight)
         ctx.leaf = weight if ctx.deferred else None
@@ -449,9 +444,7 @@ class _ColumnProduct(torch.autograd.Function):
             shape = (*grad.shape[:-1], -1)
             # no reference is held here to the summand, which may be freed before dW is computed
             if ctx.split:
-                dx = group.start_reduce_scatter(
-                    products.input_gradient(dy, weight).view(shape), SEQUENCE
-                )
+                dx = group.start_reduce_scatter(products.input_gradient(dy, weight).view(shape), SEQUENCE)
             else:
                 dx = group.start_all_reduce(products.input_gradient(dy, weight).view(shape))
         db = rows.sum(0) if ctx.needs_input_grad[2] else None
@@ -462,10 +455,7 @@ class _ColumnProduct(torch.autograd.Function):
             dw = _weight_gradient(products, dy_for_dw, kept, arriving)
         elif for_dw:  # kept tensors themselves and ctx would keep the graph, and all it ends in
             values = [tensor.detach() for tensor in kept]
-            deferred.add(
-                ctx.leaf,
-                lambda: _weight_gradient(products, dy_for_dw, values, gather and gather()),
-            )
+            deferred.add(ctx.leaf, lambda: _weight_gradient(products, dy_for_dw, values, gather and gather()))
         return None if dx is None else dx.wait(), dw, db, *[None] * 5
 
 
@@ -499,9 +489,7 @@ def _multiply(a: Tensor, b: Tensor, bias: Tensor | None, *, out: Tensor) -> None
         torch.baddbmm(bias, a, b, out=out)
 
 
-def _weight_gradient(
-    products: Products, dy: Any, kept: Sequence[Tensor], arriving: Pending | None
-) -> Tensor:
+def _weight_gradient(products: Products, dy: Any, kept: Sequence[Tensor], arriving: Pending | None) -> Tensor:
     """[o/t, b*s] x [b*s, i] -> [o/t, i], from X as saved, or gathered."""
     operand = kept if arriving is None else products.operand(arriving.wait())
     return products.weight_gradient(dy, operand)

@@ -53,9 +53,7 @@ def reduce_from_region(tensor: Tensor, group: Group, *, owned: bool = False) -> 
 
     def summed(partial: Tensor) -> Tensor:
         free = owned and partial.is_contiguous()
-        return group.all_reduce(
-            partial if free else partial.clone(memory_format=torch.contiguous_format)
-        )
+        return group.all_reduce(partial if free else partial.clone(memory_format=torch.contiguous_format))
 
     return tensor if group.size == 1 else _Region.apply(tensor, summed, lambda grad: grad)
 
@@ -70,9 +68,7 @@ def gather_sequence(tensor: Tensor, group: Group) -> Tensor:
     if group.size == 1:
         return tensor
     return _Region.apply(
-        tensor,
-        lambda part: group.all_gather(part, SEQUENCE),
-        lambda grad: group.reduce_scatter(grad, SEQUENCE),
+        tensor, lambda part: group.all_gather(part, SEQUENCE), lambda grad: group.reduce_scatter(grad, SEQUENCE)
     )
 
 
@@ -90,9 +86,7 @@ def _scatter_sum(tensor: Tensor, group: Group, dim: int) -> Tensor:
     if group.size == 1:
         return tensor
     return _Region.apply(
-        tensor,
-        lambda partial: group.reduce_scatter(partial, dim),
-        lambda grad: group.all_gather(grad, dim),
+        tensor, lambda partial: group.reduce_scatter(partial, dim), lambda grad: group.all_gather(grad, dim)
     )
 
 
@@ -101,9 +95,7 @@ def scatter_to_region(tensor: Tensor, group: Group, *, dim: int = -1) -> Tensor:
     must be equal on every rank."""
     if group.size == 1:
         return tensor
-    return _Region.apply(
-        tensor, lambda whole: _block(whole, group, dim), lambda grad: group.all_gather(grad, dim)
-    )
+    return _Region.apply(tensor, lambda whole: _block(whole, group, dim), lambda grad: group.all_gather(grad, dim))
 
 
 def gather_from_region(tensor: Tensor, group: Group, *, dim: int = -1) -> Tensor:
@@ -113,9 +105,7 @@ def gather_from_region(tensor: Tensor, group: Group, *, dim: int = -1) -> Tensor
     """
     if group.size == 1:
         return tensor
-    return _Region.apply(
-        tensor, lambda part: group.all_gather(part, dim), lambda grad: _block(grad, group, dim)
-    )
+    return _Region.apply(tensor, lambda part: group.all_gather(part, dim), lambda grad: _block(grad, group, dim))
 
 
 def _block(tensor: Tensor, group: Group, dim: int) -> Tensor:
@@ -129,10 +119,7 @@ class _Region(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        tensor: Tensor,
-        send: Callable[[Tensor], Tensor],
-        send_back: Callable[[Tensor], Tensor],
+        ctx: Any, tensor: Tensor, send: Callable[[Tensor], Tensor], send_back: Callable[[Tensor], Tensor]
     ) -> Tensor:
         ctx.send_back = send_back
         result = send(tensor)

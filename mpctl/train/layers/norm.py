@@ -31,9 +31,8 @@ class ResidualNorm(nn.Module):
     """Base of the norms: of a tensor, or of the residual stream with the sum of a branch."""
 
     def forward(
-        self, x: Tensor, branch: Tensor | None = None, *, forks: bool = False,
-        branch_bias: Tensor | None = None,
-    ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
+        self, x: Tensor, branch: Tensor | None = None, *, forks: bool = False, branch_bias: Tensor | None = None
+    ) -> Tensor | tuple[Tensor, Tensor]:
         """x normalised over h; same shape and dtype. forks: returns x, plus `branch` if it is
         given, and the norm of that. Who goes on with the returned x has one gradient of it.
         branch_bias: a bias of the branch that gets its gradient here, where kernels do that."""
@@ -42,9 +41,7 @@ class ResidualNorm(nn.Module):
     def _normed(self, x: Tensor) -> Tensor:
         raise NotImplementedError
 
-    def _residual(
-        self, x: Tensor, branch: Tensor | None, branch_bias: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+    def _residual(self, x: Tensor, branch: Tensor | None, branch_bias: Tensor | None) -> tuple[Tensor, Tensor]:
         total = x if branch is None else x + branch
         return total, self._normed(total)
 
@@ -57,13 +54,7 @@ class LayerNorm(ResidualNorm):
     """
 
     def __init__(
-        self,
-        weight: nn.Parameter,
-        bias: nn.Parameter,
-        *,
-        eps: float,
-        backend: KernelBackend,
-        group: Group,
+        self, weight: nn.Parameter, bias: nn.Parameter, *, eps: float, backend: KernelBackend, group: Group
     ) -> None:
         super().__init__()
         self.weight, self.bias, self.eps = weight, bias, eps
@@ -74,9 +65,7 @@ class LayerNorm(ResidualNorm):
             return split_layer_norm(x, self.weight, self.bias, self.eps, self.group)
         return self.backend.layer_norm(x, self.weight, self.bias, self.eps)
 
-    def _residual(
-        self, x: Tensor, branch: Tensor | None, branch_bias: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+    def _residual(self, x: Tensor, branch: Tensor | None, branch_bias: Tensor | None) -> tuple[Tensor, Tensor]:
         if self.group.size > 1:
             return super()._residual(x, branch, branch_bias)
         return self.backend.residual_norm(
@@ -94,9 +83,7 @@ class RMSNorm(ResidualNorm):
     Its one parameter is `weight` [h/q]. backend, group: as LayerNorm's.
     """
 
-    def __init__(
-        self, weight: nn.Parameter, *, eps: float, backend: KernelBackend, group: Group
-    ) -> None:
+    def __init__(self, weight: nn.Parameter, *, eps: float, backend: KernelBackend, group: Group) -> None:
         super().__init__()
         self.weight, self.eps, self.backend, self.group = weight, eps, backend, group
 
@@ -105,9 +92,7 @@ class RMSNorm(ResidualNorm):
             return split_rms_norm(x, self.weight, self.eps, self.group)
         return self.backend.rms_norm(x, self.weight, self.eps)
 
-    def _residual(
-        self, x: Tensor, branch: Tensor | None, branch_bias: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+    def _residual(self, x: Tensor, branch: Tensor | None, branch_bias: Tensor | None) -> tuple[Tensor, Tensor]:
         if self.group.size > 1:
             return super()._residual(x, branch, branch_bias)
         return self.backend.residual_norm(

@@ -197,9 +197,7 @@ def fill_normal(local: Tensor, shard: Shard, key: int, init: Init) -> None:
     _fill_rows(local, (), coordinates, key, init)
 
 
-def _fill_rows(
-    local: Tensor, before: tuple[Tensor, ...], coordinates: Sequence[Tensor], key: int, init: Init
-) -> None:
+def _fill_rows(local: Tensor, before: tuple[Tensor, ...], coordinates: Sequence[Tensor], key: int, init: Init) -> None:
     """before: the coordinates of dimensions further out, one each; coordinates: of the tensor's."""
     first, *inner = coordinates
     width = math.prod(local.shape[1:])

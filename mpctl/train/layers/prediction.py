@@ -39,9 +39,7 @@ class PredictionLayer(ParallelTransformerLayer):
     parallelism all are [b, s/t, h]. rng_site: as ParallelTransformerLayer's; init: of P. Raises
     ValueError under context parallelism, where tokens ahead are on other ranks."""
 
-    def __init__(
-        self, config: LayerConfig, shard_context: ShardContext, rng_site: str, *, init: Init
-    ) -> None:
+    def __init__(self, config: LayerConfig, shard_context: ShardContext, rng_site: str, *, init: Init) -> None:
         super().__init__(config, shard_context, rng_site)
         if (cp := shard_context.cp.size) > 1:
             raise ValueError(f"multi-token prediction with cp {cp}: it runs with cp 1 alone")
@@ -50,9 +48,7 @@ class PredictionLayer(ParallelTransformerLayer):
         self.projection = shard_context.layers.column_linear(2 * h, h, bias=False, init=init)
         self.final_norm = self._norm()
 
-    def predict(
-        self, hidden: Tensor, ahead: Tensor, rng: CounterRNG | None, cos_sin: CosSin | None
-    ) -> Tensor:
+    def predict(self, hidden: Tensor, ahead: Tensor, rng: CounterRNG | None, cos_sin: CosSin | None) -> Tensor:
         """The result for hidden states, normed for the head, and the vectors of tokens ahead."""
         tp = self.shard_context.tp
         joined = torch.cat((self.embedding_norm(ahead), self.hidden_norm(hidden)), dim=-1)

@@ -22,9 +22,7 @@ from mpctl.train.layers.parameters import Init
 from mpctl.train.layers.shard_context import ShardContext
 
 
-def relative_buckets(
-    relative: Tensor, *, buckets: int, max_distance: int, bidirectional: bool
-) -> Tensor:
+def relative_buckets(relative: Tensor, *, buckets: int, max_distance: int, bidirectional: bool) -> Tensor:
     """relative: key position - query position, any shape -> bucket numbers of that shape.
 
     The logarithm is float32, as in the reference: its rounding decides the bucket of a distance.
@@ -64,9 +62,7 @@ class RelativeBias(nn.Module):
         self.buckets, self.max_distance, self.bidirectional = buckets, max_distance, bidirectional
         self.heads, self.local_heads = heads, shard_context.local_heads(heads)
         self.shard_context = shard_context
-        self.weight = shard_context.parameter(
-            (buckets, heads), ("buckets", "heads"), Init("normal", init_std)
-        )
+        self.weight = shard_context.parameter((buckets, heads), ("buckets", "heads"), Init("normal", init_std))
 
     def forward(self, query_len: int, key_len: int, offset: int = 0) -> Tensor:
         """Queries at positions offset..offset + query_len, keys at 0..key_len."""
@@ -81,10 +77,7 @@ class RelativeBias(nn.Module):
         # [1, k] - [q, 1] -> [q, k] -> [q, k, a/t] -> [1, a/t, q, k]
         relative = numbers(keys, device) - numbers(queries, device)[:, None]
         rows = relative_buckets(
-            relative,
-            buckets=self.buckets,
-            max_distance=self.max_distance,
-            bidirectional=self.bidirectional,
+            relative, buckets=self.buckets, max_distance=self.max_distance, bidirectional=self.bidirectional
         )
         return F.embedding(rows, self.weight).permute(2, 0, 1).contiguous()[None]
 

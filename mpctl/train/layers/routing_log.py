@@ -86,9 +86,7 @@ class RoutingLog:
         self._last = torch.zeros_like(self._table.counts)
         self._alone: dict[str, RoutingRow] = {}
 
-    def row(
-        self, name: str, experts: int | None = None, device: torch.device | str | None = None
-    ) -> RoutingRow:
+    def row(self, name: str, experts: int | None = None, device: torch.device | str | None = None) -> RoutingRow:
         """The row of a layer. experts, device: of a row that is made on demand. Raises ValueError
         for a layer that is not in the table."""
         if name in self.names:
@@ -138,9 +136,7 @@ class RoutingLog:
         return dict(zip(self.names, self._last.tolist(), strict=True))
 
     def load(
-        self,
-        biases: Mapping[str, Sequence[float]],
-        last_counts: Mapping[str, Sequence[int]] | None = None,
+        self, biases: Mapping[str, Sequence[float]], last_counts: Mapping[str, Sequence[int]] | None = None
     ) -> None:
         """Restore from a checkpoint. A layer that is not in it stays as it is. Raises ValueError
         for another number of experts."""
@@ -149,9 +145,7 @@ class RoutingLog:
                 if name not in saved:
                     continue
                 if len(saved[name]) != own.shape[1]:
-                    raise ValueError(
-                        f"{name}: a state of {len(saved[name])} experts for {own.shape[1]}"
-                    )
+                    raise ValueError(f"{name}: a state of {len(saved[name])} experts for {own.shape[1]}")
                 own[i] = torch.tensor(saved[name], dtype=own.dtype, device=own.device)
         self._choose_fractions()
 

@@ -59,18 +59,15 @@ class TensorParallel(Protocol):
     operation, is the input of a row-parallel layer."""
 
     def column_linear(
-        self, inputs: int, outputs: int, *, bias: bool, init: Init,
-        parts: Sequence[int] | None = None,
-    ) -> nn.Module:  # fmt: skip
+        self, inputs: int, outputs: int, *, bias: bool, init: Init, parts: Sequence[int] | None = None
+    ) -> nn.Module:
         """[b, s, inputs] -> [b, s, outputs/t]; parts: sizes of fused outputs, each split
         separately."""
 
     def row_linear(self, inputs: int, outputs: int, *, bias: bool, init: Init) -> nn.Module:
         """[b, s, inputs/t] -> [b, s, outputs], summed over the ranks."""
 
-    def word_embedding(
-        self, vocab: int, hidden: int, *, padded_vocab: int, init: Init
-    ) -> nn.Module:
+    def word_embedding(self, vocab: int, hidden: int, *, padded_vocab: int, init: Init) -> nn.Module:
         """Tokens [b, s] -> vectors [b, s, hidden]. Its method `logits` is the tied head:
         [b, s, hidden] -> [b, s, v_local]."""
 
@@ -85,33 +82,34 @@ class TensorParallel1D:
     def __init__(self, context: ShardContext) -> None:
         self.context = context
         self._split: dict[str, Any] = {
-            "group": context.tp, "sequence_parallel": context.sequence_parallel,
-            "dtype": context.dtype, "device": context.device,
-        }  # fmt: skip
+            "group": context.tp,
+            "sequence_parallel": context.sequence_parallel,
+            "dtype": context.dtype,
+            "device": context.device,
+        }
 
     def column_linear(
-        self, inputs: int, outputs: int, *, bias: bool, init: Init,
-        parts: Sequence[int] | None = None,
-    ) -> ColumnParallelLinear:  # fmt: skip
+        self, inputs: int, outputs: int, *, bias: bool, init: Init, parts: Sequence[int] | None = None
+    ) -> ColumnParallelLinear:
         """Rows of W over the ranks (linear.py)."""
         return ColumnParallelLinear(
-            inputs, outputs, bias=bias, init=init, parts=parts,
-            overlaps=self.context.overlaps_gathers, fp8=self.context.fp8_operands(), **self._split,
-        )  # fmt: skip
+            inputs,
+            outputs,
+            bias=bias,
+            init=init,
+            parts=parts,
+            overlaps=self.context.overlaps_gathers,
+            fp8=self.context.fp8_operands(),
+            **self._split,
+        )
 
     def row_linear(self, inputs: int, outputs: int, *, bias: bool, init: Init) -> RowParallelLinear:
         """Columns of W over the ranks (linear.py)."""
-        return RowParallelLinear(
-            inputs, outputs, bias=bias, init=init, fp8=self.context.fp8_operands(), **self._split
-        )
+        return RowParallelLinear(inputs, outputs, bias=bias, init=init, fp8=self.context.fp8_operands(), **self._split)
 
-    def word_embedding(
-        self, vocab: int, hidden: int, *, padded_vocab: int, init: Init
-    ) -> VocabParallelEmbedding:
+    def word_embedding(self, vocab: int, hidden: int, *, padded_vocab: int, init: Init) -> VocabParallelEmbedding:
         """Rows of the table over the ranks (embedding.py)."""
-        return VocabParallelEmbedding(
-            vocab, hidden, padded_vocab=padded_vocab, init=init, **self._split
-        )
+        return VocabParallelEmbedding(vocab, hidden, padded_vocab=padded_vocab, init=init, **self._split)
 
     def output_head(self, vocab: int, hidden: int, *, padded_vocab: int, init: Init) -> OutputHead:
         """Rows of W, that is words, over the ranks (embedding.py)."""
@@ -187,9 +185,14 @@ class ShardContext:
         return self.groups["ep" if axes["etp"] == 1 else self.expert_view.shard_group]
 
     def parameter(
-        self, shape: tuple[int, ...], dims: tuple[str, ...], init: Init,
-        parts: Sequence[int] | None = None, *, view: View | None = None,
-    ) -> nn.Parameter:  # fmt: skip
+        self,
+        shape: tuple[int, ...],
+        dims: tuple[str, ...],
+        init: Init,
+        parts: Sequence[int] | None = None,
+        *,
+        view: View | None = None,
+    ) -> nn.Parameter:
         """This rank's part of a parameter of these named dimensions, uninitialised, marked with the
         group over which its gradient is a partial sum. parts: sizes of the fused parts along the
         first dimension, each of which is split separately. view: that of the parameter, by default
@@ -232,9 +235,7 @@ class ShardContext:
         weight = self.parameter((outputs, inputs), ("features", "features"), init)
         return ReplicatedLinear(weight, self.parameter((outputs,), ("features",), ZEROS))
 
-    def local_linear(
-        self, inputs: int, outputs: int, *, dims: tuple[str, str], init: Init
-    ) -> LocalLinear:
+    def local_linear(self, inputs: int, outputs: int, *, dims: tuple[str, str], init: Init) -> LocalLinear:
         """[b, s, inputs] -> [b, s, outputs or this rank's of them], without a message. dims: names
         of outputs and inputs, by which W is cut."""
         weight = self.parameter((outputs, inputs), dims, init)
@@ -254,10 +255,14 @@ class ShardContext:
         rank's samples inside. words: `own_words`; columns behind them are padding. Three
         all-reduces of b*s numbers (cross_entropy.py); overwrites the logits in backward."""
         return vocab_parallel_cross_entropy(
-            logits, self.own_samples(targets, inside=True),
-            group=self.group(*self.grid.feature_axes), first=words.start, words=len(words),
-            overwrite=True, backend=self.backend,
-        )  # fmt: skip
+            logits,
+            self.own_samples(targets, inside=True),
+            group=self.group(*self.grid.feature_axes),
+            first=words.start,
+            words=len(words),
+            overwrite=True,
+            backend=self.backend,
+        )
 
     def fp8_operands(self) -> Fp8Operands | None:
         """A caster of operands for one more linear layer; None without fp8."""
@@ -304,21 +309,23 @@ class ShardContext:
         return x if mask is None else self.backend.dropout(x, mask)
 
     def dropout_add(
-        self, x: Tensor, rng: CounterRNG | None, p: float, residual: Tensor, *, rng_site: str,
+        self,
+        x: Tensor,
+        rng: CounterRNG | None,
+        p: float,
+        residual: Tensor,
+        *,
+        rng_site: str,
         bias: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """residual + dropout(x), both [b, s, h] between layers. bias: as
         `KernelBackend.dropout_add`'s, where there is dropout."""
         mask = self._dropout_mask(x, rng, p, rng_site)
         if mask is None:
             return residual + x
-        return self.backend.dropout_add(
-            x, mask, residual, **({} if bias is None else {"bias": bias})
-        )
+        return self.backend.dropout_add(x, mask, residual, **({} if bias is None else {"bias": bias}))
 
-    def _dropout_mask(
-        self, x: Tensor, rng: CounterRNG | None, p: float, rng_site: str
-    ) -> DropoutMask | None:
+    def _dropout_mask(self, x: Tensor, rng: CounterRNG | None, p: float, rng_site: str) -> DropoutMask | None:
         own = self.own_rng(rng)
         if own is None or not own.active(p):
             return None

@@ -100,19 +100,14 @@ class ResidualLayer(nn.Module):
     def __init__(self, config: LayerConfig, shard_context: ShardContext, rng_site: str) -> None:
         super().__init__()
         if config.partition_activations and shard_context.sequence_parallel:
-            raise ValueError(
-                "partition_activations: under sequence_parallel a layer's input is 1/t already "
-                "(drop one)"
-            )
+            raise ValueError("partition_activations: under sequence_parallel a layer's input is 1/t already (drop one)")
         self.config, self.shard_context, self.rng_site = config, shard_context, rng_site
 
     def _norm(self) -> nn.Module:
         config = self.config
         return self.shard_context.norm(config.norm, config.hidden, eps=config.eps)
 
-    def _checkpointed(
-        self, hidden: Tensor, *inputs: Any, rng: CounterRNG | None, **kwargs: Any
-    ) -> Tensor:
+    def _checkpointed(self, hidden: Tensor, *inputs: Any, rng: CounterRNG | None, **kwargs: Any) -> Tensor:
         """The result of `_compute`, with the tensors saved for backward that `config.recompute`
         says; none if no gradient is needed."""
         config, compute = self.config, self._compute
@@ -178,12 +173,9 @@ class ResidualLayer(nn.Module):
         return rng is not None and rng.active(self.config.dropout)
 
     def _dropout_add(
-        self, x: Tensor, rng: CounterRNG | None, branch: str, residual: Tensor,
-        bias: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
-        return self.shard_context.dropout_add(
-            x, rng, self.config.dropout, residual, rng_site=branch, bias=bias
-        )
+        self, x: Tensor, rng: CounterRNG | None, branch: str, residual: Tensor, bias: Tensor | None = None
+    ) -> Tensor:
+        return self.shard_context.dropout_add(x, rng, self.config.dropout, residual, rng_site=branch, bias=bias)
 
     def extra_repr(self) -> str:
         config = self.config
@@ -226,18 +218,12 @@ class ParallelTransformerLayer(ResidualLayer):
         self.mlp = config.mlp.build(shard_context, f"{rng_site}.mlp")
         self.mlp_output_norm = self._norm() if has_result else None
 
-    def forward(
-        self, hidden: Tensor, rng: CounterRNG | None = None, **attended: Unpack[Attended]
-    ) -> Tensor:
+    def forward(self, hidden: Tensor, rng: CounterRNG | None = None, **attended: Unpack[Attended]) -> Tensor:
         """rng: makes dropout masks; None is no dropout. attended: as ParallelSelfAttention's."""
         return self._checkpointed(hidden, rng=rng, **attended)
 
     def _compute(
-        self,
-        hidden: Tensor,
-        rng: CounterRNG | None,
-        first: list[Any] | None = None,
-        **attended: Unpack[Attended],
+        self, hidden: Tensor, rng: CounterRNG | None, first: list[Any] | None = None, **attended: Unpack[Attended]
     ) -> Tensor:
         feed_forward = self._feed_forward(first)
 
@@ -299,13 +285,9 @@ class ParallelDecoderLayer(ResidualLayer):
             )
         recompute = config.recompute == "selective"
         self.attention_norm = self._norm()
-        self.attention = config.attention.build(
-            shard_context, "attention.probabilities", recompute=recompute
-        )
+        self.attention = config.attention.build(shard_context, "attention.probabilities", recompute=recompute)
         self.cross_norm = self._norm()
-        self.cross = ParallelCrossAttention(
-            config.attention, shard_context, "cross.probabilities", recompute=recompute
-        )
+        self.cross = ParallelCrossAttention(config.attention, shard_context, "cross.probabilities", recompute=recompute)
         self.mlp_norm = self._norm()
         self.mlp = config.mlp.build(shard_context, f"{rng_site}.mlp")
 

@@ -346,9 +346,7 @@ class StepAuditor(TorchDispatchMode):
         current = self.activity.current
         return current.action if current else None
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         if func is _DEVICE:  # often
             return func(*args)
         kwargs = kwargs or {}
@@ -359,9 +357,7 @@ class StepAuditor(TorchDispatchMode):
             self._count(func, args, kwargs, result, module, phase)
         return result
 
-    def _count(
-        self, func: OpOverload, args: Any, kwargs: Any, result: Any, module: str, phase: Pass
-    ) -> None:
+    def _count(self, func: OpOverload, args: Any, kwargs: Any, result: Any, module: str, phase: Pass) -> None:
         action = self._action() if phase != "step" else None
         place = (module, phase, action and action.microbatch)
         tally = self.tallies.setdefault(place, _Tally())
@@ -417,9 +413,7 @@ class StepAuditor(TorchDispatchMode):
             yield _row(module, phase, tallies, times, self.speed)
 
 
-def _row(
-    module: str, phase: Pass, tallies: list[_Tally], times: float, speed: Speed | None
-) -> AuditRow:
+def _row(module: str, phase: Pass, tallies: list[_Tally], times: float, speed: Speed | None) -> AuditRow:
     count = len(tallies)
     operations: Counter[str] = Counter()
     for tally in tallies:
@@ -433,9 +427,7 @@ def _row(
         "least_bytes": sum(t.part.least_bytes for t in tallies) / count,
         "flops": sum(t.flops for t in tallies) / count,
         "seconds": None if speed is None else sum(t.seconds for t in tallies) / count,
-        "least_seconds": None
-        if speed is None
-        else sum(t.least_seconds(speed) for t in tallies) / count,
+        "least_seconds": None if speed is None else sum(t.least_seconds(speed) for t in tallies) / count,
         "operations": {name: n / count for name, n in operations.most_common()},
     }
 
@@ -461,9 +453,7 @@ def _totals(rows: list[AuditRow], num_microbatches: int) -> list[AuditTotal]:
     ]
 
 
-def _total(
-    part: str, phase: Pass, pairs: list[tuple[AuditRow, float]], divisor: float
-) -> AuditTotal:
+def _total(part: str, phase: Pass, pairs: list[tuple[AuditRow, float]], divisor: float) -> AuditTotal:
     def summed(key: str) -> float | None:
         values = [(row[key], times) for row, times in pairs]  # type: ignore[literal-required]
         return None if values[0][0] is None else sum(v * t for v, t in values) / divisor

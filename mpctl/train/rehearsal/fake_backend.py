@@ -67,10 +67,7 @@ FLASH_DTYPES = (torch.bfloat16, torch.float16)
 @contextmanager
 def fake_tensors() -> Iterator[None]:
     """Tensors made inside have no values; backward runs in this thread."""
-    with (
-        FakeTensorMode(allow_non_fake_inputs=True),
-        torch.autograd.set_multithreading_enabled(False),
-    ):
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.autograd.set_multithreading_enabled(False):
         yield
 
 
@@ -194,22 +191,14 @@ class SimulatedGpuKernels(TritonKernels):
         tensors = (query, key, value, mask) if is_masked else (query, key, value)
         if query.dtype == torch.float64 or is_grouped or not _are_dense(*tensors):
             return super().scaled_dot_product(
-                query,
-                key,
-                value,
-                mask if is_masked else None,
-                is_causal=is_causal,
-                scale=scale,
-                enable_gqa=enable_gqa,
+                query, key, value, mask if is_masked else None, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
             )
         bias = _additive(mask, query) if is_masked else None
         efficient = torch.ops.aten._scaled_dot_product_efficient_attention
         result: Tensor = efficient(query, key, value, bias, True, 0.0, is_causal, scale=scale)[0]
         return result
 
-    def partial_kernel(
-        self, query: Tensor, key: Tensor, value: Tensor, scale: float | None
-    ) -> PartialKernel | None:
+    def partial_kernel(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> PartialKernel | None:
         """FlashAttention where a GPU has it; cuDNN's keeps as much."""
         is_flash = query.dtype in FLASH_DTYPES and query.shape[-1] <= FLASH_HEAD
         is_flash &= query.shape[-1] == value.shape[-1] and query.shape[-1] % 8 == 0
@@ -237,9 +226,7 @@ def _norm_shapes(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     return torch.empty_like(x), x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
 
 
-def _norm_gradient_shapes(
-    grad: Tensor, x: Tensor, weight: Tensor, inverse: Tensor
-) -> tuple[Tensor, Tensor]:
+def _norm_gradient_shapes(grad: Tensor, x: Tensor, weight: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
     return torch.empty_like(x), torch.empty_like(weight)
 
 
@@ -249,8 +236,7 @@ _simulated_rms_norm = define_operation(
     "simulated_rms_norm(Tensor x, Tensor weight) -> (Tensor, Tensor)", _norm_shapes, _norm_shapes
 )
 _simulated_rms_norm_backward = define_operation(
-    "simulated_rms_norm_backward(Tensor grad, Tensor x, Tensor weight, Tensor inverse)"
-    " -> (Tensor, Tensor)",
+    "simulated_rms_norm_backward(Tensor grad, Tensor x, Tensor weight, Tensor inverse) -> (Tensor, Tensor)",
     _norm_gradient_shapes,
     _norm_gradient_shapes,
 )
@@ -278,15 +264,11 @@ def kernels_of(device: torch.device, rows: PlannedRows | None = None) -> KernelB
     return SimulatedGpuKernels(rows) if device.type == "meta" else SimulatedCpuKernels(rows)
 
 
-def _flash_attention(
-    query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool, scale: float | None
-) -> Tensor:
+def _flash_attention(query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool, scale: float | None) -> Tensor:
     """The kernel takes heads that are a multiple of 8: others are padded."""
     size = query.shape[-1]
     padding = -size % 8
-    tensors = [F.pad(x, (0, padding)) for x in (query, key, value)] if padding else (
-        query, key, value
-    )  # fmt: skip
+    tensors = [F.pad(x, (0, padding)) for x in (query, key, value)] if padding else (query, key, value)
     flash = torch.ops.aten._scaled_dot_product_flash_attention
     result: Tensor = flash(*tensors, 0.0, is_causal, False, scale=scale)[0]
     return result[..., :size] if padding else result
@@ -317,9 +299,7 @@ class _ZeroText:
         return np.broadcast_to(np.uint16(0), self.tokens)[start:stop]
 
 
-def open_fake_batches(
-    job: JobSpec, *, dp: AxisPosition, cp: Group, device: torch.device
-) -> Batches:
+def open_fake_batches(job: JobSpec, *, dp: AxisPosition, cp: Group, device: torch.device) -> Batches:
     """Micro batches of the job's own objective, made of text that does not exist; no validation."""
     model = model_of(job)
     names = special_tokens(model)

@@ -41,13 +41,15 @@ from mpctl.train.runtime.memory import device_of
 aten = torch.ops.aten
 _READS = {aten._local_scalar_dense.default, aten.equal.default, aten.is_nonzero.default}
 _SIZED_BY_VALUES = {
-    aten.nonzero.default, aten.masked_select.default, aten._unique2.default, aten.bincount.default,
-    aten.unique_consecutive.default, aten.unique_dim.default, aten.repeat_interleave.Tensor,
-}  # fmt: skip
-_INDEXED = {
-    aten.index.Tensor, aten.index_put.default, aten.index_put_.default,
-    aten._index_put_impl_.default,
-}  # fmt: skip
+    aten.nonzero.default,
+    aten.masked_select.default,
+    aten._unique2.default,
+    aten.bincount.default,
+    aten.unique_consecutive.default,
+    aten.unique_dim.default,
+    aten.repeat_interleave.Tensor,
+}
+_INDEXED = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default}
 _COPY, _TO_COPY = aten.copy_.default, aten._to_copy.default
 _IS_PINNED, _PIN = aten.is_pinned.default, aten._pin_memory.default
 _FROM_NUMBERS: set[Any] = {torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor}
@@ -114,9 +116,7 @@ class HostSyncCheck(TorchDispatchMode):
             source, module = _place(sys._getframe(2), self.modules)
             self.found[HostSync(what, source, module)] = None
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
         if func is _IS_PINNED:
             return self._is_pinned(args[0])
@@ -186,9 +186,7 @@ class _Numbers(TorchFunctionMode):
         super().__init__()
         self.check = check
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func in _FROM_NUMBERS and not isinstance(args[-1] if args else None, Tensor):
             is_there = device_of(result).type == self.check.device.type

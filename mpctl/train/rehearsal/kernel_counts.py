@@ -26,36 +26,70 @@ from torch.utils._pytree import tree_leaves
 
 from mpctl.plan.estimate.kernels import AttentionWork
 
-FREE = frozenset({
-    "_unsafe_view", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided",
-    "set_", "resize_", "lift_fresh", "resize_storage_bytes_", "_reshape_alias", "record_stream",
-    "device", "sym_size", "sym_stride", "sym_numel", "sym_storage_offset", "is_pinned",
-    "split_with_sizes", "_has_compatible_shallow_copy_type", "_assert_async", "_nested_tensor_size",
-})  # fmt: skip
+FREE = frozenset(
+    {
+        "_unsafe_view",
+        "empty",
+        "empty_like",
+        "empty_strided",
+        "new_empty",
+        "new_empty_strided",
+        "set_",
+        "resize_",
+        "lift_fresh",
+        "resize_storage_bytes_",
+        "_reshape_alias",
+        "record_stream",
+        "device",
+        "sym_size",
+        "sym_stride",
+        "sym_numel",
+        "sym_storage_offset",
+        "is_pinned",
+        "split_with_sizes",
+        "_has_compatible_shallow_copy_type",
+        "_assert_async",
+        "_nested_tensor_size",
+    }
+)
 COMPOSITES = {
     "masked_fill": 2,  # a clone, then masked_fill_
-    "scatter": 2, "scatter_add": 2, "index_add": 2, "index_put": 2, "slice_scatter": 2,
-    "select_scatter": 2, "index_copy": 2, "index_fill": 2,  # a clone, then a change in place
-    "slice_backward": 2, "select_backward": 2, "diagonal_backward": 2,  # zeros, then a copy
+    "scatter": 2,
+    "scatter_add": 2,
+    "index_add": 2,
+    "index_put": 2,
+    "slice_scatter": 2,
+    "select_scatter": 2,
+    "index_copy": 2,
+    "index_fill": 2,  # a clone, then a change in place
+    "slice_backward": 2,
+    "select_backward": 2,
+    "diagonal_backward": 2,  # zeros, then a copy
     "constant_pad_nd": 2,  # a fill, then a copy
     "native_layer_norm_backward": 2,  # layer_norm_grad_input, then GammaBetaBackward
-    "_fused_rms_norm_backward": 2, "simulated_rms_norm_backward": 2,  # the same two
+    "_fused_rms_norm_backward": 2,
+    "simulated_rms_norm_backward": 2,  # the same two
     "_scaled_dot_product_flash_attention_backward": 3,  # dO O, the products, dQ to 16 bit
     "_scaled_dot_product_efficient_attention_backward": 2,  # dO O, the products
     "attention_backward": 2,  # ours: gradients of queries, then those of keys and values
     "embedding_dense_backward": 10,  # sorts the indices (cub), finds segments, adds them up
-    "nonzero": 4, "masked_select": 5,  # a count, a copy to the host, prefix sums, a selection
-    "sort": 4, "argsort": 4, "topk": 4, "unique2": 6, "cumsum": 2, "bincount": 3,
+    "nonzero": 4,
+    "masked_select": 5,  # a count, a copy to the host, prefix sums, a selection
+    "sort": 4,
+    "argsort": 4,
+    "topk": 4,
+    "unique2": 6,
+    "cumsum": 2,
+    "bincount": 3,
     "_foreach_norm": 2,  # a partial sum a block, then the sum of those
-}  # fmt: skip
+}
 SORTED_PUTS = 8  # kernels of index_put_ with accumulate: a sort of the indices, then the sums
 UNSORTED_ROWS = 3072  # so many rows of a table's gradient are summed without a sort (Embedding.cu)
 PARTLY_READ = frozenset({"embedding", "index_select", "gather", "index"})
 PARTLY_WRITTEN = frozenset({"scatter_add_", "scatter_", "index_add_", "index_put_"})
-WRITTEN_ONLY = frozenset({
-    "fill_", "zero_", "copy_", "random_", "normal_", "uniform_", "_foreach_copy_", "_foreach_zero_",
-    "adamw_",
-})  # fmt: skip
+WRITTEN_ONLY = frozenset(
+    {"fill_", "zero_", "copy_", "random_", "normal_", "uniform_", "_foreach_copy_", "_foreach_zero_", "adamw_"}
+)
 MOVES = frozenset({"clone", "contiguous"})
 TENSORS_A_LAUNCH = (110, 64, 48, 36, 30)  # by how many lists of tensors there are
 ELEMENTS_A_LAUNCH = 320 * 65536  # blocks of a launch, elements of a block
@@ -141,17 +175,69 @@ def is_known(func: OpOverload) -> bool:
     return _has_kernel(func, "CPU") or not _has_kernel(func, "CompositeExplicitAutograd")
 
 
-ONE_KERNEL = frozenset({
-    "_to_copy", "clone", "copy_", "zero_", "full", "full_like", "zeros", "zeros_like", "ones",
-    "ones_like", "new_zeros", "new_ones", "new_full", "scalar_tensor", "arange", "embedding",
-    "repeat", "stack", "_fused_adamw_", "mul", "div", "add", "sub", "rsub", "eq", "ne", "lt", "le",
-    "gt", "ge", "sum", "mean", "any", "all", "bernoulli", "normal_", "logical_not",
-    "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_right_shift", "remainder", "fmod",
-    "linalg_vector_norm", "_local_scalar_dense", "bitwise_right_shift_", "isfinite", "isinf",
-    "mv", "mul_", "div_", "add_", "sub_", "bitwise_and_", "bitwise_xor_", "remainder_",
-    "abs", "nan_to_num_",
-    "floor_divide",
-})  # fmt: skip
+ONE_KERNEL = frozenset(
+    {
+        "_to_copy",
+        "clone",
+        "copy_",
+        "zero_",
+        "full",
+        "full_like",
+        "zeros",
+        "zeros_like",
+        "ones",
+        "ones_like",
+        "new_zeros",
+        "new_ones",
+        "new_full",
+        "scalar_tensor",
+        "arange",
+        "embedding",
+        "repeat",
+        "stack",
+        "_fused_adamw_",
+        "mul",
+        "div",
+        "add",
+        "sub",
+        "rsub",
+        "eq",
+        "ne",
+        "lt",
+        "le",
+        "gt",
+        "ge",
+        "sum",
+        "mean",
+        "any",
+        "all",
+        "bernoulli",
+        "normal_",
+        "logical_not",
+        "bitwise_and",
+        "bitwise_or",
+        "bitwise_xor",
+        "bitwise_right_shift",
+        "remainder",
+        "fmod",
+        "linalg_vector_norm",
+        "_local_scalar_dense",
+        "bitwise_right_shift_",
+        "isfinite",
+        "isinf",
+        "mv",
+        "mul_",
+        "div_",
+        "add_",
+        "sub_",
+        "bitwise_and_",
+        "bitwise_xor_",
+        "remainder_",
+        "abs",
+        "nan_to_num_",
+        "floor_divide",
+    }
+)
 """Operations that torch splits by a rule into nothing but one kernel: an allocation and a fill or a
 copy, a number made a tensor and one arithmetic kernel."""
 
@@ -160,10 +246,13 @@ def region(tensor: Tensor) -> tuple[int, tuple[tuple[int, int], ...]]:
     """Which elements of its storage a tensor has: the offset, and (size, stride) of its dimensions
     from the largest stride, contiguous ones merged; the same for a view and its transpose."""
     dims = sorted(
-        ((size, stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-         if size != 1 and stride != 0),
+        (
+            (size, stride)
+            for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+            if size != 1 and stride != 0
+        ),
         key=lambda dim: -dim[1],
-    )  # fmt: skip
+    )
     merged: list[tuple[int, int]] = []
     for size, stride in dims:
         if merged and merged[-1][1] == stride * size:
@@ -188,13 +277,10 @@ def _launches(name: str, given: dict[str, Any], tensors: list[Tensor]) -> int:
     launches = COMPOSITES.get(name, 1)
     if not name.startswith(("_foreach_", "_fused_adam")):
         return launches
-    lists = max(
-        1, sum(isinstance(v, (list, tuple)) and bool(tensors_in(v)) for v in given.values())
-    )
+    lists = max(1, sum(isinstance(v, (list, tuple)) and bool(tensors_in(v)) for v in given.values()))
     most = TENSORS_A_LAUNCH[min(lists, len(TENSORS_A_LAUNCH)) - 1]
     elements = sum(t.numel() for t in tensors)
-    return launches * max(-(-len(tensors) // (lists * most)),
-                          -(-elements // (lists * ELEMENTS_A_LAUNCH)))  # fmt: skip
+    return launches * max(-(-len(tensors) // (lists * most)), -(-elements // (lists * ELEMENTS_A_LAUNCH)))
 
 
 def _rows_touched(name: str, read: list[Tensor], fresh: list[Tensor]) -> Callable[[Tensor], int]:
@@ -219,11 +305,23 @@ def _distinct(touched: Touched) -> int:
     return sum(by_region.values())
 
 
-REWRITTEN = frozenset({
-    "masked_fill", "scatter", "scatter_add", "index_add", "index_put", "slice_scatter",
-    "select_scatter", "index_copy", "index_fill", "slice_backward", "select_backward",
-    "diagonal_backward", "constant_pad_nd",
-})  # fmt: skip
+REWRITTEN = frozenset(
+    {
+        "masked_fill",
+        "scatter",
+        "scatter_add",
+        "index_add",
+        "index_put",
+        "slice_scatter",
+        "select_scatter",
+        "index_copy",
+        "index_fill",
+        "slice_backward",
+        "select_backward",
+        "diagonal_backward",
+        "constant_pad_nd",
+    }
+)
 """Composites whose result is written, then read or written a second time."""
 
 
@@ -248,9 +346,8 @@ def _attention(func: OpOverload, given: dict[str, Any]) -> AttentionWork | None:
         start = given["places"][1] if is_own else 0
         pairs = seen_pairs(range(start, start + q), s, window)
     return AttentionWork(
-        b * pairs, a * d, a, "backward" in func._schema.name, is_own=is_own,
-        dropout=given.get("samples") is not None,
-    )  # fmt: skip
+        b * pairs, a * d, a, "backward" in func._schema.name, is_own=is_own, dropout=given.get("samples") is not None
+    )
 
 
 @lru_cache

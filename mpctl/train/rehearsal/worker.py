@@ -72,9 +72,7 @@ def main(parent: int, path: Path, ranks: list[int], *, audits: bool = False) -> 
         print(json.dumps(rehearse_rank(job, topology, rank, audits=audits)), flush=True)
 
 
-def rehearse_rank(
-    job: JobSpec, topology: Topology, rank: int, *, audits: bool = False
-) -> RehearsedRank:
+def rehearse_rank(job: JobSpec, topology: Topology, rank: int, *, audits: bool = False) -> RehearsedRank:
     """What one rank of the job would send and hold, and with `audits` launch and move; `failure`
     says what would end its step."""
     began = time.perf_counter()
@@ -213,11 +211,7 @@ class Rehearsal:
                 account["audit"] = auditor.audit(full, run)
 
     def _build(
-        self,
-        check: HostSyncCheck,
-        traffic: MicroBatchTraffic,
-        tracker: MemoryTracker,
-        auditor: StepAuditor | None,
+        self, check: HostSyncCheck, traffic: MicroBatchTraffic, tracker: MemoryTracker, auditor: StepAuditor | None
     ) -> Trainer:
         """The trainer as the second step finds it, and nothing but its memory counted."""
         device, layout = check.device, JobLayout.of(self.job)
@@ -249,10 +243,7 @@ def _add_moments(trainer: Trainer) -> None:
     """Give the optimizer the state that one update leaves: a steady step is measured."""
     for value in trainer.optimizer.values:
         moments = {name: torch.zeros_like(value.detach()) for name in MOMENTS}
-        trainer.optimizer.adam.state[value] = {
-            "step": torch.ones((), device=value.device),
-            **moments,
-        }
+        trainer.optimizer.adam.state[value] = {"step": torch.ones((), device=value.device), **moments}
 
 
 def _add_memory(account: RehearsedRank, trainer: Trainer, tracker: MemoryTracker) -> None:
@@ -265,9 +256,4 @@ def _add_memory(account: RehearsedRank, trainer: Trainer, tracker: MemoryTracker
 
 if __name__ == "__main__":
     arguments = [word for word in sys.argv[1:] if word != "--audit"]
-    main(
-        int(arguments[0]),
-        Path(arguments[1]),
-        [int(rank) for rank in arguments[2:]],
-        audits="--audit" in sys.argv,
-    )
+    main(int(arguments[0]), Path(arguments[1]), [int(rank) for rank in arguments[2:]], audits="--audit" in sys.argv)

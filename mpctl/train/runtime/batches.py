@@ -154,9 +154,7 @@ class Batches:
     reads_ahead: bool = False
 
     @classmethod
-    def open(
-        cls, job: JobSpec, *, data: Path, dp: AxisPosition, cp: Group, device: torch.device
-    ) -> Batches:
+    def open(cls, job: JobSpec, *, data: Path, dp: AxisPosition, cp: Group, device: torch.device) -> Batches:
         """Read the prepared data in the folder `data` and the validation corpora of the job.
 
         Raises InputError where prepared data is missing or damaged.
@@ -180,10 +178,7 @@ class Batches:
             device,
             train=train,
             validation=validation,
-            validations={
-                name: objective(corpus, corpus.validation, shuffle=False)
-                for name, corpus in corpora.items()
-            },
+            validations={name: objective(corpus, corpus.validation, shuffle=False) for name, corpus in corpora.items()},
             extension=prepared.extension,
             reads_ahead=device.type == "cuda",
             reserved_ids=len(missing_tokens(added, special_tokens(model_of(job)))),
@@ -279,9 +274,7 @@ def make_objective(
     return get_implementation(model.family).samples(source)
 
 
-def read_batch(
-    objective: Objective, numbers: list[int], *, model: ModelSpec, cp: Group, device: torch.device
-) -> Batch:
+def read_batch(objective: Objective, numbers: list[int], *, model: ModelSpec, cp: Group, device: torch.device) -> Batch:
     """The samples with these numbers on `device`: `host_fields`, copied there."""
     return sent_batch(numbers, host_fields(objective, numbers, model=model, cp=cp), device)
 
@@ -296,8 +289,7 @@ def host_fields(objective: Objective, numbers: list[int], *, model: ModelSpec, c
             raise InputError.of(
                 "token-outside-vocabulary",
                 "data",
-                f"token {largest} in {objective.dataset.prefix} is outside the model's vocabulary "
-                f"of {model.vocab}",
+                f"token {largest} in {objective.dataset.prefix} is outside the model's vocabulary of {model.vocab}",
                 "prepare the data with the model's vocabulary",
             )
     return {name: _local_part(whole, cp) for name, whole in fields.items()}
@@ -330,7 +322,4 @@ def _views(whole: Tensor, arrays: Mapping[str, NDArray[Any]]) -> list[Tensor]:
     as an Objective makes them."""
     parts = whole.split([array.size for array in arrays.values()])
     kinds = [torch.float64 if a.dtype.kind == "f" else torch.int64 for a in arrays.values()]
-    return [
-        part.view(kind).view(array.shape)
-        for part, kind, array in zip(parts, kinds, arrays.values(), strict=True)
-    ]
+    return [part.view(kind).view(array.shape) for part, kind, array in zip(parts, kinds, arrays.values(), strict=True)]

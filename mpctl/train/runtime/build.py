@@ -61,9 +61,7 @@ from mpctl.train.runtime.zero.param_store import (
 )
 
 
-def build_trainer(
-    run_dir: Path, layout: JobLayout, rank: int, environment: RuntimeEnvironment
-) -> Trainer:
+def build_trainer(run_dir: Path, layout: JobLayout, rank: int, environment: RuntimeEnvironment) -> Trainer:
     """The trainer of one rank, resumed from the checkpoint that the attempt starts from, if any.
 
     Every rank calls it, after `init_process_group` where there are several. Raises InputError if
@@ -73,9 +71,15 @@ def build_trainer(
     job = layout.job
     torch.set_num_threads(job.launch.threads_per_rank or 1)
     mesh = build_mesh(
-        layout.topology, rank, environment.device, launch=job.launch, views=layout.views,
-        record=environment.traffic.record, log=environment.log, timer=environment.communication,
-    )  # fmt: skip
+        layout.topology,
+        rank,
+        environment.device,
+        launch=job.launch,
+        views=layout.views,
+        record=environment.traffic.record,
+        log=environment.log,
+        timer=environment.communication,
+    )
     trainer = _assemble(run_dir, PipelinePartition(layout, mesh.pp.rank), mesh, environment)
     origin, root = environment.origin, trainer.saver.root
     if origin is not None and (step := agreed_step(origin, root, mesh)):
@@ -118,9 +122,7 @@ def _restore_guard(trainer: Trainer, run: RunDir) -> None:
     guard.restore([loss for loss in losses if not math.isnan(loss)], int(skipped))
 
 
-def _assemble(
-    run_dir: Path, partition: PipelinePartition, mesh: Mesh, environment: RuntimeEnvironment
-) -> Trainer:
+def _assemble(run_dir: Path, partition: PipelinePartition, mesh: Mesh, environment: RuntimeEnvironment) -> Trainer:
     job, layout, device = partition.job, partition.layout, mesh.device
     offload = None
     if job.training.offload_activations:
@@ -137,9 +139,13 @@ def _assemble(
     stores = list(_initialized_stores(parameters, shards, layout, environment))
     buffer = GradientBuffer(
         [shard for shard in shards if shard.bucket.is_trained],
-        TORCH_DTYPES[job.training.reduced_dtype], device, mesh.groups, views=layout.views,
-        norm_block=environment.norm_block, kernels=environment.kernels,
-    )  # fmt: skip
+        TORCH_DTYPES[job.training.reduced_dtype],
+        device,
+        mesh.groups,
+        views=layout.views,
+        norm_block=environment.norm_block,
+        kernels=environment.kernels,
+    )
     actions = [step.action for step in partition.program if step.peer is None]
     overlap = GradientOverlap(buffer, actions, early=job.parallel.overlap_gradients)
     listeners = _layer_listeners(partition, chunks, overlap, stores)
@@ -218,9 +224,7 @@ def _checkpoint_writer(run_dir: Path, layout: JobLayout, mesh: Mesh) -> Checkpoi
     )
 
 
-def _deferred_wgrad(
-    partition: PipelinePartition, chunks: Sequence[FamilyModule]
-) -> DeferredWgrad | None:
+def _deferred_wgrad(partition: PipelinePartition, chunks: Sequence[FamilyModule]) -> DeferredWgrad | None:
     """Where backward puts deferred weight gradients; None if the schedule does not defer them."""
     if not SCHEDULES[partition.schedule].splits_backward:
         return None
@@ -262,18 +266,13 @@ def build_chunks(
         routing=routing or routing_log(partition.layout, mesh.device),
         overlaps_gathers=job.parallel.tp_comm_overlap,
     )
-    chunks = [
-        build_module(partition.model, job.training, shard_context, slices)
-        for slices in partition.chunks
-    ]
+    chunks = [build_module(partition.model, job.training, shard_context, slices) for slices in partition.chunks]
     if job.launch.compile and is_whole:
         compile_layers(module for chunk in chunks for module in chunk.modules())
     return chunks
 
 
-def _step_keys(
-    chunks: Sequence[FamilyModule], job: JobSpec, device: torch.device
-) -> StepKeys | None:
+def _step_keys(chunks: Sequence[FamilyModule], job: JobSpec, device: torch.device) -> StepKeys | None:
     """Random keys as tensors on the device, for accelerators, which would otherwise wait for the
     host, and for compiled layers; None on a CPU, which computes keys when they are needed."""
     if device.type == "cpu" and not job.launch.compile:
@@ -324,10 +323,7 @@ def _initialized_stores(
 
 
 def _layer_listeners(
-    partition: PipelinePartition,
-    chunks: Sequence[FamilyModule],
-    overlap: GradientOverlap,
-    stores: Sequence[ParamStore],
+    partition: PipelinePartition, chunks: Sequence[FamilyModule], overlap: GradientOverlap, stores: Sequence[ParamStore]
 ) -> list[PassListener]:
     """The listeners for actions and layers: they start reductions, and wait for parameters or, at
     ZeRO 3, gather them."""

@@ -40,9 +40,7 @@ from mpctl.train.transport.timing import SecondsByAxis, StreamSecondsByAxis
 class OpenBatches(Protocol):
     """Opens the data of a job for one rank."""
 
-    def __call__(
-        self, job: JobSpec, *, dp: AxisPosition, cp: Group, device: torch.device
-    ) -> Batches: ...
+    def __call__(self, job: JobSpec, *, dp: AxisPosition, cp: Group, device: torch.device) -> Batches: ...
 
 
 @dataclass(frozen=True)

@@ -50,9 +50,7 @@ def evaluate(request: EvalRequest, job: JobSpec, mesh: Mesh) -> Iterator[EvalAns
     load_chunks(chunks, partition.model, origin)
     restored_scales(partition.layout, chunks, mesh.device, origin)
     links = stage_links(mesh, chunks=len(chunks))
-    pipeline = PipelineRunner(
-        partition, chunks, links, dtype=TORCH_DTYPES[job.training.dtype], device=mesh.device
-    )
+    pipeline = PipelineRunner(partition, chunks, links, dtype=TORCH_DTYPES[job.training.dtype], device=mesh.device)
     evaluation = _Evaluation(job, mesh, pipeline, request["samples"])
     yield {"event": "loaded", "seconds": time.perf_counter() - began}
     for number, corpus in enumerate(request["corpora"]):
@@ -76,10 +74,7 @@ class _Evaluation:
         began, mesh = time.perf_counter(), self.mesh
         samples = min(self.max_samples or objective.samples_per_epoch, objective.samples_per_epoch)
         numbers = validation_batches(
-            samples,
-            micro_batch=self.job.training.micro_batch_size,
-            parts=mesh.dp.size,
-            index=mesh.dp.rank,
+            samples, micro_batch=self.job.training.micro_batch_size, parts=mesh.dp.size, index=mesh.dp.rank
         )
         loss, tokens, size = 0.0, 0, mesh.pp.size  # one micro batch a stage keeps all stages busy
         for start in range(0, len(numbers), size):
@@ -110,9 +105,7 @@ def _predicted_tokens(batch: Batch) -> int:
     return batch["targets"].numel() if weights is None else int((weights > 0).sum())
 
 
-def restored_scales(
-    layout: JobLayout, chunks: Iterable[nn.Module], device: torch.device, origin: Path
-) -> Fp8Scales:
+def restored_scales(layout: JobLayout, chunks: Iterable[nn.Module], device: torch.device, origin: Path) -> Fp8Scales:
     """As `fp8_scales`, with the scaling history of the run or checkpoint at `origin`, so that a
     model is evaluated with the scales of its training; other origins have no history."""
     scales = fp8_scales(layout, chunks, device)

@@ -31,11 +31,18 @@ from mpctl.train.runtime.store import create_rendezvous
 REPLACED: dict[tuple[type, str], list[str]] = {
     (SubprocessHandler, "_popen"): ["self", "args", "env"],
     (SubprocessHandler, "__init__"): [
-        "self", "entrypoint", "args", "env", "stdout", "stderr", "local_rank_id", "numa_options",
+        "self",
+        "entrypoint",
+        "args",
+        "env",
+        "stdout",
+        "stderr",
+        "local_rank_id",
+        "numa_options",
     ],
     (SubprocessContext, "_start"): ["self"],
     (LocalElasticAgent, "_start_workers"): ["self", "worker_group"],
-}  # fmt: skip
+}
 """torch's methods that the subclasses replace or call, with their parameters in torch 2.13."""
 
 
@@ -72,11 +79,17 @@ class ForkedContext(SubprocessContext):
     def _start(self) -> None:
         self.subprocess_handlers = {
             local_rank: ForkedHandler(
-                rank, self.entrypoint, self.args[local_rank], self.envs[local_rank],
-                self.stdouts[local_rank], self.stderrs[local_rank], local_rank, None,
+                rank,
+                self.entrypoint,
+                self.args[local_rank],
+                self.envs[local_rank],
+                self.stdouts[local_rank],
+                self.stderrs[local_rank],
+                local_rank,
+                None,
             )
             for local_rank, rank in enumerate(self.ranks)
-        }  # fmt: skip
+        }
 
 
 class ForkedAgent(LocalElasticAgent):

@@ -174,13 +174,26 @@ class _MemoryMap(ctypes.Structure):
     """struct prctl_mm_map (prctl(2)): where parts of a process are in its memory."""
 
     _fields_ = (
-        *((name, ctypes.c_uint64) for name in (
-            "start_code", "end_code", "start_data", "end_data", "start_brk", "brk", "start_stack",
-            "arg_start", "arg_end", "env_start", "env_end", "auxv",
-        )),
+        *(
+            (name, ctypes.c_uint64)
+            for name in (
+                "start_code",
+                "end_code",
+                "start_data",
+                "end_data",
+                "start_brk",
+                "brk",
+                "start_stack",
+                "arg_start",
+                "arg_end",
+                "env_start",
+                "env_end",
+                "auxv",
+            )
+        ),
         ("auxv_size", ctypes.c_uint32),
         ("exe_fd", ctypes.c_uint32),
-    )  # fmt: skip
+    )
 
 
 def show_process(words: Sequence[str], environment: Mapping[str, str]) -> bool:
@@ -204,10 +217,20 @@ def show_process(words: Sequence[str], environment: Mapping[str, str]) -> bool:
     )
     middle = place + len(arguments)
     layout = _MemoryMap(
-        start_code, end_code, start_data, end_data, start_brk, libc.sbrk(0), start_stack,
-        place, middle, middle, place + size, 0, 0, NO_FILE,
-    )  # fmt: skip
-    bytes_of_layout = number(ctypes.sizeof(layout))
-    return not libc.prctl(
-        PR_SET_MM, number(PR_SET_MM_MAP), ctypes.byref(layout), bytes_of_layout, number(0)
+        start_code,
+        end_code,
+        start_data,
+        end_data,
+        start_brk,
+        libc.sbrk(0),
+        start_stack,
+        place,
+        middle,
+        middle,
+        place + size,
+        0,
+        0,
+        NO_FILE,
     )
+    bytes_of_layout = number(ctypes.sizeof(layout))
+    return not libc.prctl(PR_SET_MM, number(PR_SET_MM_MAP), ctypes.byref(layout), bytes_of_layout, number(0))

@@ -96,16 +96,18 @@ def require_same(kernels: KernelBackend, world: Group, device: torch.device) -> 
         return
     text = words.encode()[:TEXT_BYTES].ljust(TEXT_BYTES, b"\0")
     row = torch.tensor(list(text), dtype=torch.uint8, device=device)
-    texts = [bytes(row).rstrip(b"\0").decode(errors="replace")
-             for row in world.all_gather(row[None], 0).tolist()]  # fmt: skip
+    texts = [bytes(row).rstrip(b"\0").decode(errors="replace") for row in world.all_gather(row[None], 0).tolist()]
     lacks = torch.tensor([isinstance(kernels, FallbackKernels)], device=device).to(torch.uint8)
     odd = [rank for rank, one in enumerate(world.all_gather(lacks, 0).tolist()) if one]
     if 0 < len(odd) < len(texts):
         raise _difference(kernels, world.rank, texts, odd)
     usual, _ = Counter(texts).most_common(1)[0]
     if words != usual:
-        print(f"WARNING: on host {platform.node()} {words}; on most ranks {usual}: all wait for "
-              "the slower, and losses differ by rounding", flush=True)  # fmt: skip
+        print(
+            f"WARNING: on host {platform.node()} {words}; on most ranks {usual}: all wait for "
+            "the slower, and losses differ by rounding",
+            flush=True,
+        )
 
 
 def choice(kernels: KernelBackend, device: torch.device) -> str:
@@ -117,13 +119,10 @@ def choice(kernels: KernelBackend, device: torch.device) -> str:
     return f"{type(kernels).__name__}, attention by {attention}"
 
 
-def _difference(
-    kernels: KernelBackend, rank: int, texts: list[str], odd: list[int]
-) -> KernelsDiffer:
+def _difference(kernels: KernelBackend, rank: int, texts: list[str], odd: list[int]) -> KernelsDiffer:
     if not isinstance(kernels, FallbackKernels):
         time.sleep(ECHO_SECONDS)  # so that the cause is recorded first
-        return KernelsDiffer(f"{ranks_text(odd)} without Triton, which rank {rank} has",
-                             is_echo=True)  # fmt: skip
+        return KernelsDiffer(f"{ranks_text(odd)} without Triton, which rank {rank} has", is_echo=True)
     other = next(number for number in range(len(texts)) if number not in odd)
     here = f"host {platform.node()} has no Triton ({kernels.reason})"
     return KernelsDiffer(

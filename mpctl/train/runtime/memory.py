@@ -136,9 +136,7 @@ class MemoryTracker(TorchDispatchMode):
                 self._move(entry, "activations")
         self.peak_activations = max(self.peak_activations, self.bytes_by_kind["activations"])
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         if func is _DEVICE:  # a frequent call
             return func(*args)
         if func is _ITEM:
@@ -213,9 +211,7 @@ class MemoryWatch:
         self.measured: dict[str, int | None] = {}
 
     @contextmanager
-    def step(
-        self, optimizer: Optimizer, states: States, passing: Passing, *, is_last: bool
-    ) -> Iterator[None]:
+    def step(self, optimizer: Optimizer, states: States, passing: Passing, *, is_last: bool) -> Iterator[None]:
         """Enter it around a step's gradients and update. states: the tensors that persist from step
         to step, by kind; passing: see MemoryTracker; is_last: whether it is the last step of the
         run."""
@@ -229,9 +225,7 @@ class MemoryWatch:
             reserved = torch.cuda.max_memory_reserved(self.device)
             self._note(optimizer, states, {"activations": None, "peak": peak, "reserved": reserved})
         else:
-            tracker = MemoryTracker(
-                self.device, activity=self.activity, passing=passing, own_only=True
-            )
+            tracker = MemoryTracker(self.device, activity=self.activity, passing=passing, own_only=True)
             for kind, tensors in states().items():
                 tracker.add(kind, tensors)
             tracker.restart()

@@ -145,9 +145,7 @@ def stage_groups(mesh: Mesh, wanted: Iterable[tuple[int, ...]]) -> dict[tuple[in
     return groups
 
 
-def pair_groups(
-    mesh: Mesh, pairs: Iterable[tuple[int, int]], name: str
-) -> dict[tuple[int, int], dist.ProcessGroup]:
+def pair_groups(mesh: Mesh, pairs: Iterable[tuple[int, int]], name: str) -> dict[tuple[int, int], dist.ProcessGroup]:
     """The process groups of pairs of stages (sender, receiver) of this rank's pipeline; only the
     pair that this rank is in. Every rank of the pipeline calls it with the same pairs, in which no
     stage occurs twice. name: appears in NCCL's time-out messages."""
@@ -216,18 +214,11 @@ class _GroupFactory:
         return self.with_shared_memory(self.with_log(group, ranks), ranks)
 
     def process_group(
-        self,
-        ranks: Sequence[int],
-        name: str,
-        *,
-        is_urgent: bool = False,
-        channels: int | None = None,
+        self, ranks: Sequence[int], name: str, *, is_urgent: bool = False, channels: int | None = None
     ) -> dist.ProcessGroup:
         """A new process group of these ranks, on the factory's device."""
         timeout = timedelta(seconds=self.launch.rank_timeout_seconds)
-        return new_process_group(
-            ranks, name, self.device, timeout=timeout, is_urgent=is_urgent, channels=channels
-        )
+        return new_process_group(ranks, name, self.device, timeout=timeout, is_urgent=is_urgent, channels=channels)
 
     def with_log(self, group: Group, ranks: Sequence[int]) -> Group:
         """The group with its part of this rank's collective log, if there is one."""

@@ -32,9 +32,7 @@ def load_chunks(chunks: list[FamilyModule], model: ModelSpec, origin: Path) -> N
     parameters = dict(stage_model(chunks).named_parameters())
     for parameter in parameters.values():
         parameter.requires_grad_(False)
-    targets = {
-        name: (shard_of(parameter), parameter.data) for name, parameter in parameters.items()
-    }
+    targets = {name: (shard_of(parameter), parameter.data) for name, parameter in parameters.items()}
     opened = open_origin(origin)
     read_values(opened, targets, model)
     biases = read_router_biases(opened)

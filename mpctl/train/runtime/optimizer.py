@@ -71,9 +71,7 @@ class AdamW:
     state: dict[Tensor, dict[str, Tensor]] = field(default_factory=dict)
 
     @torch.no_grad()
-    def step(
-        self, rate: float, *, grad_scale: Tensor | None = None, found_inf: Tensor | None = None
-    ) -> bool:
+    def step(self, rate: float, *, grad_scale: Tensor | None = None, found_inf: Tensor | None = None) -> bool:
         """Update every value that has a gradient; rate: the learning rate. Returns whether all
         copies were written too.
 
@@ -83,10 +81,7 @@ class AdamW:
         written = [self._update(group, rate, grad_scale, found_inf) for group in self.groups]
         return all(written)
 
-    def _update(
-        self, group: ParameterGroup, rate: float, grad_scale: Tensor | None,
-        found_inf: Tensor | None,
-    ) -> bool:  # fmt: skip
+    def _update(self, group: ParameterGroup, rate: float, grad_scale: Tensor | None, found_inf: Tensor | None) -> bool:
         values = [value for value in group.values if value.grad is not None]
         states = [self._state_of(value) for value in values]
         return self.kernels.adamw(
@@ -97,10 +92,15 @@ class AdamW:
                 [state["exp_avg_sq"] for state in states],
                 [state["step"] for state in states],
                 [self.copies[value] for value in values if value in self.copies],
-                rate, group.weight_decay, self.beta1, self.beta2, self.epsilon, grad_scale,
+                rate,
+                group.weight_decay,
+                self.beta1,
+                self.beta2,
+                self.epsilon,
+                grad_scale,
                 found_inf,
             )
-        )  # fmt: skip
+        )
 
     def _state_of(self, value: Tensor) -> dict[str, Tensor]:
         """The state of a value, created with moments of 0 at its first step."""
@@ -144,10 +144,13 @@ def _progress(step: int, start: int, span: int) -> float:
 
 
 TORCH_DTYPES = {
-    "fp64": torch.float64, "fp32": torch.float32, "tf32": torch.float32,
-    "bf16": torch.bfloat16, "fp16": torch.float16,
+    "fp64": torch.float64,
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
     "fp8": torch.bfloat16,  # of parameters and activations; only products are in 8 bits
-}  # fmt: skip
+}
 
 
 class Optimizer:
@@ -198,9 +201,7 @@ class Optimizer:
             {value: copy for store in stores for copy, value in store.copies},
         )
 
-    def step(
-        self, step: int, *, factor: Tensor | None = None, is_bad: Tensor | None = None
-    ) -> None:
+    def step(self, step: int, *, factor: Tensor | None = None, is_bad: Tensor | None = None) -> None:
         """Update every parameter at the schedule's rate of `step`, from 0.
 
         factor: multiplies the gradients; is_bad: 1 if nothing is to change. Both are scalars on the
@@ -276,10 +277,7 @@ class Optimizer:
         """
         for store in reversed(self.stores):
             local = {"value": [part.values.detach() for part in store.stepped]}
-            local |= {
-                name: [self._moment(part.values, name) for part in store.stepped]
-                for name in MOMENTS
-            }
+            local |= {name: [self._moment(part.values, name) for part in store.stepped] for name in MOMENTS}
             full = {name: store.gather_full(parts) for name, parts in local.items()}
             for number, parameter in reversed(list(enumerate(store.shard.parameters))):
                 yield parameter, {name: tensors[number] for name, tensors in full.items()}

@@ -74,13 +74,7 @@ class StageLinks:
         return self.group.start_send(tensor, stage, over=over)
 
     def start_receive(
-        self,
-        direction: Direction,
-        shape: Sequence[int],
-        like: Tensor,
-        stage: int,
-        *,
-        number: int = 0,
+        self, direction: Direction, shape: Sequence[int], like: Tensor, stage: int, *, number: int = 0
     ) -> Pending:
         """Receive a tensor from another stage, without waiting; it is received while the kernels
         run that were queued since the last call for a tensor of its kind. like: gives its dtype and

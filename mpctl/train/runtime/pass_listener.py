@@ -39,9 +39,7 @@ class PassListener:
         """The action ends."""
 
 
-def watch_layers(
-    chunk: nn.Module, layers: Mapping[str, int], listeners: Sequence[PassListener]
-) -> None:
+def watch_layers(chunk: nn.Module, layers: Mapping[str, int], listeners: Sequence[PassListener]) -> None:
     """Notify the listeners, in their order, when a forward enters or leaves a layer of the chunk
     and when backward reaches it. layers: unit numbers by name of the layer's module."""
     for name, unit in layers.items():

@@ -107,11 +107,7 @@ class PipelineRunner:
             microbatches=-(-count // stages) * stages,
             chunks=chunks,
         )
-        return [
-            step
-            for step in steps
-            if step.action.kind == "forward" and step.action.microbatch < count
-        ]
+        return [step for step in steps if step.action.kind == "forward" and step.action.microbatch < count]
 
 
 @dataclass(frozen=True)
@@ -217,9 +213,7 @@ class _ProgramRun:
         keys = self.runner.keys
         return CounterRNG(self.seed, self.step, samples) if keys is None else keys.rng(samples)
 
-    def _save_graph(
-        self, action: Action, inputs: State, outputs: State, behind: StageBoundary
-    ) -> None:
+    def _save_graph(self, action: Action, inputs: State, outputs: State, behind: StageBoundary) -> None:
         pairs = list(_with_needs(outputs, behind))
         lost = [state for state, need in pairs if state.requires_grad and not need]
         assert not lost, f"{action}: a state needs a gradient that is not sent"
@@ -258,9 +252,7 @@ class _ProgramRun:
         tensors = zip(border.shapes, border.needs, strict=True)
         for number, (shape, need) in enumerate(tensors):
             if is_forward or need:
-                pending = runner.links.start_receive(
-                    direction, (b, *shape), runner.sample, peer.stage, number=number
-                )
+                pending = runner.links.start_receive(direction, (b, *shape), runner.sample, peer.stage, number=number)
                 self.received[action].append(pending)
 
     def _send(self, action: Action, peer: StageChunk) -> None:

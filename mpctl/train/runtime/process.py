@@ -125,9 +125,7 @@ def write_json(path: Path, document: object) -> None:
     write_whole(path, json.dumps(document, indent=1) + "\n")
 
 
-def failure_record(
-    error: BaseException, *, rank: int, coords: dict[str, int], doing: str
-) -> FailureRecord:
+def failure_record(error: BaseException, *, rank: int, coords: dict[str, int], doing: str) -> FailureRecord:
     """The record of the error that ended a rank, with whether it is only an echo."""
     is_explained = isinstance(error, RunFailed)  # its message is a sentence
     words = str(error) if is_explained else f"{type(error).__name__}: {error}".strip()

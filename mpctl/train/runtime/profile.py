@@ -111,10 +111,14 @@ class StepProfile(PassListener):
 
     def _collective(self, collective: Collective, began: Any, ended: Any, started: Any) -> None:
         event: ProfileEvent = {
-            "name": collective.kind, "began": 0.0, "ended": 0.0,
-            "phase": "start" if started is None else "wait", "axis": collective.axis,
-            "bytes": collective.bytes, "dtype": collective.dtype,
-        }  # fmt: skip
+            "name": collective.kind,
+            "began": 0.0,
+            "ended": 0.0,
+            "phase": "start" if started is None else "wait",
+            "axis": collective.axis,
+            "bytes": collective.bytes,
+            "dtype": collective.dtype,
+        }
         if started is not None:
             event["started"] = started
         elif (current := self.activity.current) is not None:

@@ -31,9 +31,7 @@ class CommunicationSeconds:
     steps: the step's duration, and by axis the seconds in collectives; num_seen: steps added.
     """
 
-    steps: deque[tuple[float, dict[str, float]]] = field(
-        default_factory=lambda: deque(maxlen=REPORTED_STEPS)
-    )
+    steps: deque[tuple[float, dict[str, float]]] = field(default_factory=lambda: deque(maxlen=REPORTED_STEPS))
     num_seen: int = 0
 
     def add(self, record: StepRecord) -> None:
@@ -49,9 +47,7 @@ class CommunicationSeconds:
             return
         by_axis = medians_by_axis([seconds for _, seconds in self.steps])
         report["communication_seconds"] = by_axis or {}
-        report["communication_share"] = median(
-            sum(seconds.values()) / duration for duration, seconds in self.steps
-        )
+        report["communication_share"] = median(sum(seconds.values()) / duration for duration, seconds in self.steps)
 
 
 @dataclass(frozen=True)
@@ -111,10 +107,14 @@ def attention_kernels(layout: JobLayout, kernels: KernelBackend, device: torch.d
     for core in (core for part in parts for core in part.cores):
         pairs = torch.zeros((1, 1, n, n), dtype=dtype, device=device)
         variant = AttentionVariant(
-            range(n), core.is_causal, model.attention_scale,
+            range(n),
+            core.is_causal,
+            model.attention_scale,
             mask=pairs == 0 if core.has_sample_mask else None,
-            bias=pairs if core.has_bias else None, window=core.window or None,
-            slopes=slopes(heads, device=device) if core.has_slopes else None, dropout=dropout,
-        )  # fmt: skip
+            bias=pairs if core.has_bias else None,
+            window=core.window or None,
+            slopes=slopes(heads, device=device) if core.has_slopes else None,
+            dropout=dropout,
+        )
         names.append(kernels.attention_name(query, key, value, variant))
     return list(dict.fromkeys(names))

@@ -87,9 +87,7 @@ class StepRouting:
         if self.totals is None:
             return {}
         (loss, near), (expert, rank) = sums, known
-        figures: RoutingFigures = {
-            "expert_load": expert, "rank_load": rank, "near_ties": int(near),
-        }  # fmt: skip
+        figures: RoutingFigures = {"expert_load": expert, "rank_load": rank, "near_ties": int(near)}
         if math.isfinite(loss):
             figures["aux_loss"] = loss
         return figures

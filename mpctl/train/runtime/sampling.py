@@ -111,11 +111,7 @@ class BlankTextState(TextState):
     def initial_fields(self) -> Fields:
         """Part A, and the start of the first blank."""
         a, start = len(self.tokens), self.start
-        return {
-            "tokens": [*self.tokens, start],
-            "positions": [*range(a), self.masks[0]],
-            "blocks": [*[0] * a, 1],
-        }
+        return {"tokens": [*self.tokens, start], "positions": [*range(a), self.masks[0]], "blocks": [*[0] * a, 1]}
 
     def append(self, token: int) -> None:
         """Add the token; after [eop], or when the blank is full, move on to the next blank."""
@@ -228,14 +224,9 @@ class EncoderDecoder:
         inputs = [{"tokens": text.tokens} for text in texts]
         real = torch.tensor(_is_real(inputs, "tokens", "right"), device=self.device)
         self.mask = None if bool(real.all()) else real[:, None, None]
-        self.source = self.module.encode(
-            (), _batch(inputs, "right", self.device), None, mask=self.mask
-        )
+        self.source = self.module.encode((), _batch(inputs, "right", self.device), None, mask=self.mask)
         room = 1 + max(text.limit for text in texts)
-        self.caches = [
-            DecoderCaches(KeyValueCache(room), ContextCache())
-            for _ in range(self.module.decoder_depth)
-        ]
+        self.caches = [DecoderCaches(KeyValueCache(room), ContextCache()) for _ in range(self.module.decoder_depth)]
         return self.decode([text.initial_fields() for text in texts])
 
     def decode(self, fields: Sequence[Fields]) -> Tensor:
@@ -264,14 +255,11 @@ def _is_real(fields: Sequence[Fields], name: str, side: str) -> list[list[bool]]
 
 def _batch(fields: Sequence[Fields], side: str, device: torch.device) -> Batch:
     """Each field as [b, s], padded with 0."""
-    columns: Mapping[str, list[Sequence[int]]] = {
-        name: [each[name] for each in fields] for name in fields[0]
-    }
+    columns: Mapping[str, list[Sequence[int]]] = {name: [each[name] for each in fields] for name in fields[0]}
     fields_of_batch = {
-        name: torch.tensor([_padded(row, max(map(len, rows)), 0, side) for row in rows],
-                           device=device)
+        name: torch.tensor([_padded(row, max(map(len, rows)), 0, side) for row in rows], device=device)
         for name, rows in columns.items()
-    }  # fmt: skip
+    }
     return Batch(torch.arange(len(fields)), fields_of_batch)
 
 
@@ -387,9 +375,7 @@ class SampledToken(NamedTuple):
 
 
 @torch.inference_mode()
-def generate(
-    loaded: LoadedModel, texts: Sequence[TextState], sampler: TokenSampler
-) -> Iterator[list[SampledToken]]:
+def generate(loaded: LoadedModel, texts: Sequence[TextState], sampler: TokenSampler) -> Iterator[list[SampledToken]]:
     """Yield one token per step for each unfinished text, until all have finished."""
     decoder, step = make_decoder(loaded.module, loaded.device), 0
     own = loaded.own_texts(texts)
@@ -406,9 +392,7 @@ def generate(
 
 
 @torch.inference_mode()
-def fill_masks(
-    loaded: LoadedModel, texts: Sequence[TextState], sampler: TokenSampler
-) -> Iterator[list[SampledToken]]:
+def fill_masks(loaded: LoadedModel, texts: Sequence[TextState], sampler: TokenSampler) -> Iterator[list[SampledToken]]:
     """The words at each text's `masks`, one per step, all from the same forward pass."""
     for text in texts:
         tokens = torch.tensor([text.tokens], device=loaded.device)
@@ -418,9 +402,7 @@ def fill_masks(
             full = loaded.gather_logits(logits[:, mask])
             (token,), (log_probability,) = sampler(full, [text.number], step)
             finish = "filled" if step == len(text.masks) - 1 else None
-            yield [
-                SampledToken(text.number, step, int(token), float(log_probability), False, finish)
-            ]
+            yield [SampledToken(text.number, step, int(token), float(log_probability), False, finish)]
 
 
 def _append(text: TextState, token: int, log_probability: float) -> SampledToken:

@@ -86,9 +86,7 @@ class StepGuard:
         self.losses.extend(losses)
         self.skipped = skipped
 
-    def check(
-        self, step: int, loss: float | None, norm: float, *, may_overflow: bool
-    ) -> StepDecision:
+    def check(self, step: int, loss: float | None, norm: float, *, may_overflow: bool) -> StepDecision:
         """What to do with step `step`, counted from 1. loss: None if it is not known yet; norm:
         that of its gradient; may_overflow: in fp16, where a norm that is not finite is an overflow,
         which the loss scale handles."""
@@ -173,18 +171,14 @@ class GradientInspector:
         return (GRADIENT, gradient) if gradient else (NOTHING, "")
 
 
-def refusal(
-    decision: StepDecision, step: int, mesh: Mesh, find: Callable[[], tuple[int, str]]
-) -> StepRefused:
+def refusal(decision: StepDecision, step: int, mesh: Mesh, find: Callable[[], tuple[int, str]]) -> StepRefused:
     """The exception for this rank to raise if step `step` ends the run or rolls it back; all ranks
     call it together. find: returns what is wrong on this rank, as `GradientInspector.evidence`."""
     what, rollback = decision.reason, step if decision.action == "rollback" else None
     if decision.is_spike:
         return StepRefused(what, is_echo=mesh.rank > 0, rollback=rollback)
     by_rank = _share_evidence(mesh, find())
-    ranked = sorted(
-        (_order(mesh, rank, kind), rank) for rank, (kind, _) in enumerate(by_rank) if kind
-    )
+    ranked = sorted((_order(mesh, rank, kind), rank) for rank, (kind, _) in enumerate(by_rank) if kind)
     if not ranked:
         none = "of each rank by itself, loss and gradients are finite when computed once more"
         return NotFinite(f"{what}: {none}", is_echo=False, rollback=rollback)

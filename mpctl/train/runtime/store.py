@@ -69,9 +69,7 @@ class BoundRendezvous(StaticTCPRendezvous):
 
     def next_rendezvous(self) -> RendezvousInfo:
         """The store and the rank of this node, as in StaticTCPRendezvous."""
-        store = open_store(
-            self.master_addr, self.master_port, is_host=self.rank == 0, timeout=self.timeout
-        )
+        store = open_store(self.master_addr, self.master_port, is_host=self.rank == 0, timeout=self.timeout)
         place = RendezvousStoreInfo(self.master_addr, self.master_port)
         return RendezvousInfo(PrefixStore(self.run_id, store), self.rank, self.world_size, place)
 

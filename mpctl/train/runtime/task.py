@@ -78,9 +78,7 @@ def _mesh(job: JobSpec, rank_env: RankEnv) -> Mesh:
 
     torch.set_num_threads(job.launch.threads_per_rank or 1)
     device = prepare_device(job, rank_env.local_rank)
-    init_process_group(
-        job, rank=rank_env.rank, local_rank=rank_env.local_rank, world_size=rank_env.world_size
-    )
+    init_process_group(job, rank=rank_env.rank, local_rank=rank_env.local_rank, world_size=rank_env.world_size)
     views = {view.name: view for view in (dense_view(job), *other_views(job))}
     return build_mesh(job_topology(job), rank_env.rank, device, launch=job.launch, views=views)
 

@@ -70,9 +70,7 @@ class Trainer:
         training, environment = self.job.training, self.environment
         self.memory_watch = MemoryWatch(self.job, environment)
         self.guard = StepGuard(training)
-        self.updater = Updater(
-            training, self.buffer, self.optimizer, self.profile, runs_ahead=environment.runs_ahead
-        )
+        self.updater = Updater(training, self.buffer, self.optimizer, self.profile, runs_ahead=environment.runs_ahead)
 
     @property
     def partition(self) -> PipelinePartition:
@@ -241,9 +239,7 @@ class Trainer:
         record.update(self.routing.figures(status.sums, status.known))  # type: ignore[typeddict-item]
         return record, status.stop
 
-    def _log_step(
-        self, seconds: float, cpu_seconds: float, *, is_compared: bool
-    ) -> dict[str, float]:
+    def _log_step(self, seconds: float, cpu_seconds: float, *, is_compared: bool) -> dict[str, float]:
         """Log the step that has ended for the launcher (rundir/step_log.py); returns its seconds in
         collectives by axis. is_compared: whether no checkpoint was being written as it began."""
         communication, steps = self.environment.communication, self.environment.steps
@@ -252,10 +248,13 @@ class Trainer:
         if steps is not None and self.taken > WARM_UP_STEPS:
             is_compared = is_compared and not self.saver.is_saving
             steps.add(
-                self.step + 1, seconds=seconds, processor=cpu_seconds,
+                self.step + 1,
+                seconds=seconds,
+                processor=cpu_seconds,
                 computing=seconds - sum(spent.values()) if is_compared else None,
-                waits=communication.of_groups, sizes=communication.bytes,
-            )  # fmt: skip
+                waits=communication.of_groups,
+                sizes=communication.bytes,
+            )
         return spent
 
     def _compute_gradients(self, inspect: Inspect | None = None) -> Tensor:
@@ -278,14 +277,16 @@ class Trainer:
         environment, norm = self.environment, self.updater.norm()
         with self.profile.span("status"):
             return share_status(
-                loss, norm, self.mesh, stop=environment.stop_requested() or self.saver.has_failed,
-                peak_memory=environment.peak_memory(), shares=self.routing.shares(),
+                loss,
+                norm,
+                self.mesh,
+                stop=environment.stop_requested() or self.saver.has_failed,
+                peak_memory=environment.peak_memory(),
+                shares=self.routing.shares(),
                 known=self.routing.loads(),
-            )  # fmt: skip
+            )
 
-    def _check(
-        self, loss: Tensor, shared: float | None, norm: float, *, is_updated: bool = False
-    ) -> StepDecision:
+    def _check(self, loss: Tensor, shared: float | None, norm: float, *, is_updated: bool = False) -> StepDecision:
         """Decide whether to update or skip. loss: this rank's; shared: that of all ranks, None if
         it is not known yet. Raises StepRefused if the step ends the run or rolls it back; unless
         the parameters are updated already, the gradients are then computed again, to find the rank
@@ -312,9 +313,7 @@ class Trainer:
             return None
         self.environment.begin(f"validation after step {self.step}")
         loss = self._mean_loss(self.batches.validation)
-        others = {
-            name: self._mean_loss(objective) for name, objective in self.batches.validations.items()
-        }
+        others = {name: self._mean_loss(objective) for name, objective in self.batches.validations.items()}
         corpora = (self.batches.validation, *self.batches.validations.values())
         self.last_validation = {
             "samples": [self.batches.eval_samples(objective) for objective in corpora],

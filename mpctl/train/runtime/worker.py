@@ -195,10 +195,16 @@ class Worker:
             if self.rank_env.rank == 0 and (error := answers.append(json.dumps(answer))):
                 raise error
         report: RankReport = {
-            "rank": self.rank_env.rank, "coords": self.coords, "steps": 0, "parameters": 0,
-            "peak_memory_bytes": environment.peak_memory(), "step_memory": {}, "step_traffic": {},
-            "validation": None, "reserved_memory_bytes": environment.reserved_memory(),
-        }  # fmt: skip
+            "rank": self.rank_env.rank,
+            "coords": self.coords,
+            "steps": 0,
+            "parameters": 0,
+            "peak_memory_bytes": environment.peak_memory(),
+            "step_memory": {},
+            "step_traffic": {},
+            "validation": None,
+            "reserved_memory_bytes": environment.reserved_memory(),
+        }
         self._end(report)
 
     def record_failure(self, error: BaseException) -> None:
@@ -230,15 +236,16 @@ class Worker:
         rank, local_rank = self.rank_env.rank, self.rank_env.local_rank
         prepare_device(self.job, local_rank)
         self._reach(JOINING, f"joining the other ranks at {self.rank_env.address}")
-        init_process_group(
-            self.job, rank=rank, local_rank=local_rank, world_size=self.rank_env.world_size
-        )
+        init_process_group(self.job, rank=rank, local_rank=local_rank, world_size=self.rank_env.world_size)
         self._reach(JOINED, "choosing kernels")
         environment = RuntimeEnvironment.of_machine(
-            self.job, self.run_dir, local_rank=local_rank,
-            breadcrumb=self.breadcrumb, origin=self.rank_env.origin,
+            self.job,
+            self.run_dir,
+            local_rank=local_rank,
+            breadcrumb=self.breadcrumb,
+            origin=self.rank_env.origin,
             activity=self.activity,
-        )  # fmt: skip
+        )
         self._reach(JOINED, then)
         return environment
 
@@ -248,9 +255,13 @@ class Worker:
 
         views = (dense_view(self.job), *other_views(self.job))
         return build_mesh(
-            self.topology, self.rank_env.rank, environment.device, launch=self.job.launch,
-            views={view.name: view for view in views}, log=environment.log,
-        )  # fmt: skip
+            self.topology,
+            self.rank_env.rank,
+            environment.device,
+            launch=self.job.launch,
+            views={view.name: view for view in views},
+            log=environment.log,
+        )
 
     def _profile(self, timer: SecondsByAxis) -> StepProfile:
         from mpctl.train.runtime.profile import StepProfile, clock_name

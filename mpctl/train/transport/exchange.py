@@ -41,9 +41,7 @@ from mpctl.core.collectives import Kind
 from mpctl.train.transport.shared import Segment
 
 Reduction = Literal["sum", "max"]
-KINDS: tuple[Kind, ...] = (
-    "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all"
-)  # fmt: skip
+KINDS: tuple[Kind, ...] = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all")
 OPERATIONS = (*KINDS, "all_to_all of rows")  # what ranks must agree on, by its number
 HEADER_ALIGNMENT = 16  # bytes: a multiple of every dtype's elements
 
@@ -119,12 +117,7 @@ class _UnequalParts:
     """
 
     def __init__(
-        self,
-        rank: int,
-        sent: Tensor,
-        result: Tensor,
-        rows: tuple[int, Sequence[int], Sequence[int]],
-        slot_bytes: int,
+        self, rank: int, sent: Tensor, result: Tensor, rows: tuple[int, Sequence[int], Sequence[int]], slot_bytes: int
     ) -> None:
         self.rank, self.sent, self.result = rank, sent, result
         self.row, send, receive = rows
@@ -249,12 +242,7 @@ class Exchange:
         return self._start("all_to_all", put, take, blocks, every.shape[1], axis)
 
     def all_to_all_rows(
-        self,
-        received: Tensor,
-        rows: Tensor,
-        send: Sequence[int],
-        receive: Sequence[int],
-        axis: str,
+        self, received: Tensor, rows: Tensor, send: Sequence[int], receive: Sequence[int], axis: str
     ) -> Operation:
         """The next send[r] rows of every rank to rank r -> received, receive[r] rows from rank r,
         in rank order. A rank's rows for itself are not sent."""
@@ -264,10 +252,17 @@ class Exchange:
         elements = parts.chunks * parts.width
         return self._enqueue(
             _Message(
-                "all_to_all of rows", parts.put, parts.take, flat.dtype, self._next_number(), axis,
-                elements, parts.width, parts,
+                "all_to_all of rows",
+                parts.put,
+                parts.take,
+                flat.dtype,
+                self._next_number(),
+                axis,
+                elements,
+                parts.width,
+                parts,
             )
-        )  # fmt: skip
+        )
 
     def broadcast(self, tensor: Tensor, source: int, axis: str) -> Operation:
         """The tensor of group rank `source`, in place."""
@@ -461,9 +456,7 @@ class Exchange:
         }
         where = self._queue[0]
         if ended & missing:
-            raise PeerLost(
-                f"{where}: connection closed by peer: {self._named(ended & missing)} ended"
-            )
+            raise PeerLost(f"{where}: connection closed by peer: {self._named(ended & missing)} ended")
         if missing and waited > self.timeout:
             raise PeerLost(
                 f"{where}: timed out after {self.timeout:g} s of waiting for "

@@ -141,28 +141,20 @@ def _slices(tensor: Tensor, count: int) -> Slices:
     return (tensor.view(-1),) if count == 1 else tensor.view(count, -1).unbind()
 
 
-def _each(
-    start: Callable[[Tensor, Tensor, str], Work], results: Slices, sources: Slices, axis: str
-) -> Work:
+def _each(start: Callable[[Tensor, Tensor, str], Work], results: Slices, sources: Slices, axis: str) -> Work:
     """Start a message a slice through shared memory: with the last, those before are done."""
-    *_, last = [
-        start(result, source, axis) for result, source in zip(results, sources, strict=True)
-    ]
+    *_, last = [start(result, source, axis) for result, source in zip(results, sources, strict=True)]
     return last
 
 
-def _gather_slices(
-    wholes: Slices, pieces: Slices, *, group: dist.ProcessGroup | None, async_op: bool
-) -> Work | None:
+def _gather_slices(wholes: Slices, pieces: Slices, *, group: dist.ProcessGroup | None, async_op: bool) -> Work | None:
     if len(wholes) == 1:
         return _all_gather(wholes[0], pieces[0], group=group, async_op=async_op)
     start = _method(group, "all_gather_single_coalesced", "allgather_into_tensor_coalesced")
     return _coalesced(start, wholes, pieces, AllgatherOptions(), async_op)
 
 
-def _scatter_slices(
-    parts: Slices, wholes: Slices, *, group: dist.ProcessGroup | None, async_op: bool
-) -> Work | None:
+def _scatter_slices(parts: Slices, wholes: Slices, *, group: dist.ProcessGroup | None, async_op: bool) -> Work | None:
     if len(parts) == 1:
         return _reduce_scatter(parts[0], wholes[0], group=group, async_op=async_op)
     start = _method(group, "reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced")
@@ -215,9 +207,7 @@ class Group:
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:
-            raise ValueError(
-                f"rank {self.rank} is not in a group of {self.size} (0 <= rank < size)"
-            )
+            raise ValueError(f"rank {self.rank} is not in a group of {self.size} (0 <= rank < size)")
 
     @property
     def sends_beside(self) -> bool:
@@ -230,18 +220,18 @@ class Group:
         overwritten: use the returned one."""
         return self.start_all_reduce(tensor, op, is_async=False).wait()
 
-    def start_all_reduce(
-        self, tensor: Tensor, op: Reduction = "sum", *, is_async: bool = True
-    ) -> Pending:
+    def start_all_reduce(self, tensor: Tensor, op: Reduction = "sum", *, is_async: bool = True) -> Pending:
         """`all_reduce` without waiting; `tensor` must not be read or written until `wait`."""
         if self.size == 1:
             return Pending(tensor)
         tensor = tensor.contiguous()
         work = self._start(
-            "all_reduce", tensor, is_async,
+            "all_reduce",
+            tensor,
+            is_async,
             lambda shared: shared.all_reduce(tensor, op, self.name),
             partial(dist.all_reduce, tensor, _REDUCE_OP[op]),
-        )  # fmt: skip
+        )
         return Pending(tensor, work)
 
     def all_gather(self, tensor: Tensor, dim: int) -> Tensor:
@@ -271,10 +261,12 @@ class Group:
         both have `count` slices, each slice by itself."""
         wholes, pieces = _slices(whole, count), _slices(piece.contiguous(), count)
         return self._start(
-            "all_gather", whole, is_async,
+            "all_gather",
+            whole,
+            is_async,
             lambda shared: _each(shared.all_gather, wholes, pieces, self.name),
             partial(_gather_slices, wholes, pieces),
-        )  # fmt: skip
+        )
 
     def reduce_scatter(self, tensor: Tensor, dim: int) -> Tensor:
         """The sum over the ranks, of which rank r gets the r-th of t equal blocks along `dim`.
@@ -288,9 +280,7 @@ class Group:
         if self.size == 1:
             return Pending(tensor)
         dim %= tensor.dim()
-        own = tensor.new_empty(
-            _resized(tensor, dim, local_size(tensor.shape[dim], parts=self.size))
-        )
+        own = tensor.new_empty(_resized(tensor, dim, local_size(tensor.shape[dim], parts=self.size)))
         if count := _slice_count(tensor, dim):
             return self._scatter(own, tensor.contiguous(), is_async, count)
         return self._scatter(own, self._blocks(tensor, dim), is_async)
@@ -309,10 +299,12 @@ class Group:
         Where both have `count` slices, each of them is summed by itself."""
         parts, wholes = _slices(local, count), _slices(blocks, count)
         work = self._start(
-            "reduce_scatter", blocks, is_async,
+            "reduce_scatter",
+            blocks,
+            is_async,
             lambda shared: _each(shared.reduce_scatter, parts, wholes, self.name),
             partial(_scatter_slices, parts, wholes),
-        )  # fmt: skip
+        )
         return Pending(local, work, blocks)
 
     def all_to_all(self, tensor: Tensor, dim: int) -> Tensor:
@@ -324,19 +316,16 @@ class Group:
         blocks = self._blocks(tensor, dim)
         received = torch.empty_like(blocks)
         work = self._start(
-            "all_to_all", blocks, False,
+            "all_to_all",
+            blocks,
+            False,
             lambda shared: shared.all_to_all(received, blocks, self.name),
             partial(dist.all_to_all_single, received.view(-1), blocks.view(-1)),
-        )  # fmt: skip
+        )
         return PendingConcatenation(received, work, dim=dim % tensor.dim()).wait()
 
     def all_to_all_rows(
-        self,
-        rows: Tensor,
-        send: Sequence[int],
-        receive: Sequence[int],
-        *,
-        recorded: int | None = None,
+        self, rows: Tensor, send: Sequence[int], receive: Sequence[int], *, recorded: int | None = None
     ) -> Tensor:
         """Exchange different numbers of rows: of rows [m, ..] the first send[0] go to rank 0, the
         next send[1] to rank 1, and so on; the result has receive[r] rows from rank r, in rank
@@ -372,11 +361,13 @@ class Group:
         rows = rows.contiguous()
         received = rows.new_empty((sum(receive), *rows.shape[1:]))
         work = self._start(
-            "all_to_all", rows, is_async,
+            "all_to_all",
+            rows,
+            is_async,
             lambda shared: shared.all_to_all_rows(received, rows, send, receive, self.name),
             partial(dist.all_to_all_single, received, rows, receive, send),
             recorded,
-        )  # fmt: skip
+        )
         return Pending(received, work)
 
     def _check_counts(self, rows: int, send: list[int], receive: list[int]) -> None:
@@ -384,9 +375,7 @@ class Group:
             if len(counts) != self.size or min(counts) < 0:
                 raise ValueError(f"{name} = {counts}: give {self.size} numbers >= 0, one a rank")
         if sum(send) != rows or (self.size == 1 and receive != send):
-            raise ValueError(
-                f"{rows} rows to send, but send = {send} and receive = {receive} over {self.name}"
-            )
+            raise ValueError(f"{rows} rows to send, but send = {send} and receive = {receive} over {self.name}")
 
     def broadcast(self, tensor: Tensor, source: int) -> Tensor:
         """The tensor of the group's rank `source`, on all ranks. A contiguous tensor is
@@ -399,10 +388,12 @@ class Group:
             return Pending(tensor)
         tensor = tensor.contiguous()
         work = self._start(
-            "broadcast", tensor, is_async,
+            "broadcast",
+            tensor,
+            is_async,
             lambda shared: shared.broadcast(tensor, source, self.name),
             partial(dist.broadcast, tensor, group_src=source),
-        )  # fmt: skip
+        )
         return Pending(tensor, work)
 
     def start_reduce(self, tensor: Tensor, target: int) -> Pending:
@@ -412,15 +403,15 @@ class Group:
             return Pending(tensor)
         tensor = tensor.contiguous()
         work = self._start(
-            "reduce", tensor, True,
+            "reduce",
+            tensor,
+            True,
             lambda shared: shared.reduce(tensor, target, self.name),
             partial(dist.reduce, tensor, group_dst=target),
-        )  # fmt: skip
+        )
         return Pending(tensor, work)
 
-    def start_send(
-        self, tensor: Tensor, destination: int, *, over: dist.ProcessGroup | None = None
-    ) -> Pending:
+    def start_send(self, tensor: Tensor, destination: int, *, over: dist.ProcessGroup | None = None) -> Pending:
         """Send a tensor to the group's rank `destination`, without waiting; messages between two
         ranks carry no tags and match in order. over: a process group of only these two."""
         channel = self.log and self.log.channel(self.rank, destination)
@@ -428,9 +419,7 @@ class Group:
         start = partial(dist.isend, tensor, group=group, group_dst=peer)
         return Pending(tensor, self._send("send", tensor, start, True, channel))
 
-    def start_receive(
-        self, buffer: Tensor, source: int, *, over: dist.ProcessGroup | None = None
-    ) -> Pending:
+    def start_receive(self, buffer: Tensor, source: int, *, over: dist.ProcessGroup | None = None) -> Pending:
         """Receive a tensor of the group's rank `source` into `buffer`, without waiting. The sender
         records the message. over: as of the sender's `start_send`."""
         channel = self.log and self.log.channel(source, self.rank)
@@ -497,11 +486,7 @@ class Group:
         return logged_work(work, log, number)
 
     def _collective(
-        self,
-        kind: Kind | Literal["receive"],
-        whole: Tensor,
-        recorded: int | None = None,
-        log: MessageLog | None = None,
+        self, kind: Kind | Literal["receive"], whole: Tensor, recorded: int | None = None, log: MessageLog | None = None
     ) -> Collective:
         size = whole.numel() * whole.element_size() if recorded is None else recorded
         dtype, number = str(whole.dtype).removeprefix("torch."), log.number if log else -1

@@ -41,10 +41,7 @@ def pinned_block(size: int, use: str, runtime: Any) -> Tensor:
     pages = np.frombuffer(memory, dtype=np.uint8)
     pointer = pages.ctypes.data
     if error := int(runtime.cudaHostRegister(pointer, size, PORTABLE)):
-        raise RunFailed(
-            f"{bytes_text(size)} of host memory cannot be pinned (cudaHostRegister: error {error}) "
-            f"{use}"
-        )
+        raise RunFailed(f"{bytes_text(size)} of host memory cannot be pinned (cudaHostRegister: error {error}) {use}")
     unpin = weakref.finalize(pages, runtime.cudaHostUnregister, pointer)  # before it is unmapped
     unpin.atexit = False
     return torch.from_numpy(pages)

@@ -183,9 +183,7 @@ class TimedWork:
         self.timer.spent(self.collective, began, self.started)
 
 
-def timed_start(
-    start: Callable[[], Work | None], timer: SecondsByAxis | None, collective: Collective
-) -> Work | None:
+def timed_start(start: Callable[[], Work | None], timer: SecondsByAxis | None, collective: Collective) -> Work | None:
     """Start a collective, timed if there is a timer; returns what to wait for, None if `start` has
     waited."""
     if timer is None:

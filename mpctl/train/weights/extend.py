@@ -56,8 +56,7 @@ def fill_tables(
     that no extension explains.
     """
     if not is_extended(model, origin, extension, reserved=reserved):
-        issues = [i for i in differences(model, origin.model, origin.folder)
-                  if i.where == "model.vocab"]  # fmt: skip
+        issues = [i for i in differences(model, origin.model, origin.folder) if i.where == "model.vocab"]
         if issues:
             raise InputError(issues)
         return targets

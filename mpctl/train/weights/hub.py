@@ -51,11 +51,18 @@ def read_folder(folder: Path) -> tuple[dict[str, TensorHeader], list[Issue]]:
 
 def _nothing(folder: Path) -> Issue:
     if any(any(folder.glob(pattern)) for pattern in PICKLES):
-        return Issue("weights-pickled", str(folder), "holds weights as pickles only, which can run "
-                     "code and are never opened", "save them as safetensors, where you trust them:"
-                     " from_pretrained(DIR).save_pretrained(OUT) of their class")  # fmt: skip
-    return Issue("weights-missing", str(folder), f"holds neither {SINGLE} nor {INDEX}",
-                 "name a directory that save_pretrained wrote")  # fmt: skip
+        return Issue(
+            "weights-pickled",
+            str(folder),
+            "holds weights as pickles only, which can run code and are never opened",
+            "save them as safetensors, where you trust them: from_pretrained(DIR).save_pretrained(OUT) of their class",
+        )
+    return Issue(
+        "weights-missing",
+        str(folder),
+        f"holds neither {SINGLE} nor {INDEX}",
+        "name a directory that save_pretrained wrote",
+    )
 
 
 def _sharded(folder: Path) -> tuple[dict[str, TensorHeader], list[Issue]]:
@@ -83,11 +90,14 @@ def _sharded(folder: Path) -> tuple[dict[str, TensorHeader], list[Issue]]:
 
 def _foreign(path: Path, wanted: set[str], stored: set[str]) -> Iterator[Issue]:
     for tensor in sorted(wanted - stored):
-        yield Issue("weights-missing", str(path), f"{tensor} is not in it, but {INDEX} says so",
-                    AGAIN)  # fmt: skip
+        yield Issue("weights-missing", str(path), f"{tensor} is not in it, but {INDEX} says so", AGAIN)
     for tensor in sorted(stored - wanted):
-        yield Issue("weights-foreign", str(path), f"holds {tensor}, which {INDEX} does not place "
-                    "there: the shard of another model", AGAIN)  # fmt: skip
+        yield Issue(
+            "weights-foreign",
+            str(path),
+            f"holds {tensor}, which {INDEX} does not place there: the shard of another model",
+            AGAIN,
+        )
 
 
 @dataclass(frozen=True)
@@ -121,8 +131,12 @@ def open_hub(folder: Path) -> Hub:
     path = folder / "config.json"
     config = json.loads(path.read_text("utf-8"))
     if (kind := config["model_type"]) not in builtin_schemes():
-        raise InputError.of("no-hub-class", str(path), f"weights of {kind} are not read by this "
-                            "version", f"use {', '.join(builtin_schemes())}")  # fmt: skip
+        raise InputError.of(
+            "no-hub-class",
+            str(path),
+            f"weights of {kind} are not read by this version",
+            f"use {', '.join(builtin_schemes())}",
+        )
     if issue := _quantization_issue(path, config.get("quantization_config")):
         raise InputError([issue])
     # Names and paths of this machine would be copied into everything made from it.
@@ -161,9 +175,7 @@ MOST_MISSING = 10_000
 """
 
 
-def _count_issue(
-    path: Path, model: ModelSpec, scheme: Scheme, tensors: Mapping[str, TensorHeader]
-) -> Issue | None:
+def _count_issue(path: Path, model: ModelSpec, scheme: Scheme, tensors: Mapping[str, TensorHeader]) -> Issue | None:
     """An issue where a config implies far more tensors than the files hold, found without naming
     them: a config.json may come from anybody, and a few bytes of it may ask for a billion experts.
     It names the first router with another number of experts, or else the numbers of tensors."""
@@ -215,9 +227,14 @@ def _copy_issues(hub: Hub, scheme: Scheme) -> Iterator[Issue]:
         for copy in names:
             stored = hub.tensors[copy]
             if (stored.shape, stored.dtype) != (first.shape, first.dtype):
-                yield differing(stored.path, f"{copy} is {list(stored.shape)} {stored.dtype}, but "
-                                f"{piece.name}, which it has to equal, {list(first.shape)} "
-                                f"{first.dtype}", copy, scheme)  # fmt: skip
+                yield differing(
+                    stored.path,
+                    f"{copy} is {list(stored.shape)} {stored.dtype}, but "
+                    f"{piece.name}, which it has to equal, {list(first.shape)} "
+                    f"{first.dtype}",
+                    copy,
+                    scheme,
+                )
 
 
 def differing(path: Path, message: str, copy: str, scheme: Scheme) -> Issue:
@@ -258,13 +275,20 @@ def _tensor_issues(hub: Hub, scheme: Scheme) -> Iterator[Issue]:
             read.add(scale_of(name))
             yield from _scale_issues(hub, name, shape)
         elif stored.dtype not in FLOATS:
-            yield Issue("weights-dtype", str(stored.path), f"{name} is {stored.dtype}, not a "
-                        "floating-point type", f"use {', '.join(FLOATS)}")  # fmt: skip
+            yield Issue(
+                "weights-dtype",
+                str(stored.path),
+                f"{name} is {stored.dtype}, not a floating-point type",
+                f"use {', '.join(FLOATS)}",
+            )
     for name in sorted(hub.tensors.keys() - read):
         if not is_extra(name, scheme):
             stored = hub.tensors[name]
-            yield Issue("weights-foreign", str(stored.path), f"holds {name} {list(stored.shape)}, "
-                        "which the shape in config.json does not have")  # fmt: skip
+            yield Issue(
+                "weights-foreign",
+                str(stored.path),
+                f"holds {name} {list(stored.shape)}, which the shape in config.json does not have",
+            )
 
 
 def _missing(hub: Hub, shapes: Mapping[str, tuple[int, ...]], scheme: Scheme) -> Iterator[Issue]:
@@ -274,15 +298,18 @@ def _missing(hub: Hub, shapes: Mapping[str, tuple[int, ...]], scheme: Scheme) ->
     for name in shapes.keys() - hub.tensors.keys():
         lacking.setdefault(re.sub(r"\.experts\.\d+\.", ".experts.{}.", name), []).append(name)
     for name in sorted(lacking):
-        numbers = sorted(int(found[1]) for one in lacking[name]
-                         if (found := re.search(r"\.experts\.(\d+)\.", one)))  # fmt: skip
+        numbers = sorted(int(found[1]) for one in lacking[name] if (found := re.search(r"\.experts\.(\d+)\.", one)))
         shown, shape = name, list(shapes[lacking[name][0]])
         if numbers:
             few = [*map(str, numbers[:8]), *[".."] * (len(numbers) > 8)]
             shown = f"{name.format('N')} of expert{'s' * (len(few) > 1)} {', '.join(few)}"
         verb = "are" if len(numbers) > 1 else "is"
-        yield Issue("weights-missing", str(hub.folder), f"{shown} {shape} {verb} in no file",
-                    f"{scheme.architecture} of this config.json has it")  # fmt: skip
+        yield Issue(
+            "weights-missing",
+            str(hub.folder),
+            f"{shown} {shape} {verb} in no file",
+            f"{scheme.architecture} of this config.json has it",
+        )
 
 
 BLOCK = 128  # rows and columns of an fp8 matrix that share a scale (DeepSeek-V3)
@@ -296,9 +323,17 @@ def scale_of(name: str) -> str:
 def _scale_issues(hub: Hub, name: str, shape: tuple[int, ...]) -> Iterator[Issue]:
     wanted, scale = tuple(-(-size // BLOCK) for size in shape), hub.tensors.get(scale_of(name))
     if scale is None:
-        yield Issue("weights-missing", str(hub.folder), f"{scale_of(name)} {list(wanted)} is in no "
-                    f"file, but {name} is {FP8}", AGAIN)  # fmt: skip
+        yield Issue(
+            "weights-missing",
+            str(hub.folder),
+            f"{scale_of(name)} {list(wanted)} is in no file, but {name} is {FP8}",
+            AGAIN,
+        )
     elif scale.shape != wanted or scale.dtype not in FLOATS:
-        yield Issue("weights-shape", str(scale.path), f"{scale_of(name)} is {scale.dtype} "
-                    f"{list(scale.shape)}, blocks of {BLOCK} x {BLOCK} of {name} need "
-                    f"{list(wanted)}")  # fmt: skip
+        yield Issue(
+            "weights-shape",
+            str(scale.path),
+            f"{scale_of(name)} is {scale.dtype} "
+            f"{list(scale.shape)}, blocks of {BLOCK} x {BLOCK} of {name} need "
+            f"{list(wanted)}",
+        )

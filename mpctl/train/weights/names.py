@@ -58,17 +58,19 @@ def get_scheme(model: ModelSpec) -> Scheme:
         classes = ", ".join(scheme.architecture for scheme in builtin_schemes().values())
         others = [family.name for family in all_builtin() if family.hub_schemes()]
         raise InputError.of(
-            "no-hub-class", "model.family",
+            "no-hub-class",
+            "model.family",
             f"family {model.family!r} has none of the classes {classes}",
             f"use family {', '.join(others)}",
-        )  # fmt: skip
+        )
     if model.position not in schemes:
         classes = " or ".join(scheme.architecture for scheme, *_ in schemes.values())
         raise InputError.of(
-            "no-hub-class", "model.position",
+            "no-hub-class",
+            "model.position",
             f"{model.position!r} positions cannot be represented in {classes}",
             f"use {' or '.join(schemes)}",
-        )  # fmt: skip
+        )
     fewest: list[Issue] = []
     has_experts = model.experts is not None
     alike = [s for s in schemes[model.position] if ("experts" in s.variants) is has_experts]
@@ -208,9 +210,7 @@ def as_stored(rows: Mapping[str, Row], stored: Container[str], scheme: Scheme) -
         known = (name for name in (piece.name, *names) if name in stored)
         return replace(piece, name=next(known, piece.name))
 
-    return {
-        name: replace(row, pieces=tuple(map(spelled, row.pieces))) for name, row in rows.items()
-    }  # fmt: skip
+    return {name: replace(row, pieces=tuple(map(spelled, row.pieces))) for name, row in rows.items()}
 
 
 def is_extra(name: str, scheme: Scheme) -> bool:

@@ -40,10 +40,8 @@ def open_origin(path: Path) -> Hub | SavedModel:
     if not path.exists():
         raise InputError.of("no-weights", str(path), "no such file or folder", hint)
     if (path / "job.json").is_file():
-        raise InputError.of("no-weights", str(path), "is a run, but has no checkpoint",
-                            "let the run save one")  # fmt: skip
-    raise InputError.of("no-weights", str(path), "holds no config.json, no import and no run "
-                        "with a checkpoint", hint)  # fmt: skip
+        raise InputError.of("no-weights", str(path), "is a run, but has no checkpoint", "let the run save one")
+    raise InputError.of("no-weights", str(path), "holds no config.json, no import and no run with a checkpoint", hint)
 
 
 def longest_sequence(origin: Hub | SavedModel, seen: frozenset[Path] = frozenset()) -> int:
@@ -78,11 +76,7 @@ def origin_issues(
 
 
 def is_extended(
-    model: ModelSpec,
-    origin: Hub | SavedModel,
-    extension: TokenizerExtension | None,
-    *,
-    reserved: int = 0,
+    model: ModelSpec, origin: Hub | SavedModel, extension: TokenizerExtension | None, *, reserved: int = 0
 ) -> bool:
     """Whether the extension starts where the origin ends, so that it explains all new rows.
 
@@ -109,5 +103,4 @@ def differences(ours: ModelSpec, theirs: ModelSpec, path: Path) -> Iterator[Issu
             if key == "vocab" and now > then:
                 hint += f", or data of a tokenizer of {then} extended to more: `mpctl data prepare"
                 hint += " --extend-tokenizer`"
-            yield Issue("init-from-model", f"model.{key}", f"{now!r}, but the weights in {path} "
-                        f"are of {then!r}", hint)  # fmt: skip
+            yield Issue("init-from-model", f"model.{key}", f"{now!r}, but the weights in {path} are of {then!r}", hint)

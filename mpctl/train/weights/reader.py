@@ -101,8 +101,9 @@ def _fill(hub: Hub, row: Row, shard: Shard, tensor: Tensor) -> None:
 
 def _cut(hub: Hub, file: Any, piece: Piece, box: Box) -> Tensor:
     """A box of our parameter from the tensor that contains it."""
-    inside = [range(part.start - whole.start, part.stop - whole.start)
-              for part, whole in zip(box, piece.box, strict=True)]  # fmt: skip
+    inside = [
+        range(part.start - whole.start, part.stop - whole.start) for part, whole in zip(box, piece.box, strict=True)
+    ]
     rows, *columns = inside[len(inside) - len(piece.shape) :]
     read = rows if piece.pairs is None else _covering(rows, piece.pairs[0], piece.shape[0])
     stored = file.get_slice(piece.name)

@@ -53,8 +53,7 @@ def find_tokens(model: ModelSpec, tokenizer: Path) -> Tokens:
 def token_settings(tokens: Tokens | None, scheme: Scheme) -> dict[str, int | None]:
     """The ids that config.json names, None for those that are not known."""
     ids = {} if tokens is None else tokens.ids
-    return {key: next((ids[name] for name in names if name in ids), None)
-            for key, names in scheme.tokens.items()}  # fmt: skip
+    return {key: next((ids[name] for name in names if name in ids), None) for key, names in scheme.tokens.items()}
 
 
 def write_tokenizer(folder: Path, tokens: Tokens, model: ModelSpec, scheme: Scheme) -> list[str]:
@@ -64,10 +63,8 @@ def write_tokenizer(folder: Path, tokens: Tokens, model: ModelSpec, scheme: Sche
     _write_json(folder / "tokenizer_config.json", tokenizer_config(tokens, model, scheme))
     _write_json(folder / "special_tokens_map.json", roles)
     if scheme.generates:
-        ids = {f"{role}_id": tokens.ids[name] for role, name in roles.items()
-               if f"{role}_id" in GENERATION_IDS}  # fmt: skip
-        known = {key: token for key, token in token_settings(tokens, scheme).items()
-                 if token is not None}  # fmt: skip
+        ids = {f"{role}_id": tokens.ids[name] for role, name in roles.items() if f"{role}_id" in GENERATION_IDS}
+        known = {key: token for key, token in token_settings(tokens, scheme).items() if token is not None}
         _write_json(folder / "generation_config.json", {**ids, **known})
     return notes
 
@@ -77,10 +74,7 @@ GENERATION_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 def token_roles(tokens: Tokens, scheme: Scheme) -> dict[str, str]:
     """`pad_token` and others: the first of the possible names that the tokenizer has."""
-    chosen = {
-        role: next((name for name in names if name in tokens.ids), None)
-        for role, names in scheme.roles.items()
-    }
+    chosen = {role: next((name for name in names if name in tokens.ids), None) for role, names in scheme.roles.items()}
     return {role: name for role, name in chosen.items() if name is not None}
 
 
@@ -95,10 +89,9 @@ def tokenizer_config(tokens: Tokens, model: ModelSpec, scheme: Scheme) -> dict[s
         **({"additional_special_tokens": others} if others else {}),
         "padding_side": "left" if scheme.continues_text else "right",
         "model_max_length": model.seq_length if relative else model.max_positions,
-        "model_input_names": ["input_ids", *(["token_type_ids"] if scheme.has_token_types else []),
-                              "attention_mask"],
+        "model_input_names": ["input_ids", *(["token_type_ids"] if scheme.has_token_types else []), "attention_mask"],
         "clean_up_tokenization_spaces": False,
-    }  # fmt: skip
+    }
 
 
 def _write_tokens(path: Path, tokens: Tokens, scheme: Scheme) -> list[str]:
@@ -127,9 +120,14 @@ def _entries(tokens: Tokens) -> Iterator[dict[str, Any]]:
     """A mask replaces a piece with the space before it, as a piece of text has one."""
     for name in tokens.missing:
         yield {
-            "id": tokens.ids[name], "content": name, "single_word": False,
-            "lstrip": name == "[MASK]", "rstrip": False, "normalized": False, "special": True,
-        }  # fmt: skip
+            "id": tokens.ids[name],
+            "content": name,
+            "single_word": False,
+            "lstrip": name == "[MASK]",
+            "rstrip": False,
+            "normalized": False,
+            "special": True,
+        }
 
 
 def _frame(frame: tuple[str, ...], ids: Mapping[str, int]) -> dict[str, Any]:
@@ -144,10 +142,8 @@ def _frame(frame: tuple[str, ...], ids: Mapping[str, int]) -> dict[str, Any]:
             kind, ends = 1, len(steps)
         name = "Sequence" if part in "AB" else "SpecialToken"
         steps.append({name: {"id": part, "type_id": kind}})
-    named = {part: {"id": part, "ids": [ids[part]], "tokens": [part]}
-             for part in frame if part not in "AB"}  # fmt: skip
-    return {"type": "TemplateProcessing", "single": steps[:ends], "pair": steps,
-            "special_tokens": named}  # fmt: skip
+    named = {part: {"id": part, "ids": [ids[part]], "tokens": [part]} for part in frame if part not in "AB"}
+    return {"type": "TemplateProcessing", "single": steps[:ends], "pair": steps, "special_tokens": named}
 
 
 def _write_json(path: Path, document: Any) -> None:

@@ -85,9 +85,7 @@ def import_weights(source: Path, out: Path, *, on_progress: Progress = ignore_pr
         has_tokenizer = (source / TOKENIZER).is_file()
         if has_tokenizer:
             shutil.copyfile(source / TOKENIZER, work / TOKENIZER)
-        (work / FRAGMENT).write_text(
-            _fragment(hub.model, out.resolve(), tokenizer=has_tokenizer), "utf-8"
-        )
+        (work / FRAGMENT).write_text(_fragment(hub.model, out.resolve(), tokenizer=has_tokenizer), "utf-8")
         files = _files(work)
     return Written(
         source=source,
@@ -102,9 +100,7 @@ def import_weights(source: Path, out: Path, *, on_progress: Progress = ignore_pr
     )
 
 
-def _entries_of_ours(
-    hub: Hub, issues: list[Issue]
-) -> tuple[list[Entry], dict[str, ParameterPlacement]]:
+def _entries_of_ours(hub: Hub, issues: list[Issue]) -> tuple[list[Entry], dict[str, ParameterPlacement]]:
     """The tensors to write and their placement; `issues` is filled as each tensor is made."""
     table = get_table(hub.model, tp=1)
     entries, placements = list[Entry](), dict[str, ParameterPlacement]()
@@ -152,8 +148,7 @@ def export_weights(
     with staged_folder(out) as work:
         saved = open_origin(run)
         if isinstance(saved, Hub):
-            raise InputError.of("no-run", str(run), "is a Hugging Face directory already",
-                                "name a run of mpctl")  # fmt: skip
+            raise InputError.of("no-run", str(run), "is a Hugging Face directory already", "name a run of mpctl")
         model = saved.model
         if model.position == "rotary":  # a learned table has its rows
             model = model.model_copy(update={"max_positions": longest_sequence(saved)})
@@ -165,9 +160,7 @@ def export_weights(
             read_shard_record(saved.checkpoint, shard.file, on_bytes=counter)
         checkpoint, optional = OpenCheckpoint.of(saved.checkpoint), padding_rows(model)
         entries = [
-            entry
-            for row in rows.values()
-            for entry in _entries_of_theirs(checkpoint, row, optional.get(row.name))
+            entry for row in rows.values() for entry in _entries_of_theirs(checkpoint, row, optional.get(row.name))
         ]
         dtype = _dtype(entries)  # of the parameters: biases are float32 in every model
         entries += _bias_entries(checkpoint, model)
@@ -193,9 +186,7 @@ def _total(entries: Iterable[Entry]) -> int:
     return sum(entry.bytes for entry in entries)
 
 
-def _entries_of_theirs(
-    checkpoint: OpenCheckpoint, row: Row, first_optional: int | None
-) -> list[Entry]:
+def _entries_of_theirs(checkpoint: OpenCheckpoint, row: Row, first_optional: int | None) -> list[Entry]:
     dtype = checkpoint.fields(row.name)["value"].dtype
     make = partial(_piece, checkpoint, row, first_optional)
     return [Entry(p.name, dtype, p.shape, partial(make, p)) for p in row.pieces]
@@ -212,9 +203,7 @@ def _bias_entries(checkpoint: OpenCheckpoint, model: ModelSpec) -> Iterator[Entr
         yield Entry(name, "F32", (count,), partial(torch.tensor, values, dtype=torch.float32))
 
 
-def _piece(
-    checkpoint: OpenCheckpoint, row: Row, first_optional: int | None, piece: Piece
-) -> Tensor:
+def _piece(checkpoint: OpenCheckpoint, row: Row, first_optional: int | None, piece: Piece) -> Tensor:
     """A tensor of theirs from our checkpoint."""
     part = Shard(row.shape, {dim: (span,) for dim, span in enumerate(piece.box)})
     ours = checkpoint.part(row.name, "value", part, first_optional)
@@ -241,10 +230,7 @@ def _write_sharded(work: Path, entries: list[Entry], limit: int, counter: OnByte
         name = f"model-{number:05}-of-{len(groups):05}.safetensors"
         write_file(work / name, group, counter)
         placed |= {entry.name: name for entry in group}
-    _write_json(
-        work / INDEX,
-        {"metadata": {"total_size": sum(entry.bytes for entry in entries)}, "weight_map": placed},
-    )
+    _write_json(work / INDEX, {"metadata": {"total_size": sum(entry.bytes for entry in entries)}, "weight_map": placed})
 
 
 def hub_config(model: ModelSpec, dtype: str, ids: Mapping[str, int | None]) -> dict[str, Any]:
@@ -254,10 +240,13 @@ def hub_config(model: ModelSpec, dtype: str, ids: Mapping[str, int | None]) -> d
     """
     scheme = get_scheme(model)
     shared = {
-        "architectures": [scheme.architecture], "model_type": scheme.model_type,
-        "vocab_size": model.vocab, "tie_word_embeddings": model.tied_embeddings,
-        "dtype": TORCH_NAMES[dtype], "torch_dtype": TORCH_NAMES[dtype],
-    }  # fmt: skip
+        "architectures": [scheme.architecture],
+        "model_type": scheme.model_type,
+        "vocab_size": model.vocab,
+        "tie_word_embeddings": model.tied_embeddings,
+        "dtype": TORCH_NAMES[dtype],
+        "torch_dtype": TORCH_NAMES[dtype],
+    }
     return {**shared, **ids, **scheme.config(model)}
 
 

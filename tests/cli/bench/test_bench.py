@@ -39,9 +39,7 @@ def test_a_budget_of_no_time_is_refused_before_the_command_runs() -> None:
     assert BenchCommand("kernels", quick=True, budget=9.0).seconds == 9.0
 
 
-def test_the_folder_stays_the_one_that_was_free(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_folder_stays_the_one_that_was_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     bench = BenchCommand("kernels")
     bench.folder.mkdir(parents=True)
@@ -54,5 +52,6 @@ def test_the_command_line_wins_over_the_steps_of_the_bench() -> None:
     quick = BenchCommand("verify", quick=True, device="cpu")
     assert quick.job(JOB, steps=10, quick_steps=6).overrides["training.steps"] == 7
     assert quick.job(JobSource("demo"), steps=10, quick_steps=6).overrides == {
-        "training.steps": 6, "launch.device": "cpu",
-    }  # fmt: skip
+        "training.steps": 6,
+        "launch.device": "cpu",
+    }

@@ -15,10 +15,23 @@ import pytest
 from tests.cli.calls import Mpctl
 
 SMALL = (
-    "--set", "model.layers=2", "--set", "model.hidden=32", "--set", "model.heads=4",
-    "--set", "model.vocab=128", "--set", "model.seq_length=16", "--set", "model.family=gpt",
-    "--cluster", "this-machine", "--device", "cpu",
-)  # fmt: skip
+    "--set",
+    "model.layers=2",
+    "--set",
+    "model.hidden=32",
+    "--set",
+    "model.heads=4",
+    "--set",
+    "model.vocab=128",
+    "--set",
+    "model.seq_length=16",
+    "--set",
+    "model.family=gpt",
+    "--cluster",
+    "this-machine",
+    "--device",
+    "cpu",
+)
 
 
 @pytest.mark.parametrize(

@@ -48,8 +48,7 @@ def test_a_machine_is_measured_and_planned_on(mpctl: Mpctl, tmp_path: Path, text
     """Kernels and collectives of a narrow model, and four layouts of it: what is written is a
     cluster that plans are made on, with the spread of its own runs."""
     shape, out = narrow_model(texts), tmp_path / "out"
-    said = mpctl("bench", "machine", *shape, "--quick", "--steps", "3", "--name", "mine",
-                 "--out", str(out), "--json")  # fmt: skip
+    said = mpctl("bench", "machine", *shape, "--quick", "--steps", "3", "--name", "mine", "--out", str(out), "--json")
     assert said.code == 0, said.err
     report = json.loads(said.out)
     assert report == json.loads((out / "report.json").read_text())
@@ -59,20 +58,41 @@ def test_a_machine_is_measured_and_planned_on(mpctl: Mpctl, tmp_path: Path, text
     cluster = load_plan("demo", {"cluster": str(out / "presets/clusters/mine.toml")}).job.cluster
     assert cluster.spread == report["findings"]["spread"]
     assert cluster.cores == report["environment"]["cores"]
-    assert all((out / f"{check['layout'].replace(' ', '-')}-r1" / "summary.json").is_file()
-               for check in report["findings"]["checks"])  # fmt: skip
+    assert all(
+        (out / f"{check['layout'].replace(' ', '-')}-r1" / "summary.json").is_file()
+        for check in report["findings"]["checks"]
+    )
     again = mpctl("bench", "machine", *shape, "--out", str(out))
     assert again.code == 2 and "bench-occupied" in again.err
-    fitted = mpctl("calibrate", str(out), "--cluster", str(out / "presets/clusters/mine.toml"),
-                   "--out", str(tmp_path / "fitted"), "--rounds", "1")  # fmt: skip
+    fitted = mpctl(
+        "calibrate",
+        str(out),
+        "--cluster",
+        str(out / "presets/clusters/mine.toml"),
+        "--out",
+        str(tmp_path / "fitted"),
+        "--rounds",
+        "1",
+    )
     assert fitted.code == 0, fitted.err
 
 
 @pytest.mark.slow
 def test_ctrl_c_keeps_the_presets_that_were_measured(tmp_path: Path, texts: Path) -> None:
     out = tmp_path / "out"
-    words = ["bench", "machine", *narrow_model(texts), "--quick", "--steps", "1000",
-             "--name", "mine", "--out", str(out), "--json"]  # fmt: skip
+    words = [
+        "bench",
+        "machine",
+        *narrow_model(texts),
+        "--quick",
+        "--steps",
+        "1000",
+        "--name",
+        "mine",
+        "--out",
+        str(out),
+        "--json",
+    ]
     command = [sys.executable, "-m", "mpctl", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         deadline = time.monotonic() + 300
@@ -92,5 +112,4 @@ def test_ctrl_c_keeps_the_presets_that_were_measured(tmp_path: Path, texts: Path
 def narrow_model(texts: Path) -> list[str]:
     """The options that make the demo a model of two narrow layers, trained on these texts."""
     settings = {**small_settings(texts), "model.layers": 2}
-    return [word for key, value in settings.items()
-            for word in ("--set", f"{key}={json.dumps(value)}")]  # fmt: skip
+    return [word for key, value in settings.items() for word in ("--set", f"{key}={json.dumps(value)}")]

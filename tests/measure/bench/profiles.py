@@ -17,8 +17,16 @@ def event(name: str, began: float, ended: float, **more: Any) -> ProfileEvent:
 
 def line(rank: int, step: int, *events: ProfileEvent, **more: Any) -> ProfiledStep:
     """A line of one of 2 ranks, each a stage of its own."""
-    made: Any = {"rank": rank, "world_size": 2, "coords": {"tp": 0, "pp": rank}, "host": "a",
-                 "clock": "a", "step": step, "events": list(events), **more}  # fmt: skip
+    made: Any = {
+        "rank": rank,
+        "world_size": 2,
+        "coords": {"tp": 0, "pp": rank},
+        "host": "a",
+        "clock": "a",
+        "step": step,
+        "events": list(events),
+        **more,
+    }
     return made
 
 
@@ -43,27 +51,26 @@ def two_stages(step: int = 3, at: float = 100.0) -> tuple[ProfiledStep, Profiled
     sent = {"axis": "pp", "bytes": 8, "dtype": "float32"}
     place = {"microbatch": 0, "chunk": 0}
     first = line(
-        0, step,
+        0,
+        step,
         event("step", at, at + 8),
         event("forward", at, at + 1, **place),
         event("data", at, at + 0.25),
         event("send", at + 1, at + 1.25, phase="start", **sent, of="forward", **place, peer=1),
-        event("receive", at + 1.25, at + 1.5, phase="start", **sent, of="backward", **place,
-              peer=1),
+        event("receive", at + 1.25, at + 1.5, phase="start", **sent, of="backward", **place, peer=1),
         event("receive", at + 1.5, at + 5, phase="wait", **sent, started=at + 1.25),
         event("backward", at + 5, at + 7, **place),
         event("optimizer", at + 7, at + 7.5),
         event("status", at + 7.5, at + 8),
-        event("all_reduce", at + 7.5, at + 8, phase="start", axis="world", bytes=32,
-              dtype="float64"),
+        event("all_reduce", at + 7.5, at + 8, phase="start", axis="world", bytes=32, dtype="float64"),
         event("validation", at + 8, at + 20),
-    )  # fmt: skip
+    )
     second = line(
-        1, step,
+        1,
+        step,
         event("step", at, at + 8),
         event("forward", at + 1.5, at + 2.5, **place),
         event("backward", at + 2.5, at + 4.5, **place),
-        event("all_reduce", at + 5, at + 7.75, phase="start", axis="world", bytes=32,
-              dtype="float64"),
-    )  # fmt: skip
+        event("all_reduce", at + 5, at + 7.75, phase="start", axis="world", bytes=32, dtype="float64"),
+    )
     return first, second

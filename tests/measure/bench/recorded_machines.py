@@ -58,9 +58,8 @@ def replay(record: Record) -> Replay:
     """Fit the device, the link and then both to the runs of a record."""
     found = work(Machine(record["cores"], 0, 2**34))
     device = fit_device(
-        kernel_rows(record), found.base, dtype="fp32", name="recorded", memory_bytes=2**33,
-        source="recorded",
-    )  # fmt: skip
+        kernel_rows(record), found.base, dtype="fp32", name="recorded", memory_bytes=2**33, source="recorded"
+    )
     link = fit_link(collective_rows(record), name="shared memory")
     environment = cast(BenchEnvironment, ENVIRONMENT)
     preset = machine_preset("recorded", device, link, environment, per_node=record["cores"])
@@ -81,23 +80,34 @@ def kernel_rows(record: Record) -> list[KernelRow]:
     rows = []
     for kernel in cases:
         if (seconds := record["kernels"].get(kernel.name)) is not None:
-            rows.append(cast(KernelRow, {
-                **kernel.case, "name": kernel.name, "site": kernel.site, "ranks": record["cores"],
-                "is_rehearsal": False, "seconds": seconds, "cpu_seconds": seconds,
-                "flops_per_second": kernel.flops / seconds,
-                "bytes_per_second": kernel.bytes / seconds,
-                "predicted_seconds": kernel.predicted_seconds,
-            }))  # fmt: skip
+            rows.append(
+                cast(
+                    KernelRow,
+                    {
+                        **kernel.case,
+                        "name": kernel.name,
+                        "site": kernel.site,
+                        "ranks": record["cores"],
+                        "is_rehearsal": False,
+                        "seconds": seconds,
+                        "cpu_seconds": seconds,
+                        "flops_per_second": kernel.flops / seconds,
+                        "bytes_per_second": kernel.bytes / seconds,
+                        "predicted_seconds": kernel.predicted_seconds,
+                    },
+                )
+            )
     return rows
 
 
 def collective_rows(record: Record) -> list[CollectiveRow]:
     return [
-        cast(CollectiveRow, {"kind": kind, "bytes": size, "seconds": seconds,
-                             "ranks": record["cores"],
-                             "transport": "shared"})
+        cast(
+            CollectiveRow,
+            {"kind": kind, "bytes": size, "seconds": seconds, "ranks": record["cores"], "transport": "shared"},
+        )
         for kind, size, seconds in record["collectives"]
-    ]  # fmt: skip
+    ]
 
 
 def record_of(report: Mapping[str, Any]) -> Record:
@@ -109,9 +119,7 @@ def record_of(report: Mapping[str, Any]) -> Record:
         "source": f"{where['machine']}, {where['date'][:10]}, torch {where['torch']}, load "
         f"{where['load_at_start']:.2f}",
         "cores": where["cores"],
-        "kernels": {
-            row["name"].rsplit(" x", 1)[0]: _short(undisturbed(row)["seconds"]) for row in kernels
-        },
+        "kernels": {row["name"].rsplit(" x", 1)[0]: _short(undisturbed(row)["seconds"]) for row in kernels},
         "collectives": [[row["kind"], row["bytes"], _short(row["seconds"])] for row in sent],
         "runs": {row["layout"]: _short(row["seconds"]) for row in report["findings"]["checks"]},
     }

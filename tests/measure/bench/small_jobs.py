@@ -7,8 +7,17 @@ from mpctl.plan.planning.plan import load_plan
 from mpctl.records.rundir.directory import RunDir
 from mpctl.run.launch.launch_plan import LaunchPlan
 
-SHAPE = {"layers": 1, "hidden": 32, "heads": 2, "kv_heads": 2, "head_dim": 16, "ffn": 64,
-         "vocab": 512, "seq_length": 32, "max_positions": 32}  # fmt: skip
+SHAPE = {
+    "layers": 1,
+    "hidden": 32,
+    "heads": 2,
+    "kv_heads": 2,
+    "head_dim": 16,
+    "ffn": 64,
+    "vocab": 512,
+    "seq_length": 32,
+    "max_positions": 32,
+}
 
 
 def write_texts(folder):
@@ -46,7 +55,4 @@ def planned_case(name="case", *, tokens=256, predicted=None, **settings):
 
 def step_records(seconds):
     """A record for each step; half of its time is processor time."""
-    return [
-        {"step": n, "tokens": 100 * n, "step_seconds": s, "cpu_seconds": s / 2}
-        for n, s in enumerate(seconds, 1)
-    ]
+    return [{"step": n, "tokens": 100 * n, "step_seconds": s, "cpu_seconds": s / 2} for n, s in enumerate(seconds, 1)]

@@ -17,9 +17,7 @@ def test_cases_keep_their_order_and_get_a_directory_each(tmp_path, texts):
     two = {"parallel.tp": 2, "cluster.gpus_per_node": 2}
     cases = [small_case("b", texts, **two), small_case("a", texts)]
     planned = plan_cases(cases, tmp_path / "out", MACHINE, overwrite=False)
-    assert [(case.name, case.title, case.job.world_size) for case in planned] == [
-        ("b", "b", 2), ("a", "a", 1),
-    ]  # fmt: skip
+    assert [(case.name, case.title, case.job.world_size) for case in planned] == [("b", "b", 2), ("a", "a", 1)]
     assert planned[0].launch.run.path == tmp_path / "out" / "b"
     assert planned[0].tokens_per_step == 16 * 32
     assert not (tmp_path / "out").exists()

@@ -55,11 +55,14 @@ def test_sizes_grow_by_a_factor_or_by_a_step() -> None:
 
 
 def test_every_issue_is_reported_together() -> None:
-    assert issues(minbytes="x", maxbytes="y", stepfactor=1.0, kinds="all", transports="tcp",
-                  datatype="quad") == {
-        "--minbytes": "bad-size", "--maxbytes": "bad-size", "--stepfactor": "bad-step",
-        "--kinds": "unknown-word", "--transports": "unknown-word", "--datatype": "bad-datatype",
-    }  # fmt: skip
+    assert issues(minbytes="x", maxbytes="y", stepfactor=1.0, kinds="all", transports="tcp", datatype="quad") == {
+        "--minbytes": "bad-size",
+        "--maxbytes": "bad-size",
+        "--stepfactor": "bad-step",
+        "--kinds": "unknown-word",
+        "--transports": "unknown-word",
+        "--datatype": "bad-datatype",
+    }
     assert issues(minbytes="2K", maxbytes="1K") == {"--minbytes": "bad-size"}
     assert issues(stepfactor=2.0, stepbytes="8") == {"--stepbytes": "bad-step"}
     assert issues(minbytes="8", stepbytes="8") == {"--stepbytes": "bad-step"}
@@ -88,8 +91,7 @@ TWO_CORES = Machine(cores=2, gpus=0, memory_bytes=8 * 2**30)
 SMALL = CollectiveOptions(sizes=(64, 1000))
 
 
-def cases(options: CollectiveOptions = SMALL, machine: Machine = TWO_CORES,
-          **settings: Any) -> CollectiveCases:  # fmt: skip
+def cases(options: CollectiveOptions = SMALL, machine: Machine = TWO_CORES, **settings: Any) -> CollectiveCases:
     named = {key.replace("__", "."): value for key, value in settings.items()}
     return collective_cases(load_plan(None, {"launch.device": "cpu", **named}), options, machine)
 
@@ -112,9 +114,7 @@ def test_all_kinds_and_ways_along_every_axis_of_several_ranks() -> None:
 
 def test_ranks_of_several_nodes_share_no_memory() -> None:
     made = cases(parallel__tp=2, parallel__dp=2, cluster__nodes=2, cluster__gpus_per_node=2)
-    ways = {
-        axis: {c["transport"] for c in made.cases if c["axis"] == axis} for axis in ("tp", "dp_cp")
-    }
+    ways = {axis: {c["transport"] for c in made.cases if c["axis"] == axis} for axis in ("tp", "dp_cp")}
     assert ways == {"tp": {"gloo", "shared"}, "dp_cp": {"gloo"}}
     assert sent_over(made, "all_reduce", "tp") == "shared"
     assert sent_over(made, "all_reduce", "dp_cp") == sent_over(made, "sendrecv", "tp") == "gloo"
@@ -140,9 +140,7 @@ def test_dp_cp_is_all_replicas_and_a_grid_has_its_axes() -> None:
     made = cases(parallel__cp=2, parallel__dp=2)
     assert (made.sizes["cp"], made.sizes["dp_cp"]) == (2, 4)
     assert refused(replace(SMALL, axes=("dp",)), parallel__cp=2, parallel__dp=2) == {"unknown-axis"}
-    assert {c["axis"] for c in cases(replace(SMALL, axes=("dp",)), parallel__dp=2).cases} == {
-        "dp_cp"
-    }
+    assert {c["axis"] for c in cases(replace(SMALL, axes=("dp",)), parallel__dp=2).cases} == {"dp_cp"}
     assert {c["axis"] for c in cases(parallel__cp=2).cases} == {"cp"}
     grid = cases(parallel__tp=4, parallel__tensor_mode="2d", training__micro_batch_size=2)
     assert {axis for axis, ranks in grid.sizes.items() if ranks == 2} == {"row", "col"}
@@ -153,8 +151,12 @@ def test_the_groups_of_experts_are_axes_too() -> None:
     assert {c["axis"] for c in made.cases} == {"dp_cp", "ep", "edp"}
     both = cases(parallel__tp=2, parallel__dp=2, parallel__ep=2, parallel__etp=2)
     assert {c["axis"]: both.sizes[c["axis"]] for c in both.cases} == {
-        "tp": 2, "dp_cp": 2, "etp": 2, "ep": 2, "etp_ep": 4,
-    }  # fmt: skip
+        "tp": 2,
+        "dp_cp": 2,
+        "etp": 2,
+        "ep": 2,
+        "etp_ep": 4,
+    }
 
 
 def test_more_ranks_than_cores_are_a_rehearsal() -> None:
@@ -165,9 +167,7 @@ def test_more_ranks_than_cores_are_a_rehearsal() -> None:
 
 def test_axes_ways_roots_and_sizes_that_cannot_be_timed() -> None:
     assert refused() == {"axis-of-one-rank"}
-    assert refused(replace(SMALL, axes=("dp", "xp")), parallel__tp=2) == {
-        "axis-of-one-rank", "unknown-axis",
-    }  # fmt: skip
+    assert refused(replace(SMALL, axes=("dp", "xp")), parallel__tp=2) == {"axis-of-one-rank", "unknown-axis"}
     assert refused(replace(SMALL, transports=("nccl",)), parallel__tp=2) == {"no-such-transport"}
     assert refused(replace(SMALL, root=2), parallel__tp=2) == {"no-such-root"}
     assert refused(replace(SMALL, root=-1), parallel__tp=2) == {"no-such-root"}
@@ -186,9 +186,7 @@ def test_without_a_layout_tp_is_over_the_cores() -> None:
     def ranks(cores: int, **settings: Any) -> int:
         machine = Machine(cores=cores, gpus=0, memory_bytes=2**33)
         named = {key.replace("__", "."): value for key, value in settings.items()}
-        planned = plan_collectives(
-            None, {"launch.device": "cpu", **named}, CollectiveFlags(), machine
-        )
+        planned = plan_collectives(None, {"launch.device": "cpu", **named}, CollectiveFlags(), machine)
         assert planned.plan.job.launch.threads_per_rank == 1
         return planned.topology.world_size
 
@@ -198,7 +196,5 @@ def test_without_a_layout_tp_is_over_the_cores() -> None:
 
 def test_options_and_layout_are_refused_together() -> None:
     with pytest.raises(InputError) as caught:
-        plan_collectives(
-            None, {"parallel.tp": 3, "cluster.gpus_per_node": 2}, CollectiveFlags("x"), TWO_CORES
-        )
+        plan_collectives(None, {"parallel.tp": 3, "cluster.gpus_per_node": 2}, CollectiveFlags("x"), TWO_CORES)
     assert {issue.rule for issue in caught.value.issues} == {"bad-size", "world-size"}

@@ -91,26 +91,38 @@ def test_broadcasts_reductions_sends_and_all_to_all_by_their_bytes(ranks: int) -
     assert bus_factor("sendrecv", ranks) == bus_factor("send", ranks) == 1.0
 
 
-def row(size: int, seconds: float, kind: str = "all_gather", ranks: int = 2,
-        **more: Any) -> CollectiveRow:  # fmt: skip
+def row(size: int, seconds: float, kind: str = "all_gather", ranks: int = 2, **more: Any) -> CollectiveRow:
     algbw = size / seconds
     made: Any = {
-        "name": f"{kind} {size}", "seconds": seconds, "seconds_min": seconds,
-        "seconds_max": seconds, "rounds": 1, "kind": kind, "axis": "tp", "ranks": ranks,
-        "transport": "gloo", "dtype": "float32", "op": "none", "bytes": size, "count": size // 4,
-        "algbw": algbw, "busbw": algbw * bus_factor(kind, ranks), "wrong": 0,
-        "is_rehearsal": False, "predicted_seconds": None,
-    } | more  # fmt: skip
+        "name": f"{kind} {size}",
+        "seconds": seconds,
+        "seconds_min": seconds,
+        "seconds_max": seconds,
+        "rounds": 1,
+        "kind": kind,
+        "axis": "tp",
+        "ranks": ranks,
+        "transport": "gloo",
+        "dtype": "float32",
+        "op": "none",
+        "bytes": size,
+        "count": size // 4,
+        "algbw": algbw,
+        "busbw": algbw * bus_factor(kind, ranks),
+        "wrong": 0,
+        "is_rehearsal": False,
+        "predicted_seconds": None,
+    } | more
     return made
 
 
 @given(
-    latency=st.floats(0, 1e-3), bandwidth=st.floats(1e6, 1e12), ranks=st.integers(2, 64),
+    latency=st.floats(0, 1e-3),
+    bandwidth=st.floats(1e6, 1e12),
+    ranks=st.integers(2, 64),
     kind=st.sampled_from(["all_reduce", "all_gather", "broadcast"]),
-)  # fmt: skip
-def test_a_fit_finds_the_line_that_made_the_times(
-    latency: float, bandwidth: float, ranks: int, kind: str
-) -> None:
+)
+def test_a_fit_finds_the_line_that_made_the_times(latency: float, bandwidth: float, ranks: int, kind: str) -> None:
     def seconds(size: int) -> float:
         return latency + bus_factor(kind, ranks) * size / bandwidth
 
@@ -135,23 +147,25 @@ def test_fits_by_hand() -> None:
     others = [row(8 * n, 1.0 * n, transport="shared") for n in (1, 2, 3, 4)]
     several = fit_collectives([*three, *others, row(8, 1.0, axis="dp_cp")])
     assert [(f["axis"], f["transport"], len(f["efficiency"])) for f in several] == [
-        ("tp", "gloo", 3), ("tp", "shared", 4),
-    ]  # fmt: skip
+        ("tp", "gloo", 3),
+        ("tp", "shared", 4),
+    ]
 
 
 def planned(**options: Any) -> CollectiveCases:
-    settings = {"parallel.tp": 4, "launch.device": "cpu", "cluster.intra_node.bandwidth": 1e9,
-                "cluster.intra_node.latency": 0.0}  # fmt: skip
+    settings = {
+        "parallel.tp": 4,
+        "launch.device": "cpu",
+        "cluster.intra_node.bandwidth": 1e9,
+        "cluster.intra_node.latency": 0.0,
+    }
     asked = CollectiveOptions(**{"sizes": (8_000_000,), **options})
     machine = Machine(cores=2, gpus=0, memory_bytes=2**33)
     return collective_cases(load_plan(None, settings), asked, machine)
 
 
 def rounds(case: int, *seconds: float, wrong: int = 0) -> list[CollectiveRound]:
-    return [
-        {"event": "timing", "case": case, "round": n, "seconds": s, "wrong": wrong}
-        for n, s in enumerate(seconds)
-    ]
+    return [{"event": "timing", "case": case, "round": n, "seconds": s, "wrong": wrong} for n, s in enumerate(seconds)]
 
 
 TWO_CORES = Machine(cores=2, gpus=0, memory_bytes=8 * 2**30)
@@ -202,9 +216,10 @@ def test_two_ranks_measure_and_every_round_is_handed_out(tmp_path: Path) -> None
     cases, seen, told = collective_cases(plan, options, TWO_CORES), [], []
     made = bench_of(cases, asked=2)
     made.measure(
-        RunDir(tmp_path / "ranks-r1"), Watch(lambda *at: told.append(at)),
+        RunDir(tmp_path / "ranks-r1"),
+        Watch(lambda *at: told.append(at)),
         lambda: seen.append([row["rounds"] for row in made.rows]),
-    )  # fmt: skip
+    )
     assert seen == [[1, 1, 1], [2, 2, 2]] and made.is_complete
     assert told[-1] == ("time the collectives", 6, 6)
     assert [row["wrong"] for row in made.rows] == [0, 0, 0]
@@ -213,16 +228,11 @@ def test_two_ranks_measure_and_every_round_is_handed_out(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_a_round_ends_where_the_last_way_to_send_is_absent(tmp_path: Path) -> None:
-    options = CollectiveOptions(
-        (64,), ("broadcast",), transports=("gloo", "shared"), iterations=1, warm_up=0
-    )
+    options = CollectiveOptions((64,), ("broadcast",), transports=("gloo", "shared"), iterations=1, warm_up=0)
     settings = {"parallel.tp": 2, "launch.device": "cpu", "launch.shared_memory": False}
     cases, seen = collective_cases(load_plan(None, settings), options, TWO_CORES), []
     made = bench_of(cases)
-    made.measure(
-        RunDir(tmp_path / "ranks-r1"), Watch(lambda *at: None),
-        lambda: seen.append(made.round_timings),
-    )  # fmt: skip
+    made.measure(RunDir(tmp_path / "ranks-r1"), Watch(lambda *at: None), lambda: seen.append(made.round_timings))
     assert seen == [1] and [row["transport"] for row in made.rows] == ["gloo"]
     report = made.report()
     assert report["is_complete"]

@@ -59,8 +59,7 @@ def test_a_row_of_no_time_is_not_compared():
 
 
 def test_the_mean_is_geometric():
-    comparison = compare_reports(of(row("x", 1.0), row("y", 1.0)), of(row("x", 2.0), row("y", 0.5)),
-                                 10.0)  # fmt: skip
+    comparison = compare_reports(of(row("x", 1.0), row("y", 1.0)), of(row("x", 2.0), row("y", 0.5)), 10.0)
     assert comparison["ratio"] == pytest.approx(1.0)
 
 
@@ -82,8 +81,7 @@ def test_other_machines_versions_and_commands_are_said():
     b = of(row("x", 1.0), command="bench kernels --quick", is_complete=False, environment=elsewhere)
     assert compare_reports(a, a, 10.0)["warnings"] == []
     said = " | ".join(compare_reports(a, b, 10.0)["warnings"])
-    for words in ("cores 2 and 4", "torch 2.11 and 2.12", "--quick", "B is not complete",
-                  "B: the load average is 9.0"):  # fmt: skip
+    for words in ("cores 2 and 4", "torch 2.11 and 2.12", "--quick", "B is not complete", "B: the load average is 9.0"):
         assert words in said
 
 

@@ -46,17 +46,14 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
     "no bench": (without(WHOLE, "bench"), "bench-report", "bench"),
     "an unknown bench": (WHOLE | {"bench": "coffee"}, "bench-report", "coffee"),
     "no host": (WHOLE | {"environment": without(ENVIRONMENT, "host")}, "bench-report", "host"),
-    "cores as text": (WHOLE | {"environment": ENVIRONMENT | {"cores": "2"}}, "bench-report",
-                      "environment.cores"),
-    "no seconds": (WHOLE | {"results": [without(row("a", 1.0), "seconds")]}, "bench-report",
-                   "results.0.seconds"),
+    "cores as text": (WHOLE | {"environment": ENVIRONMENT | {"cores": "2"}}, "bench-report", "environment.cores"),
+    "no seconds": (WHOLE | {"results": [without(row("a", 1.0), "seconds")]}, "bench-report", "results.0.seconds"),
     "below 0": (WHOLE | {"results": [row("a", -1.0)]}, "bench-report", "results.0.seconds"),
     "NaN": (WHOLE | {"results": [row("a", float("nan"))]}, "bench-report", "NaN"),
     "infinite": (json.dumps(WHOLE).replace("1.0", "1e999"), "bench-report", "1e999"),
-    "not in order": (WHOLE | {"results": [row("a", 1.0) | {"seconds_min": 2}]}, "bench-report",
-                     "seconds_min 2"),
+    "not in order": (WHOLE | {"results": [row("a", 1.0) | {"seconds_min": 2}]}, "bench-report", "seconds_min 2"),
     "twice": (WHOLE | {"results": [row("a", 1.0), row("a", 2.0)]}, "bench-report", "'a'"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)

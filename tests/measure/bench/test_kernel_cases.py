@@ -78,8 +78,7 @@ def test_kernels_are_our_own_whatever_runtime_and_dtype_a_job_trains_in() -> Non
     ours = {**THIS_MACHINE, "training.dtype": "bf16", "model.attention": "unfused"}
     own = kernel_cases(load_job(None, ours), TWO_CORES, ranks=(1,), device="cpu")
     assert theirs.kernels == own.kernels
-    narrow = {"model": "demo-gpt", "cluster": "dgx-h100", "training.dtype": "fp8",
-              "training.runtime": "megatron-core"}  # fmt: skip
+    narrow = {"model": "demo-gpt", "cluster": "dgx-h100", "training.dtype": "fp8", "training.runtime": "megatron-core"}
     job = load_job(None, narrow)
     assert "'fp8'" in str(refusal(kernel_cases, job, TWO_CORES, ranks=(1,), device="cpu"))
     cases = kernel_cases(job, TWO_CORES, ranks=(1,), dtypes=("bf16",), device="cpu")
@@ -87,8 +86,14 @@ def test_kernels_are_our_own_whatever_runtime_and_dtype_a_job_trains_in() -> Non
 
 
 def test_a_dtype_without_a_rate_has_no_estimate() -> None:
-    device = {"name": "a core", "kind": "cpu", "memory_bytes": 2**33, "memory_bandwidth": 1e10,
-              "peak_flops": {"fp32": 1e11}, "source": "made up"}  # fmt: skip
+    device = {
+        "name": "a core",
+        "kind": "cpu",
+        "memory_bytes": 2**33,
+        "memory_bandwidth": 1e10,
+        "peak_flops": {"fp32": 1e11},
+        "source": "made up",
+    }
     job = load_job(None, {"model": "demo-gpt", "cluster.device": device})
     cases = kernel_cases(job, TWO_CORES, ranks=(1,), dtypes=("fp32", "bf16"), device="cpu")
     known = {k.case["dtype"]: k.predicted_seconds is not None for k in cases.kernels}

@@ -27,10 +27,17 @@ from mpctl.spec.load import load_job
 def test_a_name_has_the_sizes_and_no_flags() -> None:
     kernel = PlannedKernel(
         "layers.attention",
-        {"kernel": "attention", "part": "forward", "dtype": "bf16", "copies": 1,
-         "shape": {"batch": 2, "heads": 4, "causal": 1, "window": 8}},
-        flops=1.0, bytes=1.0, predicted_seconds=None,
-    )  # fmt: skip
+        {
+            "kernel": "attention",
+            "part": "forward",
+            "dtype": "bf16",
+            "copies": 1,
+            "shape": {"batch": 2, "heads": 4, "causal": 1, "window": 8},
+        },
+        flops=1.0,
+        bytes=1.0,
+        predicted_seconds=None,
+    )
     assert kernel.name == "attention layers.attention forward 2x4 bf16" and not kernel.is_layer
     assert case_sizes({"bias": 1, "rows": 3}) == "3"
 
@@ -45,10 +52,16 @@ def test_copies_fill_a_cache_unless_they_are_the_most(moved: float) -> None:
 
 TWO_CORES = Machine(cores=2, gpus=0, memory_bytes=16 * 2**30)
 SMALL: dict[str, Any] = {
-    "cluster": "this-machine", "model.family": "gpt", "model.layers": 2, "model.hidden": 64,
-    "model.heads": 4, "model.ffn": 256, "model.vocab": 512, "model.seq_length": 32,
+    "cluster": "this-machine",
+    "model.family": "gpt",
+    "model.layers": 2,
+    "model.hidden": 64,
+    "model.heads": 4,
+    "model.ffn": 256,
+    "model.vocab": 512,
+    "model.seq_length": 32,
     "training.micro_batch_size": 2,
-}  # fmt: skip
+}
 
 
 def kernels_of(**settings: Any) -> dict[str, PlannedKernel]:
@@ -75,8 +88,10 @@ def test_an_estimate_is_the_planner_s_own() -> None:
     found, job = kernels_of(), load_job(None, SMALL)
     speed = device_speed(job.cluster, "fp32")
     for part, (m, k, n) in {
-        "forward": (64, 64, 256), "backward_input": (64, 256, 64), "backward_weight": (64, 64, 256),
-    }.items():  # fmt: skip
+        "forward": (64, 64, 256),
+        "backward_input": (64, 256, 64),
+        "backward_weight": (64, 64, 256),
+    }.items():
         expected = product_seconds(speed.other, m, k, n, 4, 4)
         assert found[f"matmul layers.mlp.up {part}"].predicted_seconds == expected
     pairs = 2 * 32 * 32 / 2
@@ -96,9 +111,7 @@ def test_the_parts_of_a_layer_add_up_to_the_planned_layer() -> None:
     clock = get_clock(JobLayout.of(load_job(None, {**SMALL, **rotary})))
     names = ("matmul layers", "attention", "heads", "activation")
     parts = sum(
-        k.predicted_seconds or 0.0
-        for name, k in found.items()
-        if name.startswith(names) and name.endswith("forward")
+        k.predicted_seconds or 0.0 for name, k in found.items() if name.startswith(names) and name.endswith("forward")
     )
     parts += 2 * (found["branch layers forward"].predicted_seconds or 0.0)
     assert parts == pytest.approx(clock.layer().forward)
@@ -167,13 +180,16 @@ def test_every_family_has_kernels_of_its_own_names(model: str) -> None:
 def test_products_of_experts_are_timed_expert_by_expert() -> None:
     """By hand, 64 tokens x 2 experts over 4 experts: 32 rows each, filled up to a tile of 64; their
     fused gate and up are 2 x 48 columns. The full layer is timed with a dense MLP."""
-    experts = {"model.experts": 4, "model.experts_per_token": 2, "model.expert_ffn": 48,
-               "model.activation": "swiglu", "training.moe_load": 1.0}  # fmt: skip
+    experts = {
+        "model.experts": 4,
+        "model.experts_per_token": 2,
+        "model.expert_ffn": 48,
+        "model.activation": "swiglu",
+        "training.moe_load": 1.0,
+    }
     kernels = kernels_of(**{key.replace(".", "__"): value for key, value in experts.items()})
     up = kernels["grouped_matmul layers.mlp.experts.up forward"]
     assert up.case["shape"] == {"experts": 4, "m": 64, "k": 64, "n": 96}
     assert up.flops == 4 * 2 * 64 * 64 * 96 and up.predicted_seconds
     assert "grouped_matmul layers.mlp.experts.down backward_weight" in kernels
-    assert kernels["layer layers forward"].flops == kernels_of(
-        model__activation="swiglu"
-    )["layer layers forward"].flops  # fmt: skip
+    assert kernels["layer layers forward"].flops == kernels_of(model__activation="swiglu")["layer layers forward"].flops

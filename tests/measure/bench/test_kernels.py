@@ -15,14 +15,25 @@ from mpctl.spec.load import load_job
 
 TWO_CORES = Machine(cores=2, gpus=0, memory_bytes=2**26)
 DEVICE = {
-    "name": "a core", "kind": "cpu", "memory_bytes": 2**33, "memory_bandwidth": 1e10,
-    "peak_flops": {"fp32": 1e11}, "source": "made up",
-}  # fmt: skip
+    "name": "a core",
+    "kind": "cpu",
+    "memory_bytes": 2**33,
+    "memory_bandwidth": 1e10,
+    "peak_flops": {"fp32": 1e11},
+    "source": "made up",
+}
 SMALL: dict[str, Any] = {
-    "cluster.device": DEVICE, "model.family": "gpt", "model.layers": 2, "model.hidden": 32,
-    "model.heads": 4, "model.ffn": 64, "model.vocab": 128, "model.seq_length": 16,
-    "training.micro_batch_size": 2, "launch.device": "cpu",
-}  # fmt: skip
+    "cluster.device": DEVICE,
+    "model.family": "gpt",
+    "model.layers": 2,
+    "model.hidden": 32,
+    "model.heads": 4,
+    "model.ffn": 64,
+    "model.vocab": 128,
+    "model.seq_length": 16,
+    "training.micro_batch_size": 2,
+    "launch.device": "cpu",
+}
 
 
 def small_cases(*ranks: int) -> KernelCases:
@@ -34,8 +45,15 @@ def kernel_rows(cases: KernelCases, timings: list[KernelTiming]) -> list[KernelR
 
 
 def timing(case: int, ranks: int, number: int, seconds: float) -> KernelTiming:
-    return {"event": "kernel", "round": number, "case": case, "ranks": ranks, "seconds": seconds,
-            "cpu_seconds": seconds / 2, "repeats": 1}  # fmt: skip
+    return {
+        "event": "kernel",
+        "round": number,
+        "case": case,
+        "ranks": ranks,
+        "seconds": seconds,
+        "cpu_seconds": seconds / 2,
+        "repeats": 1,
+    }
 
 
 def test_a_row_is_the_median_of_its_rounds() -> None:
@@ -43,9 +61,7 @@ def test_a_row_is_the_median_of_its_rounds() -> None:
     cases = small_cases(1, 2)
     slow = [timing(0, 1, n, s) for n, s in enumerate((2e-6, 9e-6, 1e-6))]
     rows = kernel_rows(cases, [timing(0, 2, 0, 4e-6), *slow])
-    assert [row["name"] for row in rows] == [
-        f"matmul layers.attention.qkv forward 32x32x96 fp32 x{n}" for n in (1, 2)
-    ]
+    assert [row["name"] for row in rows] == [f"matmul layers.attention.qkv forward 32x32x96 fp32 x{n}" for n in (1, 2)]
     first = rows[0]
     assert (first["seconds"], first["seconds_min"], first["seconds_max"]) == (2e-6, 1e-6, 9e-6)
     assert first["rounds"] == 3 and first["cpu_seconds"] == 1e-6

@@ -46,8 +46,7 @@ def test_every_combination_is_a_layout_of_its_own_world():
 
 
 def test_words_that_name_no_sizes_are_refused():
-    for words in ("", "tp", "tp=", "tp=1,x", "tp=0", "tp=-1", "sp=2", "tp=1 tp=2", "tp=1,,2",
-                  "zero=-1", "tp=99999999"):  # fmt: skip
+    for words in ("", "tp", "tp=", "tp=1,x", "tp=0", "tp=-1", "sp=2", "tp=1 tp=2", "tp=1,,2", "zero=-1", "tp=99999999"):
         with pytest.raises(InputError, match="--layouts"):
             parse_layouts([words])
 
@@ -82,13 +81,7 @@ def test_bad_worlds_are_refused():
 
 def test_along_says_which_axis_takes_the_ranks():
     parallel = load_job(None, {"parallel.tp": 2, "parallel.pp": 3}).parallel
-    for along, found in (
-        ("tp", "tp4"),
-        ("dp", "dp4"),
-        ("pp", "pp4"),
-        ("cp", "cp4"),
-        ("job", "tp2 dp2"),
-    ):
+    for along, found in (("tp", "tp4"), ("dp", "dp4"), ("pp", "pp4"), ("cp", "cp4"), ("job", "tp2 dp2")):
         assert names(job_layouts(parallel, [4], along)) == [found]
 
 
@@ -99,9 +92,15 @@ def test_the_axes_of_the_job_come_before_dp():
 
 
 def test_what_needs_an_axis_is_left_out_with_it():
-    shape = {"parallel.tp": 2, "parallel.pp": 2, "parallel.vpp": 2, "model.layers": 8,
-             "parallel.sequence_parallel": True, "parallel.schedule": "interleaved",
-             "cluster.gpus_per_node": 4}  # fmt: skip
+    shape = {
+        "parallel.tp": 2,
+        "parallel.pp": 2,
+        "parallel.vpp": 2,
+        "model.layers": 8,
+        "parallel.sequence_parallel": True,
+        "parallel.schedule": "interleaved",
+        "cluster.gpus_per_node": 4,
+    }
     job = load_plan("demo", shape).job
     for layout in job_layouts(job.parallel, [1, 2, 4], "job"):
         assert load_plan("demo", {**shape, **layout.settings(job)}).job.world_size in (1, 2, 4)
@@ -126,8 +125,12 @@ def test_names_have_the_differences_from_a_single_rank() -> None:
     assert name_of(cluster__gpus_per_node=4, parallel__tp=2) == "tp2 dp2"
     four = {"cluster__gpus_per_node": 4, "parallel__pp": 2, "parallel__vpp": 2}
     assert name_of(**four, parallel__zero=1) == "dp2 pp2 vpp2 zero1"
-    assert name_of(cluster__gpus_per_node=2, parallel__tp=2, parallel__sequence_parallel=True,
-                   training__recompute="selective") == "tp2 sp recompute-selective"  # fmt: skip
+    assert (
+        name_of(
+            cluster__gpus_per_node=2, parallel__tp=2, parallel__sequence_parallel=True, training__recompute="selective"
+        )
+        == "tp2 sp recompute-selective"
+    )
     grid = {"parallel__tensor_mode": "2.5d", "parallel__tensor_depth": 1}
     assert name_of(cluster__gpus_per_node=4, parallel__tp=4, **grid) == "tp4 2.5d-1"
 

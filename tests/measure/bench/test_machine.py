@@ -45,17 +45,14 @@ CLUSTER = load_job(None, {"cluster": "this-machine"}).cluster
 
 
 def test_a_layout_is_one_run_of_the_median_of_its_rounds_on_the_given_cluster() -> None:
-    one, two = case_of("1 rank"), case_of("dp2", parallel__dp=2, cluster__gpus_per_node=2,
-                                          training__global_batch_size=2)  # fmt: skip
-    rounds = [
-        run_of(case, s, number=n) for n, s in enumerate((1.0, 5.0, 2.0)) for case in (one, two)
-    ]
+    one, two = (
+        case_of("1 rank"),
+        case_of("dp2", parallel__dp=2, cluster__gpus_per_node=2, training__global_batch_size=2),
+    )
+    rounds = [run_of(case, s, number=n) for n, s in enumerate((1.0, 5.0, 2.0)) for case in (one, two)]
     slow = CLUSTER.model_copy(update={"name": "mine", "slowdown": 2.0})
     runs = measured_runs(rounds, "mine", slow)
-    assert [(run.id, run.measured["step_seconds"]) for run in runs] == [
-        ("1 rank", 2.0),
-        ("dp2", 2.0),
-    ]
+    assert [(run.id, run.measured["step_seconds"]) for run in runs] == [("1 rank", 2.0), ("dp2", 2.0)]
     assert runs[0].parts == {"devices": "mine", "clusters": "mine", "runtimes": "mpctl"}
     assert [run.job.cluster.gpus_per_node for run in runs] == [1, 2]
     assert {run.job.cluster.slowdown for run in runs} == {2.0}
@@ -105,10 +102,16 @@ def test_a_lone_rank_that_waited_was_disturbed() -> None:
 
 def test_errors_are_means_of_their_sizes() -> None:
     checks: list[MachineCheck] = [
-        {"layout": name, "ranks": 1, "seconds": 2.0, "measured_seconds": 3.0,
-         "fitted_seconds": fitted, "left_out_seconds": 2.0}
+        {
+            "layout": name,
+            "ranks": 1,
+            "seconds": 2.0,
+            "measured_seconds": 3.0,
+            "fitted_seconds": fitted,
+            "left_out_seconds": 2.0,
+        }
         for name, fitted in (("a", 1.0), ("b", 2.5))
-    ]  # fmt: skip
+    ]
     assert mean_errors(checks) == {"measured": 0.5, "fitted": 0.375, "left_out": 0.0}
 
 
@@ -169,17 +172,13 @@ def test_no_round_begins_that_could_train_nothing(tmp_path: Path) -> None:
         assert len(found.names) == times and not found.is_complete
 
 
-def test_runs_end_with_the_budget_from_the_second_round_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_end_with_the_budget_from_the_second_round_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = measured_bench(tmp_path)
     found.paces.seconds.append(1.0)
     found.cases = [case_of(name) for name in ("a", "b", "c")]
     now, names = [0.0], []
 
-    def runs_of(
-        cases: Sequence[PlannedCase], *_: object, first: int, **__: object
-    ) -> Iterator[Any]:
+    def runs_of(cases: Sequence[PlannedCase], *_: object, first: int, **__: object) -> Iterator[Any]:
         for case in cases:
             now[0] += 10.0
             names.append(f"{case.name}-{first}")
@@ -201,8 +200,7 @@ def test_what_a_slow_machine_took_is_stated_at_its_usual_pace(tmp_path: Path) ->
     found.paces = Paces([1.0, 1.0, 2.0])
     found.trained = [(run_of(case_of("1 rank"), 3.0), 2.0), (run_of(case_of("2"), 1.0), 1.0)]
     assert [run.step_seconds for run in found.runs] == [1.5, 1.0]
-    assert found.runs[0].records[-1]["cpu_seconds"] == found.trained[0][0].records[-1][
-        "cpu_seconds"] / 2  # fmt: skip
+    assert found.runs[0].records[-1]["cpu_seconds"] == found.trained[0][0].records[-1]["cpu_seconds"] / 2
     timed = KernelBench(found.environment, "", 1, found.work.kernels)
     timed.timings = [{"case": 0, "ranks": 2, "seconds": 4.0, "cpu_seconds": 2.0, "pace": 2.0}]
     (slow,) = found.at_usual_pace(timed).rows
@@ -223,8 +221,12 @@ LINK = InnerLinkSpec(bandwidth=4e9, latency=3e-5)
 def kernel_rows() -> list[KernelRow]:
     """Kernels of a device of 200 GFLOP/s, on two cores."""
     found = [*rows_of(truth(depth=64.0)), row("layer", 0.3, site="tiny", predicted=1.0)]
-    return [cast(KernelRow, {"name": _name(one), "flops": one["flops_per_second"], **one,
-                             "share_of_peak": None, "rounds": 1}) for one in found]  # fmt: skip
+    return [
+        cast(
+            KernelRow, {"name": _name(one), "flops": one["flops_per_second"], **one, "share_of_peak": None, "rounds": 1}
+        )
+        for one in found
+    ]
 
 
 def _name(one: KernelRow) -> str:
@@ -237,8 +239,9 @@ def collective_rows() -> list[CollectiveRow]:
     more = {"is_rehearsal": False, "wrong": 0, "rounds": 1}
     return [
         cast(CollectiveRow, {"name": f"{kind} {size}", **measured(kind, 2, size, LINK), **more})
-        for kind in KINDS for size in SIZES
-    ]  # fmt: skip
+        for kind in KINDS
+        for size in SIZES
+    ]
 
 
 planned_work = cache(work)

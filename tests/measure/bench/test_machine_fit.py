@@ -27,25 +27,49 @@ from mpctl.plan.estimate.network import Route
 from mpctl.spec.cluster import ClusterSpec, DeviceSpec, InnerLinkSpec
 
 SHAPES = ((512, 256, 1024), (512, 1024, 256), (512, 256, 256), (2048, 2048, 2048))
-BASE = DeviceSpec.model_validate({
-    "name": "base", "kind": "cpu", "memory_bytes": 2**30, "memory_bandwidth": 10e9,
-    "peak_flops": {"fp32": 100e9},
-    "kernels": {"products": 1.0, "memory": 0.8, "flash": 0.4, "flash_backward": 0.4, "source": "-"},
-    "source": "-",
-})  # fmt: skip
+BASE = DeviceSpec.model_validate(
+    {
+        "name": "base",
+        "kind": "cpu",
+        "memory_bytes": 2**30,
+        "memory_bandwidth": 10e9,
+        "peak_flops": {"fp32": 100e9},
+        "kernels": {"products": 1.0, "memory": 0.8, "flash": 0.4, "flash_backward": 0.4, "source": "-"},
+        "source": "-",
+    }
+)
 
 
 def row(
-    kernel: str, seconds: float, *, part: str = "update", site: str = "layers", ranks: int = 2,
-    flops: float = 0.0, moved: float = 0.0, predicted: float | None = None,
-    shape: Mapping[str, int] | None = None, is_rehearsal: bool = False,
-) -> KernelRow:  # fmt: skip
-    return cast(KernelRow, {
-        "kernel": kernel, "site": site, "part": part, "shape": dict(shape or {}), "dtype": "fp32",
-        "ranks": ranks, "is_rehearsal": is_rehearsal, "seconds": seconds, "cpu_seconds": seconds,
-        "flops_per_second": flops / seconds, "bytes_per_second": moved / seconds,
-        "predicted_seconds": predicted,
-    })  # fmt: skip
+    kernel: str,
+    seconds: float,
+    *,
+    part: str = "update",
+    site: str = "layers",
+    ranks: int = 2,
+    flops: float = 0.0,
+    moved: float = 0.0,
+    predicted: float | None = None,
+    shape: Mapping[str, int] | None = None,
+    is_rehearsal: bool = False,
+) -> KernelRow:
+    return cast(
+        KernelRow,
+        {
+            "kernel": kernel,
+            "site": site,
+            "part": part,
+            "shape": dict(shape or {}),
+            "dtype": "fp32",
+            "ranks": ranks,
+            "is_rehearsal": is_rehearsal,
+            "seconds": seconds,
+            "cpu_seconds": seconds,
+            "flops_per_second": flops / seconds,
+            "bytes_per_second": moved / seconds,
+            "predicted_seconds": predicted,
+        },
+    )
 
 
 def product_row(device: DeviceSpec, m: int, k: int, n: int, part: str) -> KernelRow:
@@ -143,10 +167,18 @@ def test_only_what_all_cores_did_at_once_counts() -> None:
 
 def test_time_that_other_programs_took_is_not_the_kernels() -> None:
     quiet = rows_of(truth())
-    busy = [cast(KernelRow, {
-        **one, "seconds": 3 * one["seconds"], "flops_per_second": one["flops_per_second"] / 3,
-        "bytes_per_second": one["bytes_per_second"] / 3,
-    }) for one in quiet]  # fmt: skip
+    busy = [
+        cast(
+            KernelRow,
+            {
+                **one,
+                "seconds": 3 * one["seconds"],
+                "flops_per_second": one["flops_per_second"] / 3,
+                "bytes_per_second": one["bytes_per_second"] / 3,
+            },
+        )
+        for one in quiet
+    ]
     found, truly = fit(busy).device, fit(quiet).device
     assert found.peak_flops["fp32"] == pytest.approx(truly.peak_flops["fp32"])
     assert found.memory_bandwidth == pytest.approx(truly.memory_bandwidth)
@@ -177,11 +209,7 @@ def measured(kind: str, ranks: int, size: int, link: InnerLinkSpec) -> Collectiv
     """A collective that took the seconds of the planner's network over this link."""
     pace = 1 / (link.bandwidth * link.efficiency)
     route = Route(ranks, 1, pace, link.start, link.latency, 0.0, link.all_reduce)
-    seconds = (
-        size * pace + link.start + link.latency
-        if kind == "sendrecv"
-        else route.collective(kind, size)
-    )
+    seconds = size * pace + link.start + link.latency if kind == "sendrecv" else route.collective(kind, size)
     row = {"kind": kind, "ranks": ranks, "transport": "shared", "bytes": size, "seconds": seconds}
     return cast(CollectiveRow, row)
 
@@ -201,9 +229,7 @@ def test_by_hand() -> None:
 
 
 @given(st.floats(1e8, 1e12), st.floats(1e-6, 1e-3), st.floats(1e-6, 1e-3), st.floats(0.2, 5))
-def test_what_was_put_in_is_found(
-    bandwidth: float, latency: float, start: float, reducing: float
-) -> None:
+def test_what_was_put_in_is_found(bandwidth: float, latency: float, start: float, reducing: float) -> None:
     truth = InnerLinkSpec(bandwidth=bandwidth, latency=latency, start=start, all_reduce=reducing)
     fit = fit_of(truth)
     assert fit.error < 1e-3
@@ -218,8 +244,13 @@ def test_what_was_put_in_is_found(
 def test_the_fit_is_of_the_way_in_which_runs_send() -> None:
     fast, slow = InnerLinkSpec(bandwidth=1e10), InnerLinkSpec(bandwidth=1e9)
     shared = measured("all_reduce", 2, 2**20, fast)
-    rows = [shared, *({**measured(kind, 2, 2**20, slow), "transport": "gloo"}  # type: ignore[misc]
-                      for kind in ("all_reduce", "broadcast"))]  # fmt: skip
+    rows = [
+        shared,
+        *(
+            {**measured(kind, 2, 2**20, slow), "transport": "gloo"}  # type: ignore[misc]
+            for kind in ("all_reduce", "broadcast")
+        ),
+    ]
     assert training_rows(rows) == [shared, rows[2]]
 
 

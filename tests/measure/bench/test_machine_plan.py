@@ -21,9 +21,12 @@ BATCH = {"training.micro_batch_size": 2, "training.global_batch_size": 8}
 
 
 def work(
-    machine: Machine = TWO_CORES, *, cluster: str = "this-machine",
-    shape: Mapping[str, object] | None = None, **more: Any,
-) -> MachineWork:  # fmt: skip
+    machine: Machine = TWO_CORES,
+    *,
+    cluster: str = "this-machine",
+    shape: Mapping[str, object] | None = None,
+    **more: Any,
+) -> MachineWork:
     def plan_with(settings: Mapping[str, object]) -> Plan:
         return load_plan("demo", {"cluster": cluster, **BATCH, **(shape or {}), **settings})
 
@@ -41,14 +44,10 @@ def test_two_cores_by_hand() -> None:
     assert found.kernels.ranks == (1, 2)
     kernels = {(kernel.case["dtype"], kernel.case["kernel"]) for kernel in found.kernels.kernels}
     assert {name for dtype, name in kernels if dtype == "bf16"} == {"matmul"}  # its peak alone
-    assert {"matmul", "branch", "optimizer", "triad"} < {
-        n for dtype, n in kernels if dtype == "fp32"
-    }
+    assert {"matmul", "branch", "optimizer", "triad"} < {n for dtype, n in kernels if dtype == "fp32"}
     collectives = found.collectives(None)
     assert collectives is not None
-    assert {(case["axis"], case["transport"]) for case in collectives.cases} == {
-        ("tp", "gloo"), ("tp", "shared")
-    }  # fmt: skip
+    assert {(case["axis"], case["transport"]) for case in collectives.cases} == {("tp", "gloo"), ("tp", "shared")}
     assert not collectives.is_rehearsal
     cases = [case.name for case in found.cases()]
     assert len(cases) == 11 and {"1-rank", "tp2", "dp2-zero3", "pp2-vpp2"} <= set(cases)
@@ -65,12 +64,14 @@ def test_many_cores_have_groups_of_two_and_of_half_of_them() -> None:
     assert found.kernels.ranks == (1, 8)
 
 
-def test_it_is_this_machine_that_is_measured_inside_of_an_allocation_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_it_is_this_machine_that_is_measured_inside_of_an_allocation_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one node: mpctl launch would start its ranks on the node, by srun."""
-    for name, value in {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1",
-                        "SLURM_JOB_NUM_NODES": "1", "SLURM_NNODES": "1"}.items():  # fmt: skip
+    for name, value in {
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NODELIST": "n1",
+        "SLURM_JOB_NUM_NODES": "1",
+        "SLURM_NNODES": "1",
+    }.items():
         monkeypatch.setenv(name, value)
     assert find_backend(load_plan("demo", BATCH).job, os.environ).name == "slurm"
     found = work()
@@ -118,12 +119,8 @@ def test_runs_are_planned_on_the_cluster_that_was_measured() -> None:
 
 
 def test_all_issues_are_reported_together() -> None:
-    assert rules_of(name="a b", given=["tp"], cluster="dgx-h100") == {
-        "bad-name", "layout-setting", "machine-device"
-    }  # fmt: skip
+    assert rules_of(name="a b", given=["tp"], cluster="dgx-h100") == {"bad-name", "layout-setting", "machine-device"}
 
 
 def test_a_host_gives_the_default_name() -> None:
-    assert [default_name(host) for host in ("Box.lan", "a_b", "--", "a b")] == [
-        "Box", "a_b", "my-machine", "a-b"
-    ]  # fmt: skip
+    assert [default_name(host) for host in ("Box.lan", "a_b", "--", "a b")] == ["Box", "a_b", "my-machine", "a-b"]

@@ -41,16 +41,35 @@ def test_what_was_written_is_read(text: str, value: float, count: int) -> None:
 
 
 ENVIRONMENT: BenchEnvironment = {
-    "date": "2026-11-22T15:00:00+00:00", "host": "box", "machine": "A CPU", "cores": 2, "gpus": 0,
-    "load_at_start": 0.1, "python": "3.12.1", "torch": "2.13.0", "mpctl": "0.9",
-}  # fmt: skip
-DEVICE = DeviceSpec.model_validate({
-    "name": "a core", "kind": "cpu", "memory_bytes": 2**33, "memory_bandwidth": 12.34e9,
-    "peak_flops": {"fp32": 181.7e9},
-    "kernels": {"products": 0.98, "depth": 101.0, "memory": 0.9, "flash": 0.3,
-                "flash_backward": 0.35, "host": 1.2, "source": "here"},
-    "source": "here",
-})  # fmt: skip
+    "date": "2026-11-22T15:00:00+00:00",
+    "host": "box",
+    "machine": "A CPU",
+    "cores": 2,
+    "gpus": 0,
+    "load_at_start": 0.1,
+    "python": "3.12.1",
+    "torch": "2.13.0",
+    "mpctl": "0.9",
+}
+DEVICE = DeviceSpec.model_validate(
+    {
+        "name": "a core",
+        "kind": "cpu",
+        "memory_bytes": 2**33,
+        "memory_bandwidth": 12.34e9,
+        "peak_flops": {"fp32": 181.7e9},
+        "kernels": {
+            "products": 0.98,
+            "depth": 101.0,
+            "memory": 0.9,
+            "flash": 0.3,
+            "flash_backward": 0.35,
+            "host": 1.2,
+            "source": "here",
+        },
+        "source": "here",
+    }
+)
 LINK = InnerLinkSpec(name="shared memory", bandwidth=5e9, efficiency=0.8, latency=2e-5)
 
 
@@ -66,28 +85,25 @@ FIT = ClusterFit(
         Constant("clusters", "mine", "intra_node.latency", 0.5): 3e-5,
         Constant("devices", "mine", "kernels.products", 0.05): 0.98,
     },
-    measured={}, fitted={}, left_out={"a": 0.1, "b": 0.1, "c": 0.1}, spread=0.061,
-)  # fmt: skip
+    measured={},
+    fitted={},
+    left_out={"a": 0.1, "b": 0.1, "c": 0.1},
+    spread=0.061,
+)
 
 
 def test_what_was_measured_is_read_from_the_files(tmp_path: Path) -> None:
     written = preset().write(tmp_path)
-    assert {path.relative_to(tmp_path).as_posix() for path in written} == {
-        "devices/mine.toml", "clusters/mine.toml"
-    }  # fmt: skip
+    assert {path.relative_to(tmp_path).as_posix() for path in written} == {"devices/mine.toml", "clusters/mine.toml"}
     cluster = load_job(None, {"cluster": str(tmp_path / "clusters" / "mine.toml")}).cluster
     assert (cluster.gpus_per_node, cluster.cores, cluster.nodes) == (2, 2, 1)
-    assert cluster.device == DEVICE.model_copy(
-        update={"kernels": cluster.device and cluster.device.kernels}
-    )
+    assert cluster.device == DEVICE.model_copy(update={"kernels": cluster.device and cluster.device.kernels})
     assert cluster.device.kernels == DEVICE.kernels
     assert cluster.intra_node == LINK
     assert cluster.name == "mine: 2 cores of A CPU"
 
 
-def test_it_is_planned_on_by_name_where_the_folder_is_known(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_is_planned_on_by_name_where_the_folder_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     preset().with_fit(FIT).write(tmp_path)
     monkeypatch.setenv("MPCTL_PRESETS", str(tmp_path))
     plan = load_plan("demo", {"cluster": "mine", "parallel.tp": 2})
@@ -126,9 +142,7 @@ def test_nothing_is_added_to_a_machine_that_was_measured() -> None:
 
 def test_a_single_device_has_no_link(tmp_path: Path) -> None:
     preset(None).write(tmp_path)
-    assert load_job(None, {"cluster": str(tmp_path / "clusters/mine.toml")}).cluster == (
-        preset(None).cluster
-    )
+    assert load_job(None, {"cluster": str(tmp_path / "clusters/mine.toml")}).cluster == (preset(None).cluster)
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a/b", "a.toml", "-x", "a b", "x" * 64])

@@ -29,12 +29,12 @@ def plan_of(tp: int = 2, **changes: Any) -> Plan:
 
 
 def layers(rounds: int = ROUNDS, mode: str = "1d") -> dict[str, object]:
-    return {"task": "layers", "cases": [{"mode": mode, "depth": None}], "rounds": rounds,
-            "steps": 1, "seconds": None}  # fmt: skip
+    return {"task": "layers", "cases": [{"mode": mode, "depth": None}], "rounds": rounds, "steps": 1, "seconds": None}
 
 
-def ask(run: Path, request: dict[str, object], plan: Plan | None = None,
-        then: Callable[[Any], None] = lambda answer: None) -> tuple[bool, list[Any]]:  # fmt: skip
+def ask(
+    run: Path, request: dict[str, object], plan: Plan | None = None, then: Callable[[Any], None] = lambda answer: None
+) -> tuple[bool, list[Any]]:
     """Whether all answers came, and which."""
     answers: list[Any] = []
 
@@ -42,9 +42,7 @@ def ask(run: Path, request: dict[str, object], plan: Plan | None = None,
         answers.append(answer)
         then(answer)
 
-    ended = probe_answers(
-        plan or plan_of(), request, RunDir(run), on_answer=on_answer, on_event=print
-    )
+    ended = probe_answers(plan or plan_of(), request, RunDir(run), on_answer=on_answer, on_event=print)
     return ended.is_complete, answers
 
 
@@ -107,8 +105,7 @@ def test_a_stopped_rank_is_named(tmp_path: Path) -> None:
 
 
 def test_everything_is_refused_at_once_and_before_a_rank(tmp_path: Path) -> None:
-    plans = [plan_of(launch__device="cuda", launch__on="local"),
-             plan_of(launch__device="cpu", launch__on="ssh")]  # fmt: skip
+    plans = [plan_of(launch__device="cuda", launch__on="local"), plan_of(launch__device="cpu", launch__on="ssh")]
     with pytest.raises(InputError) as refused:
         require_probes(plans)
     assert [issue.rule for issue in refused.value.issues] == ["world-fits-machine", "hostfile"]

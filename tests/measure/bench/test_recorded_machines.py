@@ -23,20 +23,14 @@ def test_a_report_gives_its_record() -> None:
     """A report with the rows of a record, whose kernels a single rank timed too."""
     record = records()["xeon"]
     kernels = [
-        {
-            **row,
-            "name": f"{row['name']} x{ranks}",
-            "ranks": ranks,
-            "seconds": row["seconds"] * ranks / 2,
-        }
+        {**row, "name": f"{row['name']} x{ranks}", "ranks": ranks, "seconds": row["seconds"] * ranks / 2}
         for row in kernel_rows(record)
         for ranks in (1, 2)
     ]
     sent = [{**row, "name": "-"} for row in collective_rows(record)]
     slow = [{**row, "transport": "gloo", "seconds": 1.0} for row in sent]  # no run sends so
     checks = [{"layout": name, "seconds": took} for name, took in record["runs"].items()]
-    report = {"environment": {**ENVIRONMENT, "cores": 2}, "results": [*kernels, *sent],
-              "findings": {"checks": checks}}  # fmt: skip
+    report = {"environment": {**ENVIRONMENT, "cores": 2}, "results": [*kernels, *sent], "findings": {"checks": checks}}
     found = record_of(report)
     assert {key: found[key] for key in record if key != "source"} == {
         key: record[key] for key in record if key != "source"

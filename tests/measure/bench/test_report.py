@@ -14,9 +14,7 @@ from mpctl.run.hosts.machine import HostFacts, Machine, host_facts
 
 def test_csv_has_a_column_for_each_key_of_any_row():
     rows = [{"name": "a, b", "sizes": {"tp": 2}}, {"name": "c", "wrong": 0, "seconds": None}]
-    assert csv_text(rows).split("\r\n") == [
-        "name,sizes.tp,wrong,seconds", '"a, b",2,,', "c,,0,", "",
-    ]  # fmt: skip
+    assert csv_text(rows).split("\r\n") == ["name,sizes.tp,wrong,seconds", '"a, b",2,,', "c,,0,", ""]
 
 
 def test_the_environment_names_the_processor():
@@ -28,10 +26,7 @@ def test_the_environment_of_hosts_is_that_of_all_of_them():
     """Two hosts of 4 cores and 8 GPUs each; where no host is named nothing changes."""
     here = bench_environment()
     machine = Machine(cores=4, gpus=8, memory_bytes=2**30)
-    hosts = [
-        HostFacts(name, machine, "3.12.1", "9.9", "2.9", "python", processor="EPYC 7")
-        for name in ("n1", "n2")
-    ]
+    hosts = [HostFacts(name, machine, "3.12.1", "9.9", "2.9", "python", processor="EPYC 7") for name in ("n1", "n2")]
     there = environment_on(here, hosts)
     assert (there["host"], there["machine"]) == ("n1, n2", "EPYC 7")
     assert (there["cores"], there["gpus"], there["torch"]) == (8, 16, "2.9")

@@ -103,9 +103,7 @@ def test_rounds_alternate_and_every_run_has_its_summary(tmp_path, texts):
     cases = planned(tmp_path, texts, one={}, two={"parallel.tp": 2, "cluster.gpus_per_node": 2})
     told, titles = [], []
     watch = Watch(lambda *progress: told.append(progress), titles.append)
-    runs = run_cases(
-        cases, tmp_path / "out", command="mpctl bench", rounds=2, budget=Budget(), watch=watch
-    )
+    runs = run_cases(cases, tmp_path / "out", command="mpctl bench", rounds=2, budget=Budget(), watch=watch)
     seen = []
     for run in runs:
         seen.append(run)
@@ -126,9 +124,8 @@ def test_rounds_alternate_and_every_run_has_its_summary(tmp_path, texts):
 def test_a_run_that_fails_ends_the_bench_with_its_title(tmp_path, texts):
     cases = planned(tmp_path, texts, good={}, bad={"model.hidden": 64, "model.head_dim": 32})
     runs = run_cases(
-        cases, tmp_path / "out", command="mpctl bench", rounds=1, budget=Budget(),
-        watch=Watch(lambda *progress: None),
-    )  # fmt: skip
+        cases, tmp_path / "out", command="mpctl bench", rounds=1, budget=Budget(), watch=Watch(lambda *progress: None)
+    )
     assert next(runs).case.name == "good"
     shutil.rmtree(tmp_path / "out/data")
     with pytest.raises(RunFailed, match=r"bad: .*log"):
@@ -150,6 +147,14 @@ def test_ranks_are_averaged_and_runs_give_their_median() -> None:
 
 def test_planned_messages_and_bubbles_are_waited_for() -> None:
     parts = {"compute": 4.0, "tp": 1.0, "cp": 0.5, "pp": 0.25, "dp_cp": 0.25, "bubble": 1.0}
-    time = StepTime(**parts, contention=1.0, optimizer=1.0, other=1.0, model_flops=1.0,
-                    hardware_flops=1.0, peak=1.0, band=Band(1.1, ()))  # fmt: skip
+    time = StepTime(
+        **parts,
+        contention=1.0,
+        optimizer=1.0,
+        other=1.0,
+        model_flops=1.0,
+        hardware_flops=1.0,
+        peak=1.0,
+        band=Band(1.1, ()),
+    )
     assert planned_share(time) == pytest.approx(3 / 10)

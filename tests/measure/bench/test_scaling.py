@@ -39,8 +39,9 @@ def test_the_smallest_world_is_one_case_for_both_modes():
 def test_all_layouts_of_the_smallest_world_have_the_batch_of_the_job():
     found = cases(parse_layouts(["tp=1,2", "pp=1,2"], [2, 4]), "strong", "weak")
     assert [(case.name, case.global_batch_size) for case in found[:2]] == [
-        ("strong+weak-dp2", 16), ("strong+weak-pp2", 16),
-    ]  # fmt: skip
+        ("strong+weak-dp2", 16),
+        ("strong+weak-pp2", 16),
+    ]
     assert {case.global_batch_size for case in found if case.modes == ("weak",)} == {32}
 
 
@@ -62,10 +63,7 @@ def measured(words, seconds, *, units=2, modes=("strong",), shares=None, **setti
     threads = {"launch.threads_per_rank": 1, "launch.device": "cpu"}
     job = load_job("demo", base)
     cases = scaling_cases(job, parse_layouts(words), modes)
-    planned = [
-        planned_case(case.name, **{**base, **threads, **case.settings(job), **settings})
-        for case in cases
-    ]
+    planned = [planned_case(case.name, **{**base, **threads, **case.settings(job), **settings}) for case in cases]
     reports = [{"rank": n, "communication_share": s} for n, s in enumerate(shares or [])]
     runs = [
         CaseRun(case, number, RunDir(Path("out")), step_records(steps), reports, {}, units)
@@ -85,9 +83,7 @@ TWO = {"strong-1-rank": [[9, 9, 1.0, 1.2], [9, 9, 0.9]], "strong-tp2": [[9, 9, 0
 def test_speed_up_and_efficiency_by_hand():
     """1 s on one rank, 0.625 s on two: 1.6 times, 80 %."""
     one, two = rows(["tp=1,2"], TWO)
-    assert (one["seconds"], one["seconds_min"], one["seconds_max"], one["rounds"]) == (
-        1.0, 0.9, 1.1, 2,
-    )  # fmt: skip
+    assert (one["seconds"], one["seconds_min"], one["seconds_max"], one["rounds"]) == (1.0, 0.9, 1.1, 2)
     assert one["tokens_per_second"] == pytest.approx(16 * 256)
     assert one["efficiency"] == one["predicted_efficiency"] == one["perfect_efficiency"] == 1
     assert two["speed_up"] == pytest.approx(1.6) and two["efficiency"] == pytest.approx(0.8)
@@ -131,9 +127,7 @@ def test_flop_of_a_rank_over_its_seconds_are_rate_and_utilization():
     model, hardware = model_and_hardware_flops(planned.layout)
     peak = planned.estimate.time.peak
     assert one["flops_per_second"] == pytest.approx(model / 1.0)
-    assert one["mfu"] == pytest.approx(model / peak) and one["hfu"] == pytest.approx(
-        hardware / peak
-    )
+    assert one["mfu"] == pytest.approx(model / peak) and one["hfu"] == pytest.approx(hardware / peak)
     assert two["flops_per_second"] == pytest.approx(one["flops_per_second"] / 2 / 0.625, rel=0.02)
 
 

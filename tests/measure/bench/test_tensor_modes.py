@@ -18,10 +18,16 @@ from mpctl.run.hosts.machine import Machine
 
 TWO_CORES = Machine(cores=2, gpus=0, memory_bytes=8 * 2**30)
 SMALL: dict[str, Any] = {
-    "model.family": "gpt", "model.layers": 2, "model.hidden": 32, "model.heads": 8,
-    "model.ffn": 128, "model.vocab": 64, "model.seq_length": 8, "training.micro_batch_size": 4,
+    "model.family": "gpt",
+    "model.layers": 2,
+    "model.hidden": 32,
+    "model.heads": 8,
+    "model.ffn": 128,
+    "model.vocab": 64,
+    "model.seq_length": 8,
+    "training.micro_batch_size": 4,
     "launch.device": "cpu",
-}  # fmt: skip
+}
 
 
 def cases_of(ranks: int, **settings: Any) -> ModeCases:
@@ -31,15 +37,11 @@ def cases_of(ranks: int, **settings: Any) -> ModeCases:
 
 def test_the_modes_of_some_ranks_and_why_not_the_others() -> None:
     four = cases_of(4)
-    assert [(case.mode, dict(case.axes)) for case in four.cases] == [
-        ("1d", {"tp": 4}), ("2d", {"col": 2, "row": 2}),
-    ]  # fmt: skip
+    assert [(case.mode, dict(case.axes)) for case in four.cases] == [("1d", {"tp": 4}), ("2d", {"col": 2, "row": 2})]
     assert [mode for mode, _ in four.refused] == ["2.5d", "3d"]
     assert "which is 2d" in four.refused[0][1].message
     eight = cases_of(8)
-    assert [(case.mode, case.depth) for case in eight.cases] == [
-        ("1d", None), ("2.5d", 2), ("3d", None),
-    ]  # fmt: skip
+    assert [(case.mode, case.depth) for case in eight.cases] == [("1d", None), ("2.5d", 2), ("3d", None)]
 
 
 def test_ways_out_name_ranks_that_the_model_can_be_cut_over() -> None:
@@ -93,9 +95,7 @@ def test_hosts_that_nothing_names_are_refused_once() -> None:
     assert [i.where for i in refused.value.issues].count("--hostfile") == 1
 
 
-def measured_by_hand(
-    rounds: dict[int, list[float]], *, asked: int = 1, machine: Machine = TWO_CORES
-) -> ModeBench:
+def measured_by_hand(rounds: dict[int, list[float]], *, asked: int = 1, machine: Machine = TWO_CORES) -> ModeBench:
     """1d keeps half of what it saves whole; a square keeps a quarter of everything."""
     traffic = {"tp all_reduce": {"count": 4, "bytes": 800}}
     grid = {"col broadcast": {"count": 8, "bytes": 400}, "col all_reduce": {"count": 2, "bytes": 8}}
@@ -161,17 +161,11 @@ def test_more_ranks_than_cores_are_a_rehearsal(capsys: pytest.CaptureFixture[str
     assert report["findings"]["is_rehearsal"] and not other["findings"]["is_rehearsal"]
     print_report(report, Path("out"))
     words = capsys.readouterr().out
-    assert (
-        "rehearsal, not a measurement: 4 ranks share" in words
-        and "2d" in words
-        and "law, activations" in words
-    )
+    assert "rehearsal, not a measurement: 4 ranks share" in words and "2d" in words and "law, activations" in words
 
 
 @pytest.mark.slow
-def test_a_real_bench_finds_what_is_planned(
-    capfd: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_real_bench_finds_what_is_planned(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     settings = [word for name, value in SMALL.items() for word in ("--set", f"{name}={value}")]
     asked = ["bench", "tensor-modes", "--ranks", "4", "--rounds", "2", "--steps", "1", *settings]
     assert run([*asked, "--json", "--out", str(tmp_path / "out")]) == 0

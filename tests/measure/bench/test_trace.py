@@ -33,10 +33,14 @@ def meeting(rank: int, step: int, clock: str, end: float) -> ProfiledStep:
 def test_hosts_are_aligned_by_the_first_end_of_each_steps_meeting() -> None:
     """By hand: 12.0 on a against 905.0 on b, and 20.0 against 912.8; between them -892.9."""
     steps = {
-        1: {0: meeting(0, 1, "a", 12.0), 1: meeting(1, 1, "a", 12.3),
-            2: meeting(2, 1, "b", 905.1), 3: meeting(3, 1, "b", 905.0)},
+        1: {
+            0: meeting(0, 1, "a", 12.0),
+            1: meeting(1, 1, "a", 12.3),
+            2: meeting(2, 1, "b", 905.1),
+            3: meeting(3, 1, "b", 905.0),
+        },
         2: {0: meeting(0, 2, "a", 20.0), 2: meeting(2, 2, "b", 912.8)},
-    }  # fmt: skip
+    }
     offsets = clock_offsets(steps)
     assert offsets == {"a": 0.0, "b": pytest.approx(-892.9)}
 
@@ -50,8 +54,7 @@ def test_a_host_without_a_common_step_is_left_as_it_is() -> None:
 def test_times_are_moved_to_one_clock(tmp_path: Path) -> None:
     write(tmp_path, meeting(0, 1, "a", 12.0), meeting(1, 1, "b", 905.0))
     profile = read_run_profile(tmp_path)
-    ends = [[e["ended"] for e in profile.events(one) if e["name"] == "step"]
-            for one in profile.lines]  # fmt: skip
+    ends = [[e["ended"] for e in profile.events(one) if e["name"] == "step"] for one in profile.lines]
     assert ends == [[12.0], [12.0]]
 
 
@@ -92,9 +95,16 @@ def planned() -> PlannedStep:
 def test_parts_of_a_step_by_hand() -> None:
     first, second = two_stages()
     assert part_seconds(first["events"]) == {
-        "step": 8.0, "forward": 1.0, "data": 0.25, "in pp": 4.0, "backward": 2.0, "optimizer": 0.5,
-        "status": 0.5, "in world": 0.5, "after the schedule": 1.0,
-    }  # fmt: skip
+        "step": 8.0,
+        "forward": 1.0,
+        "data": 0.25,
+        "in pp": 4.0,
+        "backward": 2.0,
+        "optimizer": 0.5,
+        "status": 0.5,
+        "in world": 0.5,
+        "after the schedule": 1.0,
+    }
     assert part_seconds(second["events"]) == {
         "step": 8.0,
         "forward": 1.0,
@@ -116,19 +126,14 @@ def test_the_plans_parts_by_hand() -> None:
     """Stage 1 ends its last backward at 10, stage 0 at 12; the step without contention at 14."""
     parts = [dict(planned_parts(planned(), stage)) for stage in (0, 1, 2)]
     passes = {"step": 15.0, "forward": 3.0, "backward": 6.0}
-    assert parts == [
-        {**passes, "after the schedule": 2.0}, {**passes, "after the schedule": 4.0},
-        {"step": 15.0},
-    ]  # fmt: skip
+    assert parts == [{**passes, "after the schedule": 2.0}, {**passes, "after the schedule": 4.0}, {"step": 15.0}]
     assert planned_parts(NO_PLAN, 0) == {}
 
 
 def test_rows_are_means_of_ranks_and_medians_of_steps() -> None:
     """Forwards of 1 and 3 s, then 3 and 3 s: 2 and 3 s, of steps of 10 s."""
     lines = [
-        line(
-            rank, step, event("step", 0, 10), event("forward", 1, 1 + seconds), coords={"tp": rank}
-        )
+        line(rank, step, event("step", 0, 10), event("forward", 1, 1 + seconds), coords={"tp": rank})
         for step, both in ((1, (1, 3)), (2, (3, 3)))
         for rank, seconds in enumerate(both)
     ]

@@ -93,9 +93,7 @@ def test_the_band_holds_a_step_up_to_its_ends() -> None:
     first = verify_row([run_of(case, 1.0)])
     ends = first["low_seconds"], first["high_seconds"]
     inside = [verify_row([run_of(case, end)])["is_inside"] for end in ends]
-    outside = [
-        verify_row([run_of(case, end)])["is_inside"] for end in (ends[0] * 0.99, ends[1] * 1.01)
-    ]
+    outside = [verify_row([run_of(case, end)])["is_inside"] for end in (ends[0] * 0.99, ends[1] * 1.01)]
     assert inside == [True, True] and outside == [False, False]
 
 
@@ -133,18 +131,28 @@ def test_a_run_without_ranks_to_compare_does_not_count_as_agreeing() -> None:
 
 
 def row_of(name: str, error: float, *, inside: bool = True, rehearsal: bool = False) -> VerifyRow:
-    return cast(VerifyRow, {
-        "name": name, "seconds": 2.0, "predicted_seconds": 2.0 * (1 + error),
-        "is_inside": inside, "is_rehearsal": rehearsal, "agrees": inside,
-        "planned_memory_bytes": 110, "memory_bytes": 100,
-    })  # fmt: skip
+    return cast(
+        VerifyRow,
+        {
+            "name": name,
+            "seconds": 2.0,
+            "predicted_seconds": 2.0 * (1 + error),
+            "is_inside": inside,
+            "is_rehearsal": rehearsal,
+            "agrees": inside,
+            "planned_memory_bytes": 110,
+            "memory_bytes": 100,
+        },
+    )
 
 
 def test_layouts_beyond_the_cores_are_checked_separately() -> None:
     rows = [
-        row_of("1 rank", 0.02), row_of("tp2", -0.06), row_of("dp2", 0.04, inside=False),
+        row_of("1 rank", 0.02),
+        row_of("tp2", -0.06),
+        row_of("dp2", 0.04, inside=False),
         row_of("dp4", -0.5, inside=False, rehearsal=True),
-    ]  # fmt: skip
+    ]
     found = verify_findings(rows, within=0.041, left_out={})
     assert [found["groups"][name]["layouts"] for name in (WITHIN, BEYOND, ALL)] == [3, 1, 4]
     assert found["groups"][WITHIN]["mape"] == pytest.approx(0.04)
@@ -196,9 +204,7 @@ def test_what_the_allocator_took_is_of_the_fullest_rank() -> None:
 
 
 @pytest.mark.slow
-def test_runs_before_a_failure_and_before_ctrl_c_are_in_the_report(
-    tmp_path: Path, texts: Path
-) -> None:
+def test_runs_before_a_failure_and_before_ctrl_c_are_in_the_report(tmp_path: Path, texts: Path) -> None:
     """The second run fails when its data are gone, and is interrupted before it begins."""
     out = tmp_path / "out"
     cases = [small_case(name, texts) for name in ("first", "second")]
@@ -206,10 +212,7 @@ def test_runs_before_a_failure_and_before_ctrl_c_are_in_the_report(
     def interrupt(_: object) -> None:
         raise KeyboardInterrupt
 
-    causes: dict[type[BaseException], Callable[[Path], None]] = {
-        RunFailed: shutil.rmtree,
-        KeyboardInterrupt: interrupt,
-    }
+    causes: dict[type[BaseException], Callable[[Path], None]] = {RunFailed: shutil.rmtree, KeyboardInterrupt: interrupt}
     for error, cause in causes.items():
 
         def at_second(title: str, cause: Callable[[Path], None] = cause) -> None:

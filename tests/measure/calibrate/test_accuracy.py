@@ -73,9 +73,7 @@ def test_every_published_run_is_estimated(fitted: Residuals) -> None:
     assert len(fitted) == len(published_runs()) == 872
 
 
-def test_today_s_estimates_and_those_left_out_of_a_fit_hold_every_gate(
-    record: CrossRecord, fitted: Residuals
-) -> None:
+def test_today_s_estimates_and_those_left_out_of_a_fit_hold_every_gate(record: CrossRecord, fitted: Residuals) -> None:
     """And the record is of the runs and, to half a percent a table, of the estimate of today."""
     assert record.fifths.keys() == record.tables.keys() == fitted.keys()
     now, then, fifths = map(errors_by_gate, (fitted, record.fitted, record.fifths))
@@ -122,8 +120,12 @@ def test_a_band_made_of_other_tables_holds_nine_of_ten(record: CrossRecord) -> N
 
 
 def test_a100_and_v100_together(record: CrossRecord) -> None:
-    errors = [error for table, own in errors_by_gate(record.fifths).items() for error in own
-              if table in GATE_OF.values() and not table.startswith("nanotron")]  # fmt: skip
+    errors = [
+        error
+        for table, own in errors_by_gate(record.fifths).items()
+        for error in own
+        if table in GATE_OF.values() and not table.startswith("nanotron")
+    ]
     assert mean_percent(errors) <= A100_AND_V100
 
 
@@ -197,12 +199,21 @@ def test_steps_with_experts(software: bool) -> None:
 def test_the_training_of_deepseek_v3(schedule: str) -> None:
     """180,000 H800 hours a trillion tokens on 2,048 GPUs (arXiv 2412.19437, section 1): no run of a
     fit, by a schedule (DualPipe) between these two."""
-    job = load_job(None, {
-        "cluster": "deepseek-h800", "model": "deepseek-v3", "parallel.pp": 16, "parallel.ep": 64,
-        "parallel.zero": 1, "parallel.schedule": schedule, "training.global_batch_size": 15360,
-        "training.runtime": "megatron-core", "training.dtype": "fp8",
-        "training.moe_dispatcher": "deepep",
-    })  # fmt: skip
+    job = load_job(
+        None,
+        {
+            "cluster": "deepseek-h800",
+            "model": "deepseek-v3",
+            "parallel.pp": 16,
+            "parallel.ep": 64,
+            "parallel.zero": 1,
+            "parallel.schedule": schedule,
+            "training.global_batch_size": 15360,
+            "training.runtime": "megatron-core",
+            "training.dtype": "fp8",
+            "training.moe_dispatcher": "deepep",
+        },
+    )
     time = find_step_time(JobLayout.of(job))
     assert isinstance(time, StepTime) and job.world_size == 2048
     hours = time.total / 3600 * 2048 / (15360 * 4096) * 1e12
@@ -224,8 +235,7 @@ def test_no_constant_is_keyed_by_a_model_or_a_row() -> None:
 
 
 def _keys(table: dict[str, Any]) -> list[str]:
-    return [k for key, value in table.items()
-            for k in (key, *(_keys(value) if isinstance(value, dict) else ()))]  # fmt: skip
+    return [k for key, value in table.items() for k in (key, *(_keys(value) if isinstance(value, dict) else ()))]
 
 
 def test_estimates_know_nothing_of_names() -> None:

@@ -39,10 +39,7 @@ def fitted(runs: list[Run], constants: list[Constant], processes: int = 1) -> di
 def like_measured(runs: list[Run], values: dict[Constant, float]) -> list[Run]:
     """Runs that took the times estimated under these constants."""
     times = [exp(*run.residuals(values)) * run.measured["step_seconds"] for run in runs]
-    return [
-        replace(run, measured={"step_seconds": seconds})
-        for run, seconds in zip(runs, times, strict=True)
-    ]
+    return [replace(run, measured={"step_seconds": seconds}) for run, seconds in zip(runs, times, strict=True)]
 
 
 @pytest.fixture(scope="module")
@@ -114,9 +111,11 @@ def test_written_presets_are_legal_and_hold_the_values(runs: list[Run], tmp_path
     paths = write_presets(runs, values, tmp_path, off)
     tables = {p.relative_to(tmp_path).as_posix(): tomllib.loads(p.read_text()) for p in paths}
     assert set(tables) == {
-        "devices/a100-80gb.toml", "devices/a100-40gb.toml", "clusters/vtrain-a100.toml",
+        "devices/a100-80gb.toml",
+        "devices/a100-40gb.toml",
+        "clusters/vtrain-a100.toml",
         "runtimes/megatron-deepspeed.toml",
-    }  # fmt: skip
+    }
     profile = RuntimeProfile.model_validate(tables["runtimes/megatron-deepspeed.toml"])
     assert profile.host.layer == pytest.approx(values[replace(LAYER, slack=0.4)], rel=1e-3)
     assert profile.spread == pytest.approx(0.1 / 1.645, rel=1e-3)
@@ -125,10 +124,7 @@ def test_written_presets_are_legal_and_hold_the_values(runs: list[Run], tmp_path
     products = Constant("devices", "a100-80gb", "kernels.products", 0.1, ("a100-40gb",), 0.95)
     assert device.kernels.products == pytest.approx(values[products], rel=1e-3)
     cluster = tables["clusters/vtrain-a100.toml"] | {"device": None}
-    assert (
-        ClusterSpec.model_validate(cluster).source
-        == (find_preset("clusters", "vtrain-a100") or {})["source"]
-    )
+    assert ClusterSpec.model_validate(cluster).source == (find_preset("clusters", "vtrain-a100") or {})["source"]
 
 
 @pytest.mark.parametrize("measured", [{}, {"layer_forward_ms": 1.0}, {"mfu": 0.4}])

@@ -89,9 +89,7 @@ def test_runs_to_come_are_where_the_posterior_says(fit: OwnFit, sweep: list[Run]
 
 
 @pytest.mark.parametrize(("constant", "most"), [(FACTOR, 0.7), (HOST, 0.9), (LINK, 1.01)])
-def test_figures_are_found_as_surely_as_stated(
-    fit: OwnFit, constant: Constant, most: float
-) -> None:
+def test_figures_are_found_as_surely_as_stated(fit: OwnFit, constant: Constant, most: float) -> None:
     """most: of a standard deviation; few runs here send much over tp."""
     figure, shift, sure = figure_of(fit, constant)
     assert abs(shift - figure.shift(TRUTH[constant])) <= 2 * sure
@@ -109,12 +107,8 @@ def test_what_no_run_depends_on_stays_unknown(sweep: list[Run]) -> None:
 
 def test_what_was_learnt_is_said_in_words(fit: OwnFit) -> None:
     factor = fit.learnt[0]
-    assert (
-        factor.startswith("dgx-a100: everything takes ") and "% longer than the presets" in factor
-    )
-    assert any(
-        line.startswith("figures of a100-80gb and megatron-core moved: ") for line in fit.learnt
-    )
+    assert factor.startswith("dgx-a100: everything takes ") and "% longer than the presets" in factor
+    assert any(line.startswith("figures of a100-80gb and megatron-core moved: ") for line in fit.learnt)
     host = next(line for line in fit.learnt if "for a layer's forward" in line)
     assert "before: 401 µs; steps +" in host
     document = own_document(fit, [Path("x")], [])
@@ -147,8 +141,10 @@ def test_an_odd_run_pulls_no_harder_than_others(sweep: list[Run]) -> None:
 def times(run: Run, *factors: float) -> list[Run]:
     """Repeats of a run that took so many times as long."""
     seconds = run.measured["step_seconds"]
-    return [replace(run, id=f"{run.id}, {n}", measured={"step_seconds": factor * seconds})
-            for n, factor in enumerate(factors)]  # fmt: skip
+    return [
+        replace(run, id=f"{run.id}, {n}", measured={"step_seconds": factor * seconds})
+        for n, factor in enumerate(factors)
+    ]
 
 
 def layer_factors(fit: OwnFit) -> dict[str, float]:
@@ -203,21 +199,16 @@ def test_repeats_that_scatter_widen_the_band_and_contradictions_are_told(sweep: 
 
 
 def test_a_system_three_times_as_slow_is_one_factor(sweep: list[Run]) -> None:
-    runs = [replace(run, measured={"step_seconds": 3 * run.measured["step_seconds"]})
-            for run in sweep[::4]]  # fmt: skip
+    runs = [replace(run, measured={"step_seconds": 3 * run.measured["step_seconds"]}) for run in sweep[::4]]
     fit = fit_own(runs)
     figure, shift, _ = figure_of(fit, FACTOR)
     assert figure.value(shift) == pytest.approx(3 * 1.35, rel=0.1) and fit.posterior.noise < 0.08
 
 
-def test_written_presets_plan_what_the_fit_predicts(
-    fit: OwnFit, sweep: list[Run], tmp_path: Path
-) -> None:
+def test_written_presets_plan_what_the_fit_predicts(fit: OwnFit, sweep: list[Run], tmp_path: Path) -> None:
     paths = own_presets(fit, tmp_path)
     names = {path.relative_to(tmp_path).as_posix(): path for path in paths}
-    assert set(names) == {
-        "clusters/dgx-a100.toml", "devices/a100-80gb.toml", "runtimes/megatron-core.toml",
-    }  # fmt: skip
+    assert set(names) == {"clusters/dgx-a100.toml", "devices/a100-80gb.toml", "runtimes/megatron-core.toml"}
     cluster = tomllib.loads(names["clusters/dgx-a100.toml"].read_text()) | {"device": None}
     assert ClusterSpec.model_validate(cluster).step_factor == pytest.approx(
         fit.values[figure_of(fit, FACTOR)[0].constant], rel=1e-3
@@ -245,9 +236,10 @@ def test_written_presets_plan_what_the_fit_predicts(
 
 
 def test_systems_in_one_call_have_a_factor_each(sweep: list[Run]) -> None:
-    rows = [{**row, "job": {**row["job"], "cluster": {**row["job"]["cluster"],
-                                                      "preset": "selene"}}}
-            for row in rows_elsewhere()[::5]]  # fmt: skip
+    rows = [
+        {**row, "job": {**row["job"], "cluster": {**row["job"]["cluster"], "preset": "selene"}}}
+        for row in rows_elsewhere()[::5]
+    ]
     other = like_measured(read_runs(rows), {replace(FACTOR, name="selene"): 0.9, HOST: 0.0009})
     other = [replace(run, id=f"{run.id}, Selene") for run in other]
     fit = fit_own([*sweep[::5], *other])

@@ -30,13 +30,15 @@ def runs_on_this_machine() -> list[Run]:
         {
             "id": str(parallel),
             "job": {
-                "preset": "demo", "cluster": {"preset": "this-machine", "gpus_per_node": 2},
-                "parallel": {"tp": 1, **parallel}, "training": {"global_batch_size": 8},
+                "preset": "demo",
+                "cluster": {"preset": "this-machine", "gpus_per_node": 2},
+                "parallel": {"tp": 1, **parallel},
+                "training": {"global_batch_size": 8},
             },
             "measured": {"step_seconds": 1.0},
         }
         for parallel in LAYOUTS
-    ]  # fmt: skip
+    ]
     return [took(run, {}) for run in read_runs(rows)]
 
 
@@ -49,9 +51,7 @@ def took(run: Run, values: dict[str, float], factor: float = 1.0) -> Run:
 
 @pytest.fixture(scope="module")
 def exact() -> ClusterFit:
-    return fit_cluster(
-        [took(run, {"kernels.host": 1.6, "kernels.memory": 0.7}) for run in runs_on_this_machine()]
-    )
+    return fit_cluster([took(run, {"kernels.host": 1.6, "kernels.memory": 0.7}) for run in runs_on_this_machine()])
 
 
 def test_a_slower_host_and_memory_are_found(exact: ClusterFit) -> None:

@@ -24,10 +24,7 @@ def drawn(seed: int, runs: int) -> tuple[list[float], list[float]]:
     """True shifts drawn from their prior, and the residuals of runs that they and noise left."""
     draw = random.Random(seed)
     shifts = [draw.gauss(0, 1) for _ in SLOPES[0]]
-    noise = (
-        PRIOR_NOISE * draw.gauss(0, 1) / sqrt(draw.gammavariate(NU / 2, 2 / NU))
-        for _ in SLOPES[:runs]
-    )
+    noise = (PRIOR_NOISE * draw.gauss(0, 1) / sqrt(draw.gammavariate(NU / 2, 2 / NU)) for _ in SLOPES[:runs])
     rows = zip(noise, SLOPES[:runs], strict=True)
     return shifts, [off - sum(map(mul, row, shifts)) for off, row in rows]
 
@@ -87,8 +84,7 @@ def test_a_shift_that_no_run_depends_on_keeps_its_prior() -> None:
 def test_the_inverse_of_a_matrix() -> None:
     matrix = [[4.0, 1.0, 0.5], [1.0, 3.0, 0.2], [0.5, 0.2, 2.0]]
     again = inverse(inverse(matrix))
-    assert all(a == pytest.approx(b) for x, y in zip(matrix, again, strict=True)
-               for a, b in zip(x, y, strict=True))  # fmt: skip
+    assert all(a == pytest.approx(b) for x, y in zip(matrix, again, strict=True) for a, b in zip(x, y, strict=True))
 
 
 def test_a_shift_that_may_be_large_is_not_shared_out_to_others() -> None:

@@ -34,24 +34,18 @@ def issues_of(*paths: Path, cluster: str | None = None) -> dict[str, str]:
     return {issue.rule: str(issue) for issue in issues}
 
 
-def test_a_run_is_its_job_on_a_preset_and_the_median_step_after_the_warm_up(
-    tmp_path: Path,
-) -> None:
+def test_a_run_is_its_job_on_a_preset_and_the_median_step_after_the_warm_up(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "bench" / "tp2-r1")
     (row,), _ = run_rows([folder])
     assert row["measured"] == {"step_seconds": 2.1}
     assert (row["id"], row["group"]) == (str(folder), "bench")
-    assert row["job"]["cluster"] == {
-        "preset": "this-machine", "nodes": 1, "gpus_per_node": 4, "headroom": 5.0
-    }  # fmt: skip
+    assert row["job"]["cluster"] == {"preset": "this-machine", "nodes": 1, "gpus_per_node": 4, "headroom": 5.0}
     (run,) = read_runs([row])
     assert run.parts == {"devices": "cpu", "clusters": "this-machine", "runtimes": "mpctl"}
     assert (run.job.parallel.tp, run.job.world_size) == (2, 4)
 
 
-def test_a_run_is_found_by_its_files_and_by_any_folder_above_it_and_counts_once(
-    tmp_path: Path,
-) -> None:
+def test_a_run_is_found_by_its_files_and_by_any_folder_above_it_and_counts_once(tmp_path: Path) -> None:
     first, second = (write_run(tmp_path / "bench" / f"dp{n}-r1") for n in (1, 2))
     assert list(find_runs(tmp_path)) == [first, second]
     assert list(find_runs(first / "summary.json")) == [first]

@@ -62,9 +62,7 @@ def test_runs_outside_the_fit_widen_the_band_by_their_errors(runs: list[Run]) ->
     assert "fp8" not in seen_by(run for run in others if run.parts["runtimes"] == "fsdp").dtypes
     base = errors(runs, 0.05)
     far = {run.id: [0.05 if run in others else 0.3] for run in runs}
-    same, wider = (
-        find_spreads(runs, LeftOut(base, base, apart))["fsdp"].widening for apart in (base, far)
-    )
+    same, wider = (find_spreads(runs, LeftOut(base, base, apart))["fsdp"].widening for apart in (base, far))
     assert same is not None and wider is not None and 1 <= same < wider
 
 

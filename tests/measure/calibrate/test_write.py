@@ -22,9 +22,7 @@ def copy(path: Path) -> str:
     return str(path)
 
 
-def test_a_copy_is_named_as_its_file_and_lies_in_the_folder_that_is_asked_for(
-    tmp_path: Path,
-) -> None:
+def test_a_copy_is_named_as_its_file_and_lies_in_the_folder_that_is_asked_for(tmp_path: Path) -> None:
     name = copy(tmp_path / "mine" / "ours.toml")
     values = {Constant("clusters", name, SLOWDOWN, 0.1): 1.25}
     (path,) = write_presets([], values, tmp_path / "out")
@@ -47,14 +45,9 @@ def test_a_value_with_a_unit_is_replaced_with_it() -> None:
 
 
 def test_lines_change_and_words_stay() -> None:
-    text = (
-        '# a\n[operators]\nhidden = { forward = 5.0, backward = 8 }  # b\n[seen]\ndtypes = ["a"]\n'
-    )
+    text = '# a\n[operators]\nhidden = { forward = 5.0, backward = 8 }  # b\n[seen]\ndtypes = ["a"]\n'
     changed = written(text, {"operators.passes": 2.0, "seen.dtypes": '["bf16"]'})
-    assert changed == (
-        "# a\n[operators]\nhidden = { forward = 10, backward = 16 }  # b\n[seen]\n"
-        'dtypes = ["bf16"]\n'
-    )
+    assert changed == ('# a\n[operators]\nhidden = { forward = 10, backward = 16 }  # b\n[seen]\ndtypes = ["bf16"]\n')
 
 
 def test_a_key_is_added_to_its_table_in_each_way_to_write_one() -> None:

@@ -22,9 +22,7 @@ def plan(layout, seconds, spread=0.1, size=1):
 
 def after(measured, *others):
     """The belief after these trials, by candidate."""
-    return Belief(
-        [*measured, *others], [MeasuredLayout(one, seconds) for one, seconds in measured.items()]
-    )
+    return Belief([*measured, *others], [MeasuredLayout(one, seconds) for one, seconds in measured.items()])
 
 
 def test_the_first_trial_is_the_plainest_of_the_fastest_by_plan():
@@ -52,10 +50,7 @@ def test_constants_that_two_layouts_share_carry_an_error_from_one_to_the_other()
     measured = plan(TP, 1.0)._replace(slopes=(0.2,))
     other = plan(PP, 1.0)._replace(slopes=(0.2,))
     without = plan(PP, 1.0)._replace(slopes=(0.0,))
-    found = [
-        after({plan(DP, 1.0)._replace(slopes=(0.0,)): (1.0,), measured: (1.3,)}, one)
-        for one in (other, without)
-    ]
+    found = [after({plan(DP, 1.0)._replace(slopes=(0.0,)): (1.0,), measured: (1.3,)}, one) for one in (other, without)]
     shared, apart = (belief.means[2] for belief in found)
     assert shared > apart + 0.05
 
@@ -142,9 +137,7 @@ def found(candidates, truth, *, noise, trials, seed):
     drawn, by_layout = random.Random(seed), {c.layout: c for c in candidates}
     times: dict[LayoutSettings, list[float]] = {}
     for _ in range(trials):
-        belief = Belief.of(
-            candidates, [MeasuredLayout(by_layout[one], tuple(own)) for one, own in times.items()]
-        )
+        belief = Belief.of(candidates, [MeasuredLayout(by_layout[one], tuple(own)) for one, own in times.items()])
         choice = choose(belief)
         if choice is None:
             break

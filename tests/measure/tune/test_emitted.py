@@ -11,11 +11,21 @@ from mpctl.measure.tune.state import TuneFolder
 from mpctl.plan.search.request import read_request
 from tests.interop.example_logs import megatron
 
-JOB = {"cluster": "selene", "cluster.nodes": 2, "model": "gpt2-medium", "parallel.cp": 1,
-       "training.global_batch_size": 32, "training.runtime": "megatron-core",
-       "training.dtype": "bf16", "parallel.zero": 1, "training.recompute": "none",
-       "training.micro_batch_size": 2, "parallel.vpp": 1, "parallel.order": "tp-cp-dp-pp",
-       "parallel.sequence_parallel": False}  # fmt: skip
+JOB = {
+    "cluster": "selene",
+    "cluster.nodes": 2,
+    "model": "gpt2-medium",
+    "parallel.cp": 1,
+    "training.global_batch_size": 32,
+    "training.runtime": "megatron-core",
+    "training.dtype": "bf16",
+    "parallel.zero": 1,
+    "training.recompute": "none",
+    "training.micro_batch_size": 2,
+    "parallel.vpp": 1,
+    "parallel.order": "tp-cp-dp-pp",
+    "parallel.sequence_parallel": False,
+}
 
 
 @pytest.fixture(scope="module")
@@ -26,9 +36,13 @@ def request_():
 def turn(path, request_, events, trials=8):
     watch = TuneWatch(on_event=events.append)
     tuning = Tuning(
-        request_, TuneFolder(path), _never, TuneLimits(1e6, trials), watch=watch,
+        request_,
+        TuneFolder(path),
+        _never,
+        TuneLimits(1e6, trials),
+        watch=watch,
         accepts=expressible(request_, "megatron"),
-    )  # fmt: skip
+    )
     return tuning, take_turn(tuning, "megatron")
 
 

@@ -107,9 +107,7 @@ def test_ctrl_c_keeps_the_steps_of_its_trial(tmp_path, request_, truth):
 
 def test_the_number_of_trials_is_of_all_sessions(tmp_path, request_, truth):
     for _ in range(2):
-        tuning = tuning_of(
-            tmp_path / "t", request_, FakeTarget(truth, Clock(), noise=0.05), trials=3
-        )
+        tuning = tuning_of(tmp_path / "t", request_, FakeTarget(truth, Clock(), noise=0.05), trials=3)
         tuning.run()
         assert tuning.ended == "trials" and len(tuning.records) == 3
 
@@ -137,9 +135,7 @@ def test_a_target_that_refuses_is_named_and_nothing_is_recorded(tmp_path, reques
     assert TuneFolder(tmp_path / "t").records() == []
 
 
-def test_a_target_that_refuses_later_ends_the_tuning_and_blames_no_layout(
-    tmp_path, request_, truth
-):
+def test_a_target_that_refuses_later_ends_the_tuning_and_blames_no_layout(tmp_path, request_, truth):
     refusal = TargetRefused.of("tune-refused", "--on", "sbatch failed: no quota", "mend it")
     target = FakeTarget(truth, Clock(), results={2: refusal})
     tuning = tuning_of(tmp_path / "t", request_, target)

@@ -19,14 +19,16 @@ def request_():
 
 def record(number, status="running", **changes):
     layout = LayoutSettings(dp=2)._asdict()
-    return TrialRecord(
-        number, layout, "the fastest by plan", 1.0, 1.0, 10, 5, 100.0, status, **changes
-    )
+    return TrialRecord(number, layout, "the fastest by plan", 1.0, 1.0, 10, 5, 100.0, status, **changes)
 
 
 def step_line(step, seconds, time):
-    return json.dumps({"step": step, "loss": 1.0, "tokens": 1, "step_seconds": seconds,
-                       "tokens_per_second": 1.0, "time": time}) + "\n"  # fmt: skip
+    return (
+        json.dumps(
+            {"step": step, "loss": 1.0, "tokens": 1, "step_seconds": seconds, "tokens_per_second": 1.0, "time": time}
+        )
+        + "\n"
+    )
 
 
 def write_steps(folder, number, seconds):
@@ -52,9 +54,7 @@ def test_the_same_job_in_another_layout_goes_on(tmp_path, request_):
     folder = TuneFolder(tmp_path / "t")
     folder.claim(request_.job, {})
     folder.claim(small_request(**{"training.steps": 7}).job, {})
-    other = request_.job.model_copy(
-        update={"parallel": request_.job.parallel.model_copy(update={"tp": 1, "zero": 1})}
-    )
+    other = request_.job.model_copy(update={"parallel": request_.job.parallel.model_copy(update={"tp": 1, "zero": 1})})
     folder.claim(other, {})
 
 
@@ -122,6 +122,8 @@ def test_a_killed_trial_counts_where_it_made_enough_steps(tmp_path):
         if steps:
             write_steps(folder, number, [1.0] * steps)
     assert [(r.status, r.wall) for r in folder.recovered()] == [
-        ("measured", 10.0), ("interrupted", 8.0), ("interrupted", 0.0),
-    ]  # fmt: skip
+        ("measured", 10.0),
+        ("interrupted", 8.0),
+        ("interrupted", 0.0),
+    ]
     assert folder.records() == folder.recovered()

@@ -59,9 +59,7 @@ class Wait:
     def __init__(self, run, answer=PENDING, *, best=None):
         self.now, self.run, self.scheduler = BEGAN, run, FakeScheduler(answer)
         self.said, self.states = [], []
-        watch = TrialWatch(
-            on_event=self.said.append, on_wait=lambda state, s: self.states.append((state, s))
-        )
+        watch = TrialWatch(on_event=self.said.append, on_wait=lambda state, s: self.states.append((state, s)))
         order = TrialOrder(small_request().job, 12, run, 600.0, best, "mpctl tune", BEGAN, "77")
         self.wait = JobWait(order, watch, self.scheduler, "77", None, lambda: self.now, self.sleep)
         self.steps = iter([])

@@ -46,9 +46,7 @@ def special(family: str, seq_length: int) -> dict[str, int]:
 
 def samples(family: str, data: IndexedDataset, seq_length: int, seed: int = 1, **changes):
     shape = model(family, seq_length, **changes)
-    return get_implementation(family).samples(
-        SampleSource(data, shape, seed, special(family, seq_length), WORDS)
-    )
+    return get_implementation(family).samples(SampleSource(data, shape, seed, special(family, seq_length), WORDS))
 
 
 def packed(data, length, seed, number) -> list[int]:

@@ -42,9 +42,7 @@ def _llama(state: Weights, model: ModelSpec) -> Iterator[tuple[str, Tensor | Non
     names = {
         "attention_norm": ("input_layernorm",),
         behind: ("post_attention_layernorm",),
-        "attention.qkv": tuple(
-            f"self_attn.{x}" for x in ("q_proj", "k_proj", "v_proj", "qkv_proj")
-        ),
+        "attention.qkv": tuple(f"self_attn.{x}" for x in ("q_proj", "k_proj", "v_proj", "qkv_proj")),
         "attention.query_norm": ("self_attn.q_norm",),
         "attention.key_norm": ("self_attn.k_norm",),
         "attention.output": ("self_attn.o_proj",),
@@ -85,9 +83,7 @@ def _old(state: Weights, model: ModelSpec, kind: str) -> Iterator[tuple[str, Ten
     for layer in range(model.layers):
         at = f"{root}.{blocks}.{layer}"
         for ours, theirs in names.items():
-            yield from _module(
-                state, f"layers.{layer}.{ours}", *(f"{at}.{name}" for name in theirs)
-            )
+            yield from _module(state, f"layers.{layer}.{ours}", *(f"{at}.{name}" for name in theirs))
         for part in PARTS:
             fused = state.get(f"{at}.{attention}.query_key_value.{part}")
             ours = f"layers.{layer}.attention.qkv.{part}"

@@ -28,9 +28,14 @@ from tests.threads import run_ranks
 from tests.train.layers.oracle import gradients, grouped, whole
 
 SHAPE: dict[str, Any] = {
-    "family": "glm", "layers": 2, "hidden": 32, "heads": 4, "vocab": 50, "seq_length": 10,
+    "family": "glm",
+    "layers": 2,
+    "hidden": 32,
+    "heads": 4,
+    "vocab": 50,
+    "seq_length": 10,
     "activation": "gelu_tanh",
-}  # fmt: skip
+}
 MASK, START, END = 47, 48, 49
 TOKENS = [11, 12, MASK, 14, MASK, START, 15, 16, START, 13]
 TARGETS = [15, 16, END, 13, END]
@@ -42,18 +47,19 @@ Weights = dict[str, Tensor]
 
 def reference(w: Weights) -> Tensor:
     """Logits [10, 50] of the figure's sample."""
-    h = torch.stack([
-        w["embedding.word.weight"][token] + w["embedding.position.weight"][place]
-        + w["embedding.block.weight"][block]
-        for token, place, block in zip(TOKENS, PLACES, BLOCKS, strict=True)
-    ])  # fmt: skip
+    h = torch.stack(
+        [
+            w["embedding.word.weight"][token]
+            + w["embedding.position.weight"][place]
+            + w["embedding.block.weight"][block]
+            for token, place, block in zip(TOKENS, PLACES, BLOCKS, strict=True)
+        ]
+    )
     for layer in range(SHAPE["layers"]):
         named = {k.removeprefix(f"layers.{layer}."): v for k, v in w.items()}
         h = h + attention(normed(h, named, "attention_norm"), named)
         inner = F.linear(normed(h, named, "mlp_norm"), named["mlp.up.weight"], named["mlp.up.bias"])
-        inner = (
-            0.5 * inner * (1 + torch.tanh(math.sqrt(2 / math.pi) * (inner + 0.044715 * inner**3)))
-        )
+        inner = 0.5 * inner * (1 + torch.tanh(math.sqrt(2 / math.pi) * (inner + 0.044715 * inner**3)))
         h = h + F.linear(inner, named["mlp.down.weight"], named["mlp.down.bias"])
     return normed(h, w, "final_norm") @ w["embedding.word.weight"][: SHAPE["vocab"]].T
 
@@ -82,9 +88,7 @@ def attention(h: Tensor, w: Weights) -> Tensor:
 
 def _rank(rank: int, size: int) -> dict[str, Any]:
     group = grouped(rank, size)
-    model = build_module(
-        ModelSpec(**SHAPE), TrainingSpec(init_std=0.2), ShardContext(group, dtype=torch.float64)
-    )
+    model = build_module(ModelSpec(**SHAPE), TrainingSpec(init_std=0.2), ShardContext(group, dtype=torch.float64))
     initialise(model, 7)
     with torch.no_grad():  # zeros and ones would hide a forgotten bias
         for p in model.parameters():
@@ -98,8 +102,12 @@ def _rank(rank: int, size: int) -> dict[str, Any]:
 
 
 def batch_of(*tokens: list[int]) -> Batch:
-    rows = {"tokens": list(tokens), "positions": [PLACES] * len(tokens),
-            "blocks": [BLOCKS] * len(tokens), "context": [CONTEXT] * len(tokens)}  # fmt: skip
+    rows = {
+        "tokens": list(tokens),
+        "positions": [PLACES] * len(tokens),
+        "blocks": [BLOCKS] * len(tokens),
+        "context": [CONTEXT] * len(tokens),
+    }
     fields = {name: torch.tensor(row) for name, row in rows.items()}
     return Batch(torch.arange(len(tokens)), fields)
 
@@ -126,9 +134,7 @@ def test_logits_and_gradients_are_the_papers(tp: int) -> None:
 
 def test_a_word_of_a_blank_is_not_told_by_later_ones() -> None:
     """What figure 2's mask is for: changing x3, read last, changes no earlier prediction."""
-    model = build_module(
-        ModelSpec(**SHAPE), TrainingSpec(init_std=0.2), ShardContext(Group(), dtype=torch.float64)
-    )
+    model = build_module(ModelSpec(**SHAPE), TrainingSpec(init_std=0.2), ShardContext(Group(), dtype=torch.float64))
     initialise(model, 7)
     other = [*TOKENS[:-1], 20]
     with torch.no_grad():

@@ -25,26 +25,48 @@ from tests.train.layers.oracle import NO_PEERS, close, context_split, fill, grad
 from tests.train.layers.test_experts import ALONE, LAYOUTS, Layout, _sum_gradients
 
 S, B = 8, 2
-MODEL = {"layers": 4, "hidden": 16, "heads": 4, "vocab": 120, "seq_length": S, "vocab_divisor": 2,
-         "activation": "swiglu", "bias": False, "norm": "rmsnorm", "position": "rotary",
-         "experts": 4, "experts_per_token": 2, "expert_ffn": 12}  # fmt: skip
+MODEL = {
+    "layers": 4,
+    "hidden": 16,
+    "heads": 4,
+    "vocab": 120,
+    "seq_length": S,
+    "vocab_divisor": 2,
+    "activation": "swiglu",
+    "bias": False,
+    "norm": "rmsnorm",
+    "position": "rotary",
+    "experts": 4,
+    "experts_per_token": 2,
+    "expert_ffn": 12,
+}
 SHAPES: dict[str, dict[str, Any]] = {
     "every second layer": {"moe_layer_every": 2, "router_renormalize": False},
     "behind a dense one": {
-        "dense_layers": 1, "shared_expert_ffn": 8, "shared_expert_gate": True,
-        "router_score": "sigmoid", "router_bias": True, "router_scale": 2.5, "router_groups": 2,
+        "dense_layers": 1,
+        "shared_expert_ffn": 8,
+        "shared_expert_gate": True,
+        "router_score": "sigmoid",
+        "router_bias": True,
+        "router_scale": 2.5,
+        "router_groups": 2,
     },
     "sandwich": {"norm_order": "sandwich", "shared_expert_ffn": 8},
-}  # fmt: skip
+}
 TRAINING = {"recompute": "full", "dropout": 0.1, "moe_aux_loss_coeff": 0.5, "moe_z_loss_coeff": 0.1}
 SPLIT = ("ep 2", "tp 2 x ep 2", "cp 2 x ep 2", "tp 2, cp 2, etp 2, ep 2")
 
 
 def _context(layout: Layout, groups: dict[str, Group], routing: RoutingLog) -> ShardContext:
     return ShardContext(
-        groups["tp"], groups["cp"], layout.tp > 1, torch.float64, groups=groups,
-        expert_view=layout.view, routing=routing,
-    )  # fmt: skip
+        groups["tp"],
+        groups["cp"],
+        layout.tp > 1,
+        torch.float64,
+        groups=groups,
+        expert_view=layout.view,
+        routing=routing,
+    )
 
 
 def _run(rank: int, _: int, layout: Layout, shape: dict[str, Any]) -> list[Any]:
@@ -58,10 +80,7 @@ def _run(rank: int, _: int, layout: Layout, shape: dict[str, Any]) -> list[Any]:
     text = torch.randint(0, 120, (B, S + 1), generator=torch.Generator().manual_seed(5))
     dp = groups["dp"]
     parts = {"tokens": text[:, :-1], "targets": text[:, 1:]}
-    own = {
-        name: context_split(part.chunk(dp.size)[dp.rank], groups["cp"])
-        for name, part in parts.items()
-    }
+    own = {name: context_split(part.chunk(dp.size)[dp.rank], groups["cp"]) for name, part in parts.items()}
     samples = torch.tensor([12, 7]).chunk(dp.size)[dp.rank]
     (loss,) = module.stage_forward((), Batch(samples, own), CounterRNG(5, 6, samples))
     loss.backward()
@@ -73,9 +92,7 @@ def _run(rank: int, _: int, layout: Layout, shape: dict[str, Any]) -> list[Any]:
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("layout", SPLIT)
-def test_a_split_model_has_the_loss_and_gradients_of_one_rank(
-    layout: str, shape: dict[str, Any]
-) -> None:
+def test_a_split_model_has_the_loss_and_gradients_of_one_rank(layout: str, shape: dict[str, Any]) -> None:
     loss, of_one, counts = _run(0, 1, ALONE, shape)
     ranks = run_ranks(_run, LAYOUTS[layout].world, LAYOUTS[layout], shape)
     for rank in ranks:

@@ -27,37 +27,83 @@ from tests.threads import run_ranks
 from tests.train.layers.oracle import axes, close, context_split, fill, gradients, sum_gradients, whole
 
 S = 8
-COMMON = {"layers": 3, "hidden": 16, "heads": 4, "vocab": 120, "seq_length": S,
-          "vocab_divisor": 2}  # fmt: skip
-LATENT = {"attention_kind": "mla", "kv_lora_rank": 10, "qk_nope_head_dim": 6,
-          "qk_rope_head_dim": 4, "v_head_dim": 8, "position": "rotary"}  # fmt: skip
+COMMON = {"layers": 3, "hidden": 16, "heads": 4, "vocab": 120, "seq_length": S, "vocab_divisor": 2}
+LATENT = {
+    "attention_kind": "mla",
+    "kv_lora_rank": 10,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+    "position": "rotary",
+}
 VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "alibi": ({"position": "alibi", "embedding_norm": True}, {"recompute": "selective"}),
-    "alibi with dropout": ({"position": "alibi", "attention_window": 3},
-                           {"dropout": 0.1, "attention_dropout": 0.1}),
-    "windows": ({"position": "rotary", "attention_window": 3, "full_attention_every": 2,
-                 "window_rotary_base": 100.0, "kv_heads": 2, "bias": "qkv",
-                 "activation": "relu2"}, {"recompute": "full"}),
-    "norms of heads": ({"position": "rotary", "qk_norm": True, "kv_heads": 1, "norm": "rmsnorm",
-                        "bias": "attention"}, {}),
-    "norms over all heads": ({"position": "rotary", "qk_norm": "width", "kv_heads": 2,
-                              "norm": "rmsnorm", "norm_order": "output"}, {"recompute": "full"}),
+    "alibi with dropout": ({"position": "alibi", "attention_window": 3}, {"dropout": 0.1, "attention_dropout": 0.1}),
+    "windows": (
+        {
+            "position": "rotary",
+            "attention_window": 3,
+            "full_attention_every": 2,
+            "window_rotary_base": 100.0,
+            "kv_heads": 2,
+            "bias": "qkv",
+            "activation": "relu2",
+        },
+        {"recompute": "full"},
+    ),
+    "norms of heads": (
+        {"position": "rotary", "qk_norm": True, "kv_heads": 1, "norm": "rmsnorm", "bias": "attention"},
+        {},
+    ),
+    "norms over all heads": (
+        {"position": "rotary", "qk_norm": "width", "kv_heads": 2, "norm": "rmsnorm", "norm_order": "output"},
+        {"recompute": "full"},
+    ),
     "layernorms over all heads": ({"qk_norm": "width", "kv_heads": 1}, {}),
-    "parallel": ({"position": "rotary", "parallel_residual": True, "rotary_fraction": 0.5,
-                  "qk_norm": True}, {"dropout": 0.1}),
-    "one norm": ({"position": "rotary", "parallel_residual": True, "shared_norm": True,
-                  "attention_window": 2, "attention_window_every": 2}, {"recompute": "full"}),
-    "norms of results": ({"norm_order": "output", "norm": "nonparametric", "bias": "mlp",
-                          "activation": "swiglu"}, {"recompute": "full"}),
-    "latent": ({**LATENT, "q_lora_rank": 12, "norm": "rmsnorm", "bias": False,
-                "activation": "swiglu"}, {"dropout": 0.1, "attention_dropout": 0.1}),
-    "latent of keys alone": ({**LATENT, "attention_window": 3, "attention_scale": 0.3,
-                                        "full_attention_every": 2, "window_rotary_base": 100.0},
-                                       {"recompute": "full"}),
-    "sandwich": ({"norm_order": "sandwich", "norm": "rmsnorm", "bias": False,
-                  "embedding_multiplier": 4.0, "attention_scale": 0.3,
-                  "activation": "geglu_tanh"}, {}),
-}  # fmt: skip
+    "parallel": (
+        {"position": "rotary", "parallel_residual": True, "rotary_fraction": 0.5, "qk_norm": True},
+        {"dropout": 0.1},
+    ),
+    "one norm": (
+        {
+            "position": "rotary",
+            "parallel_residual": True,
+            "shared_norm": True,
+            "attention_window": 2,
+            "attention_window_every": 2,
+        },
+        {"recompute": "full"},
+    ),
+    "norms of results": (
+        {"norm_order": "output", "norm": "nonparametric", "bias": "mlp", "activation": "swiglu"},
+        {"recompute": "full"},
+    ),
+    "latent": (
+        {**LATENT, "q_lora_rank": 12, "norm": "rmsnorm", "bias": False, "activation": "swiglu"},
+        {"dropout": 0.1, "attention_dropout": 0.1},
+    ),
+    "latent of keys alone": (
+        {
+            **LATENT,
+            "attention_window": 3,
+            "attention_scale": 0.3,
+            "full_attention_every": 2,
+            "window_rotary_base": 100.0,
+        },
+        {"recompute": "full"},
+    ),
+    "sandwich": (
+        {
+            "norm_order": "sandwich",
+            "norm": "rmsnorm",
+            "bias": False,
+            "embedding_multiplier": 4.0,
+            "attention_scale": 0.3,
+            "activation": "geglu_tanh",
+        },
+        {},
+    ),
+}
 
 
 def _run(rank: int, _: int, layout: tuple[int, int, bool]) -> list[list[Any]]:
@@ -79,14 +125,16 @@ def _run(rank: int, _: int, layout: tuple[int, int, bool]) -> list[list[Any]]:
 
 
 @pytest.mark.parametrize(
-    "layout", [(2, 1, True), (1, 2, False),
-               pytest.param((2, 1, False), marks=pytest.mark.slow),
-               pytest.param((2, 2, True), marks=pytest.mark.slow),
-               pytest.param((4, 1, False), marks=pytest.mark.slow)],
-)  # fmt: skip
-def test_a_split_model_has_the_loss_and_gradients_of_the_whole(
-    layout: tuple[int, int, bool],
-) -> None:
+    "layout",
+    [
+        (2, 1, True),
+        (1, 2, False),
+        pytest.param((2, 1, False), marks=pytest.mark.slow),
+        pytest.param((2, 2, True), marks=pytest.mark.slow),
+        pytest.param((4, 1, False), marks=pytest.mark.slow),
+    ],
+)
+def test_a_split_model_has_the_loss_and_gradients_of_the_whole(layout: tuple[int, int, bool]) -> None:
     expected = _run(0, 1, (1, 1, False))
     ranks = run_ranks(_run, layout[0] * layout[1], layout)
     for number in range(len(VARIANTS)):
@@ -118,9 +166,7 @@ def test_the_module_has_the_parameters_of_the_table() -> None:
 def test_a_window_hides_what_lies_before_it() -> None:
     """The last of 8 tokens with windows of 3 in 2 layers sees tokens 3 to 7, and no others."""
     shape = {**COMMON, "layers": 2, "attention_window": 3, "position": "none"}
-    module = build_module(
-        ModelSpec.model_validate(shape), TrainingSpec(), ShardContext(dtype=torch.float64)
-    )
+    module = build_module(ModelSpec.model_validate(shape), TrainingSpec(), ShardContext(dtype=torch.float64))
     fill(module)
     tokens = torch.arange(S)[None]
 

@@ -29,18 +29,28 @@ from tests.model.families.ids_page import parameters
 
 # Planned and not run, with the key that says why.
 ONLY_PLANNED = {
-    "gemma2": "attention_softcap", "phi": "head_bias", "phi with norms of heads": "head_bias",
-    "llama with linear scaling": "rotary_scaling_type", "gpt-oss": "attention_sinks",
-}  # fmt: skip
+    "gemma2": "attention_softcap",
+    "phi": "head_bias",
+    "phi with norms of heads": "head_bias",
+    "llama with linear scaling": "rotary_scaling_type",
+    "gpt-oss": "attention_sinks",
+}
 OWN_CLASS = {"kimi_k2": "deepseek_v3"}  # whose model transformers has under another name
 PRETRAINED_AT_4096 = ("deepseek-v2", "deepseek-v2-lite", "deepseek-v3", "kimi-k2")
 # Billions of parameters, all and active for a token, as published.
 ACTIVE = {
-    "mixtral-8x7b": (46.7, 12.9), "mixtral-8x22b": (140.6, 39.1), "qwen1.5-moe-a2.7b": (14.3, 2.7),
-    "qwen3-30b-a3b": (30.5, 3.3), "qwen3-235b-a22b": (235, 22), "olmoe-1b-7b": (6.9, 1.3),
-    "gpt-oss-20b": (20.91, 3.61 + 0.58), "gpt-oss-120b": (116.83, 5.13 + 0.58),  # and words
-    "deepseek-v2": (236, 21), "deepseek-v3": (671, 37), "kimi-k2": (1040, 32.6),
-}  # fmt: skip
+    "mixtral-8x7b": (46.7, 12.9),
+    "mixtral-8x22b": (140.6, 39.1),
+    "qwen1.5-moe-a2.7b": (14.3, 2.7),
+    "qwen3-30b-a3b": (30.5, 3.3),
+    "qwen3-235b-a22b": (235, 22),
+    "olmoe-1b-7b": (6.9, 1.3),
+    "gpt-oss-20b": (20.91, 3.61 + 0.58),
+    "gpt-oss-120b": (116.83, 5.13 + 0.58),  # and words
+    "deepseek-v2": (236, 21),
+    "deepseek-v3": (671, 37),
+    "kimi-k2": (1040, 32.6),
+}
 READ = ("gpt2", "gpt2 with a head of its own")  # from the files of transformers
 RUN = [name for name in CONFIGS if name not in (*ONLY_PLANNED, *READ)]
 
@@ -102,9 +112,7 @@ def test_what_is_not_run_is_said(tmp_path: Path, name: str) -> None:
     kind, keys = {**CONFIGS, **EXPERTS}[name]
     model = model_of(tmp_path, {"model_type": kind, **keys})
     checks = list(not_launched(JobSpec(model=model)))
-    assert [check.where for check in checks][:1] == [
-        f"model.{key}" for key in [ONLY_PLANNED.get(name)] if key
-    ]
+    assert [check.where for check in checks][:1] == [f"model.{key}" for key in [ONLY_PLANNED.get(name)] if key]
 
 
 def model_of(folder: Path, config: dict[str, Any]) -> ModelSpec:
@@ -153,9 +161,7 @@ def test_transformers_own_model_of_that_config_has_as_many(name: str) -> None:
     published, config = MODELS[name]
     keys = {key: value for key, value in config.items() if key != "model_type"}
     with torch.device("meta"):
-        theirs = transformers_model(
-            OWN_CLASS.get(config["model_type"], config["model_type"]), **keys
-        )
+        theirs = transformers_model(OWN_CLASS.get(config["model_type"], config["model_type"]), **keys)
     assert sum(weight.numel() for weight in theirs.parameters()) == published
 
 

@@ -35,19 +35,24 @@ def _trained(
     data: Path, folder: Path, tp: int, cp: int, dp: int, pp: int, changes: dict[str, Any]
 ) -> list[dict[str, Any]]:
     job = tiny_job(
-        data, tp, dp, parallel__cp=cp, parallel__pp=pp, cluster__gpus_per_node=tp * cp * dp * pp,
-        training__dtype="fp64", training__steps=4, checkpoint__interval=0,
-        checkpoint__at_end=False, **SHAPES["latent"], **changes,
-    )  # fmt: skip
+        data,
+        tp,
+        dp,
+        parallel__cp=cp,
+        parallel__pp=pp,
+        cluster__gpus_per_node=tp * cp * dp * pp,
+        training__dtype="fp64",
+        training__steps=4,
+        checkpoint__interval=0,
+        checkpoint__at_end=False,
+        **SHAPES["latent"],
+        **changes,
+    )
     return train(job, folder)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in LAYOUTS]
-)
-def test_a_layout_trains_as_one_process(
-    data: Path, alone: list[dict[str, Any]], tmp_path: Path, name: str
-) -> None:
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in LAYOUTS])
+def test_a_layout_trains_as_one_process(data: Path, alone: list[dict[str, Any]], tmp_path: Path, name: str) -> None:
     ranks = _trained(data, tmp_path, *LAYOUTS[name])
     losses = column(alone)
     assert losses[-1] < losses[0] - 0.1

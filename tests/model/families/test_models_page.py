@@ -18,9 +18,7 @@ def test_the_page_has_the_table_of_today() -> None:
 
 
 def test_every_config_that_is_read_has_a_variant_that_plans() -> None:
-    assert {
-        kind for kind, _ in {**CONFIGS, **EXPERTS, **OTHERS}.values()
-    } == config_readers().keys()
+    assert {kind for kind, _ in {**CONFIGS, **EXPERTS, **OTHERS}.values()} == config_readers().keys()
 
 
 @pytest.mark.parametrize("name", REFUSED)

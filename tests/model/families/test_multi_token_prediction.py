@@ -24,14 +24,27 @@ from tests.train.runtime.test_experts import same_gradients
 from tests.train.runtime.tiny import column, make_data, tiny_job, tiny_plan, train
 
 S = 8
-COMMON = {"layers": 2, "hidden": 16, "heads": 4, "vocab": 120, "seq_length": S,
-          "vocab_divisor": 2, "position": "rotary", "norm": "rmsnorm",
-          "tied_embeddings": False}  # fmt: skip
+COMMON = {
+    "layers": 2,
+    "hidden": 16,
+    "heads": 4,
+    "vocab": 120,
+    "seq_length": S,
+    "vocab_divisor": 2,
+    "position": "rotary",
+    "norm": "rmsnorm",
+    "tied_embeddings": False,
+}
 EXPERTS = {
-    "model__experts": 8, "model__experts_per_token": 2, "model__expert_ffn": 24,
-    "model__shared_expert_ffn": 16, "model__dense_layers": 1, "model__router_score": "sigmoid",
-    "model__router_bias": True, "training__moe_bias_update_rate": 0.02,
-}  # fmt: skip
+    "model__experts": 8,
+    "model__experts_per_token": 2,
+    "model__expert_ffn": 24,
+    "model__shared_expert_ffn": 16,
+    "model__dense_layers": 1,
+    "model__router_score": "sigmoid",
+    "model__router_bias": True,
+    "training__moe_bias_update_rate": 0.02,
+}
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {**SHAPES["llama"], "model__mtp_layers": 2},
     "tied": {"model__mtp_layers": 1},
@@ -161,11 +174,19 @@ def alone(data: Path, tmp_path_factory: pytest.TempPathFactory):
 def _job(data: Path, model: str, layout: dict[str, Any]):
     ranks = layout.get("tp", 1) * layout.get("dp", 1) * layout.get("parallel__pp", 1)
     experts = {"parallel__ep": 2} if model == "deepseek" and "dp" in layout else {}
-    return tiny_job(data, **{
-        **MODELS[model], **layout, **experts, "cluster__gpus_per_node": ranks,
-        "training__dtype": "fp64", "training__steps": 4, "checkpoint__interval": 0,
-        "checkpoint__at_end": False,
-    })  # fmt: skip
+    return tiny_job(
+        data,
+        **{
+            **MODELS[model],
+            **layout,
+            **experts,
+            "cluster__gpus_per_node": ranks,
+            "training__dtype": "fp64",
+            "training__steps": 4,
+            "checkpoint__interval": 0,
+            "checkpoint__at_end": False,
+        },
+    )
 
 
 @pytest.mark.parametrize(("model", "layout"), CASES)

@@ -20,8 +20,14 @@ from tests.run.launch.command import Launched, end_all, launch
 from tests.train.runtime.tiny import make_data
 
 STEPS = 4
-TOY = {"model.family": "toy", "model.position": "none", "model.vocab": 310, "training.steps": STEPS,
-       "training.eval_samples": 0, "checkpoint.interval": STEPS}  # fmt: skip
+TOY = {
+    "model.family": "toy",
+    "model.position": "none",
+    "model.vocab": 310,
+    "training.steps": STEPS,
+    "training.eval_samples": 0,
+    "checkpoint.interval": STEPS,
+}
 SHAPE = {"model.layers": 3, "model.hidden": 16, "model.heads": 4, "model.seq_length": 8}
 
 
@@ -49,14 +55,12 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 def mpctl(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "mpctl", *arguments], capture_output=True, text=True, timeout=120,
-        check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", "mpctl", *arguments], capture_output=True, text=True, timeout=120, check=False
+    )
 
 
 def flags(settings: dict[str, Any]) -> list[str]:
-    return [part for key, value in settings.items()
-            for part in ("--set", f"{key}={json.dumps(value)}")]  # fmt: skip
+    return [part for key, value in settings.items() for part in ("--set", f"{key}={json.dumps(value)}")]
 
 
 def test_it_is_planned() -> None:
@@ -79,9 +83,7 @@ def test_a_name_like_it_is_hinted_and_its_rules_are_its_own() -> None:
     assert rotary.returncode == 2 and "family-positions" in rotary.stdout + rotary.stderr
 
 
-@pytest.mark.parametrize(
-    ("family", "why"), [("missing", "cannot be imported"), ("wrong", "gives a str")]
-)
+@pytest.mark.parametrize(("family", "why"), [("missing", "cannot be imported"), ("wrong", "gives a str")])
 def test_a_package_that_gives_no_family_is_refused(family: str, why: str) -> None:
     done = mpctl("plan", "--json", *flags({**TOY, **SHAPE, "model.family": family}))
     assert done.returncode == 2
@@ -114,8 +116,6 @@ def test_two_ranks_train_it_as_planned(two_ranks: Launched) -> None:
 
 
 @pytest.mark.slow
-def test_one_rank_trains_it_with_the_same_losses(
-    two_ranks: Launched, data: Path, tmp_path: Path
-) -> None:
+def test_one_rank_trains_it_with_the_same_losses(two_ranks: Launched, data: Path, tmp_path: Path) -> None:
     alone = train(tmp_path, data, "--tp", "1")
     assert alone.losses == pytest.approx(two_ranks.losses, rel=1e-6)

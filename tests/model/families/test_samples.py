@@ -136,13 +136,10 @@ def test_samples_are_pinned(text):
     """A change here changes the data of every run."""
     tokens = {
         "gpt": (6, [1596, 1597, 1598, 1599, 1621, 1622]),
-        "bert": (14, [3099, 2118, 2119, 1203, 1204, 1205, 1206, 1207, 3098,
-                      150, 151, 152, 3097, 3098]),
-        "t5": (29, [2109, 3099, 2113, 2114, 2115, 2116, 2117, 2118, 2119, *range(1203, 1221),
-                    3098, 3096]),
-        "glm": (24, [70, 1620, 229, 230, 3099, *range(237, 247), 3098, *range(231, 237),
-                     3097, 3097]),
-    }  # fmt: skip
+        "bert": (14, [3099, 2118, 2119, 1203, 1204, 1205, 1206, 1207, 3098, 150, 151, 152, 3097, 3098]),
+        "t5": (29, [2109, 3099, 2113, 2114, 2115, 2116, 2117, 2118, 2119, *range(1203, 1221), 3098, 3096]),
+        "glm": (24, [70, 1620, 229, 230, 3099, *range(237, 247), 3098, *range(231, 237), 3097, 3097]),
+    }
     for family, (seq_length, expected) in tokens.items():
         assert one(family, text, seq_length, 1234, 3)["tokens"] == expected
     assert {f: digest(samples(f, text, 64, 1234).batch(range(40))) for f in FAMILIES} == {
@@ -371,8 +368,11 @@ def test_t5_fills_every_length_exactly(span):
 def test_t5_example_of_the_docstring():
     inputs, targets = corrupt(
         np.array([1, 2, 3, 4, 5, 6]),
-        kept=np.array([2, 1]), noise=np.array([1, 2]), sentinels=np.array([99, 98]), end=90,
-    )  # fmt: skip
+        kept=np.array([2, 1]),
+        noise=np.array([1, 2]),
+        sentinels=np.array([99, 98]),
+        end=90,
+    )
     assert inputs.tolist() == [1, 2, 99, 4, 98, 90]
     assert targets.tolist() == [99, 3, 98, 5, 6, 90]
 

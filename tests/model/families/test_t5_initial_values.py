@@ -16,9 +16,14 @@ from mpctl.train.layers.mlp import MLPConfig
 from mpctl.train.layers.parameters import Init, fill_normal
 
 SHAPE: dict[str, Any] = {
-    "model.family": "t5", "model.layers": 2, "model.hidden": 64, "model.heads": 4,
-    "model.ffn": 256, "model.vocab": 500, "model.seq_length": 32,
-}  # fmt: skip
+    "model.family": "t5",
+    "model.layers": 2,
+    "model.hidden": 64,
+    "model.heads": 4,
+    "model.ffn": 256,
+    "model.vocab": 500,
+    "model.seq_length": 32,
+}
 
 
 def test_matrices_start_as_transformers_start() -> None:

@@ -14,9 +14,13 @@ from mpctl.model.layout.job_layout import JobLayout
 from mpctl.spec.load import load_job
 
 GPT = {
-    "model.layers": 4, "model.hidden": 8, "model.heads": 2, "model.seq_length": 4,
-    "model.vocab": 64, "model.vocab_divisor": 64,
-}  # fmt: skip
+    "model.layers": 4,
+    "model.hidden": 8,
+    "model.heads": 2,
+    "model.seq_length": 4,
+    "model.vocab": 64,
+    "model.vocab_divisor": 64,
+}
 
 
 def buckets_of(freeze: tuple[str, ...] = (), pp: int = 1, vpp: int = 1, **parallel: Any):
@@ -30,16 +34,26 @@ def bucket(*sizes: int, parts: int) -> Bucket:
 
 
 MODELS: list[dict[str, Any]] = [
-    {}, {"model.tied_embeddings": False, "model.kv_heads": 1},
-    {"model.family": "bert"}, {"model.family": "glm"},
-    {"model.family": "t5", "model.position": "relative", "model.norm": "rmsnorm",
-     "model.bias": False, "model.layers": 2, "model.decoder_layers": 2,
-     "model.decoder_seq_length": 4},
-]  # fmt: skip
+    {},
+    {"model.tied_embeddings": False, "model.kv_heads": 1},
+    {"model.family": "bert"},
+    {"model.family": "glm"},
+    {
+        "model.family": "t5",
+        "model.position": "relative",
+        "model.norm": "rmsnorm",
+        "model.bias": False,
+        "model.layers": 2,
+        "model.decoder_layers": 2,
+        "model.decoder_seq_length": 4,
+    },
+]
 LAYOUTS: list[dict[str, Any]] = [
-    {}, {"tp": 2, "sequence_parallel": True}, {"pp": 2},
+    {},
+    {"tp": 2, "sequence_parallel": True},
+    {"pp": 2},
     {"pp": 2, "vpp": 2, "schedule": "interleaved"},
-]  # fmt: skip
+]
 
 
 def test_slices_by_hand() -> None:
@@ -91,16 +105,17 @@ def test_every_parameter_is_in_one(zero: int, how: dict[str, Any], freeze: tuple
         weights = {w.name for w in layout.stage_parameters(stage)}
         frozen = {n for n in weights if n.startswith(("layers.0.", "embedding.position."))}
         assert sorted(names) == sorted(weights - frozen if freeze and zero < 3 else weights)
-        units = [held.unit for held in buckets if len(held.chunks) == 1 and not held.partial
-                 and not held.is_shared and len(layout.stages[stage]) == 1]  # fmt: skip
+        units = [
+            held.unit
+            for held in buckets
+            if len(held.chunks) == 1 and not held.partial and not held.is_shared and len(layout.stages[stage]) == 1
+        ]
         assert units == sorted(units, reverse=True)  # the order in which backward ends them
 
 
 @pytest.mark.parametrize("how", [*LAYOUTS, {"zero": 3}], ids=str)
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: str(model.get("model.family", "gpt")))
-def test_the_vectors_of_these_families_are_what_does_not_decay(
-    how: dict[str, Any], model: dict[str, Any]
-) -> None:
+def test_the_vectors_of_these_families_are_what_does_not_decay(how: dict[str, Any], model: dict[str, Any]) -> None:
     parallel = {f"parallel.{k}": v for k, v in {"dp": 2, **how}.items()}
     layout = JobLayout.of(load_job(None, {**GPT, **model, **parallel}))
     for stage in range(len(layout.stages)):
@@ -124,9 +139,7 @@ def test_shapes_are_those_of_the_named_buckets(
         shapes: dict[BucketShape, int] = {}
         for own in layout.buckets(stage):
             holders = layout.shared_parameters[own.names[0]] if own.is_shared else ()
-            shape = BucketShape(
-                own.numel, own.chunks, own.goes_back, own.is_trained, own.partial, holders
-            )
+            shape = BucketShape(own.numel, own.chunks, own.goes_back, own.is_trained, own.partial, holders)
             shapes[shape] = shapes.get(shape, 0) + 1
         found = layout.bucket_shapes(stage)
         assert list(found.items()) == list(shapes.items())
@@ -136,10 +149,16 @@ def test_a_bucket_is_filled_to_its_size_from_the_last_layer_on() -> None:
     """A layer: norms 4 x 8, qkv 216, output 72, up 288, down 264 elements; 4 bytes each."""
     _, (buckets,) = buckets_of(bucket_bytes=4 * 600)
     assert set(buckets[0].names) == {
-        "final_norm.bias", "final_norm.weight", "layers.3.mlp.down.bias",
-        "layers.3.mlp.down.weight", "layers.3.mlp.up.bias", "layers.3.mlp.up.weight",
-        "layers.3.mlp_norm.bias", "layers.3.mlp_norm.weight", "layers.3.attention.output.bias",
-    }  # fmt: skip
+        "final_norm.bias",
+        "final_norm.weight",
+        "layers.3.mlp.down.bias",
+        "layers.3.mlp.down.weight",
+        "layers.3.mlp.up.bias",
+        "layers.3.mlp.up.weight",
+        "layers.3.mlp_norm.bias",
+        "layers.3.mlp_norm.weight",
+        "layers.3.attention.output.bias",
+    }
     assert buckets[0].numel == 16 + 264 + 288 + 16 + 8 and buckets[0].unit == 4
     assert all(held.numel <= 600 for held in buckets)
 

@@ -13,10 +13,16 @@ from mpctl.model.layout.topology import find_topology
 from tests.jobs import job_of
 
 GPT: dict[str, Any] = {
-    "model.layers": 4, "model.hidden": 8, "model.heads": 2, "model.seq_length": 4,
-    "model.vocab": 64, "parallel.tp": 2, "parallel.pp": 2, "parallel.dp": 4,
+    "model.layers": 4,
+    "model.hidden": 8,
+    "model.heads": 2,
+    "model.seq_length": 4,
+    "model.vocab": 64,
+    "parallel.tp": 2,
+    "parallel.pp": 2,
+    "parallel.dp": 4,
     "training.micro_batch_size": 3,
-}  # fmt: skip
+}
 
 
 def test_a_layout_by_hand() -> None:
@@ -24,9 +30,7 @@ def test_a_layout_by_hand() -> None:
     assert layout.stages == (((0, 2),), ((2, 4),))
     assert (layout.dense.replicas, layout.dense.zero, layout.last_stage) == (4, 0, 1)
     assert layout.shared_parameters == {"embedding.word.weight": (0, 1)}
-    assert layout.group_sizes == {
-        "tp": 2, "cp": 1, "dp": 4, "dp_cp": 4, "pp": 2, "world": 16,
-    }  # fmt: skip
+    assert layout.group_sizes == {"tp": 2, "cp": 1, "dp": 4, "dp_cp": 4, "pp": 2, "world": 16}
     assert (layout.global_batch_size, layout.tokens_per_step) == (12, 48)
     (first,), (last,) = layout.stage_slices(0), layout.stage_slices(1)
     assert (first.layers, first.has_entry, first.has_exit) == (range(2), True, False)
@@ -62,9 +66,7 @@ def test_a_single_replica_shares_nothing(parallel: dict[str, int], zero: int) ->
         ("cp-dp-pp-tp", [0, 1, 2, 3], [0, 4]),
     ],
 )
-def test_states_are_shared_by_neighbours_of_a_group_of_replicas(
-    order: str, first: list[int], equal: list[int]
-) -> None:
+def test_states_are_shared_by_neighbours_of_a_group_of_replicas(order: str, first: list[int], equal: list[int]) -> None:
     settings = {**GPT, "parallel.cp": 2, "parallel.zero": 1, "parallel.zero_size": 4}
     layout = JobLayout.of(job_of({**settings, "parallel.order": order}))
     topology = layout.topology
@@ -78,16 +80,31 @@ def test_states_are_shared_by_neighbours_of_a_group_of_replicas(
 
 @pytest.mark.parametrize(
     ("size", "ep", "dense", "experts"),
-    [(8, 1, (1, 2), (1, 2)), (8, 4, (1, 2), (1, 2)), (4, 8, (1, 4), (0, 1)), (4, 4, (1, 4), (0, 1)),
-     (16, 2, (1, 1), (1, 1)), (None, 2, (1, 1), (1, 1)), (1, 2, (0, 1), (0, 1))],
-)  # fmt: skip
+    [
+        (8, 1, (1, 2), (1, 2)),
+        (8, 4, (1, 2), (1, 2)),
+        (4, 8, (1, 4), (0, 1)),
+        (4, 4, (1, 4), (0, 1)),
+        (16, 2, (1, 1), (1, 1)),
+        (None, 2, (1, 1), (1, 1)),
+        (1, 2, (0, 1), (0, 1)),
+    ],
+)
 def test_states_of_experts_exist_as_often_as_those_of_dense_layers(
     size: int | None, ep: int, dense: tuple[int, int], experts: tuple[int, int]
 ) -> None:
     """(ZeRO in effect, copies), dp 16: 16 / size copies of dense states; the 16 / ep replicas of
     the experts have the divisor of both, and nothing to share where each is a copy."""
-    settings = {**GPT, "parallel.tp": 1, "parallel.pp": 1, "parallel.dp": 16, "parallel.ep": ep,
-                "parallel.zero": 1, "model.experts": 8, "model.experts_per_token": 2}  # fmt: skip
+    settings = {
+        **GPT,
+        "parallel.tp": 1,
+        "parallel.pp": 1,
+        "parallel.dp": 16,
+        "parallel.ep": ep,
+        "parallel.zero": 1,
+        "model.experts": 8,
+        "model.experts_per_token": 2,
+    }
     job = job_of({**settings, "parallel.zero_size": size})
     views = JobLayout.of(job).views
     assert [(views[n].zero, views[n].copies) for n in (DENSE, EXPERTS)] == [dense, experts]

@@ -15,9 +15,7 @@ POD = {"name": "pod", "gpus": 576, "oversubscription": 4.0, "latency": 2e-6}
 
 
 @given(nodes=st.integers(1, 600), most=st.integers(1, 40))
-def test_a_job_takes_as_many_nodes_of_each_domain_where_more_than_half_of_one_divides_it(
-    nodes: int, most: int
-) -> None:
+def test_a_job_takes_as_many_nodes_of_each_domain_where_more_than_half_of_one_divides_it(nodes: int, most: int) -> None:
     taken = domain_nodes(nodes, most)
     assert 1 <= taken <= most
     even = [n for n in range(1, most + 1) if nodes % n == 0 and (2 * n > most or n == nodes)]
@@ -37,10 +35,14 @@ def test_levels_of_racks_of_72() -> None:
 @pytest.mark.parametrize(
     ("cluster", "name"),
     [
-        ("dgx-gb200", "NVLink domain"), ("dgx-h100", "NVLink domain"), ("l4-node", "node"),
-        ("mi300x-node", "node"), ("this-machine", "node"), (None, "node"),
+        ("dgx-gb200", "NVLink domain"),
+        ("dgx-h100", "NVLink domain"),
+        ("l4-node", "node"),
+        ("mi300x-node", "node"),
+        ("this-machine", "node"),
+        (None, "node"),
     ],
-)  # fmt: skip
+)
 def test_a_domain_is_called_a_node_where_no_nvlink_joins_it(cluster: str | None, name: str) -> None:
     job = load_job(None, {"cluster": cluster} if cluster else {})
     assert domain_name(job.cluster) == name
@@ -54,9 +56,7 @@ def test_a_domain_is_called_a_node_where_no_nvlink_joins_it(cluster: str | None,
     ranks=st.sampled_from([1, 4, 8, 12, 64]),
     axes=st.sampled_from([("tp",), ("dp",), ("dp", "cp"), ("pp",), ("tp", "cp", "dp", "pp")]),
 )
-def test_a_span_is_that_of_the_ranks(
-    tp: int, cp: int, dp: int, pp: int, ranks: int, axes: tuple[str, ...]
-) -> None:
+def test_a_span_is_that_of_the_ranks(tp: int, cp: int, dp: int, pp: int, ranks: int, axes: tuple[str, ...]) -> None:
     """Against every group, rank by rank; groups of one rank are in one network."""
     topology = Topology.of({"tp": tp, "cp": cp, "dp": dp, "pp": pp}, gpus_per_node=4)
     groups = topology.groups(*axes)

@@ -22,18 +22,28 @@ from tests.jobs import job_of, shape_of
 ALL, NONE = GradNeeds(), GradNeeds(False, False, False)
 LAYERS = 4
 SMALL: dict[str, Any] = {
-    "model.layers": LAYERS, "model.hidden": 64, "model.heads": 4, "model.vocab": 256,
+    "model.layers": LAYERS,
+    "model.hidden": 64,
+    "model.heads": 4,
+    "model.vocab": 256,
     "model.seq_length": 16,
-}  # fmt: skip
+}
 BERT = {"model.family": "bert"}
 T5 = {
-    "model.family": "t5", "model.position": "relative", "model.decoder_layers": 2,
-    "model.decoder_seq_length": 8, "model.norm": "rmsnorm", "model.bias": False,
-}  # fmt: skip
+    "model.family": "t5",
+    "model.position": "relative",
+    "model.decoder_layers": 2,
+    "model.decoder_seq_length": 8,
+    "model.norm": "rmsnorm",
+    "model.bias": False,
+}
 LLAMA = {
-    "model.norm": "rmsnorm", "model.position": "rotary", "model.bias": False,
-    "model.tied_embeddings": False, "model.kv_heads": 2,
-}  # fmt: skip
+    "model.norm": "rmsnorm",
+    "model.position": "rotary",
+    "model.bias": False,
+    "model.tied_embeddings": False,
+    "model.kv_heads": 2,
+}
 SEQUENCE = {"parallel.tp": 2, "parallel.sequence_parallel": True}
 BOTTOM = ["embedding.*", "layers.[01].*"]  # half of SMALL's layers
 DROPOUT, FULL = {"training.dropout": 0.1}, {"training.recompute": "full"}
@@ -94,9 +104,7 @@ def test_a_norm_is_before_its_branch_or_after_its_sum() -> None:
     only = ["embedding.*", "layers.[1-9].*", "layers.0.[!a]*", "layers.0.attention.*", "[!l]*"]
     for order, first in (("pre", GradNeeds(True, False, True)), ("post", NONE)):
         (stack,) = flows(only, {**BERT, "model.norm_order": order})
-        assert [w.name for w in layer(stack, 0).trained] == [
-            "attention_norm.weight", "attention_norm.bias"
-        ]  # fmt: skip
+        assert [w.name for w in layer(stack, 0).trained] == ["attention_norm.weight", "attention_norm.bias"]
         assert layer(stack, 0).needs["attention.qkv"] == first
         assert layer(stack, 0).needs["mlp.up"] == GradNeeds(True, False, True)
 
@@ -138,9 +146,11 @@ def test_layers_alike_are_one_run() -> None:
     (stack,) = flows(["embedding.*", "layers.[02].*"])
     kinds = [(run, bool(flow.trained), flow.after) for run, flow in stack.runs]
     assert kinds == [
-        (range(1), False, False), (range(1, 2), True, True), (range(2, 3), False, True),
+        (range(1), False, False),
+        (range(1, 2), True, True),
+        (range(2, 3), False, True),
         (range(3, 4), True, True),
-    ]  # fmt: skip
+    ]
     assert [count for count, _ in stack.blocks(range(1, 3))] == [1, 1]
     (other,) = flows(["layers.[13].*"])
     assert len(other.runs) == LAYERS
@@ -272,18 +282,26 @@ def test_a_frozen_stage_only_passes_forward() -> None:
 
 
 PIECES = [
-    "embedding.word.*", "embedding.position.*", "*norm*", "*.qkv.*", "*.output.*", "*.up.*",
-    "*.down.weight", "layers.0.*", "layers.[12].*", "*.bias",
-]  # fmt: skip
+    "embedding.word.*",
+    "embedding.position.*",
+    "*norm*",
+    "*.qkv.*",
+    "*.output.*",
+    "*.up.*",
+    "*.down.weight",
+    "layers.0.*",
+    "layers.[12].*",
+    "*.bias",
+]
 
 
 @given(
-    freeze=st.sets(st.sampled_from(PIECES), max_size=5), more=st.sampled_from(PIECES),
-    split=st.booleans(), full=st.booleans(),
-)  # fmt: skip
-def test_freezing_more_never_sends_more(
-    freeze: set[str], more: str, split: bool, full: bool
-) -> None:
+    freeze=st.sets(st.sampled_from(PIECES), max_size=5),
+    more=st.sampled_from(PIECES),
+    split=st.booleans(),
+    full=st.booleans(),
+)
+def test_freezing_more_never_sends_more(freeze: set[str], more: str, split: bool, full: bool) -> None:
     settings = {**(SEQUENCE if split else {"parallel.tp": 2}), **(FULL if full else {})}
     before, after = (sent(sorted(some), settings) for some in (freeze, freeze | {more}))
     assert all(count <= before[name] for name, count in after.items())
@@ -318,37 +336,37 @@ def test_flops_by_passes() -> None:
 def test_trained_parameters_are_those_that_no_pattern_names(freeze: set[str], tp: int) -> None:
     layout = JobLayout.of(job_of({**SMALL, "parallel.tp": tp, "training.freeze": sorted(freeze)}))
     is_frozen = frozen_by(sorted(freeze))
-    expected = sum(
-        w.local_numel(layout.views) for w in layout.table.weights() if not is_frozen(w.name)
-    )
+    expected = sum(w.local_numel(layout.views) for w in layout.table.weights() if not is_frozen(w.name))
     assert local_parameters(layout, 0, trained_only=True) == expected
 
 
 SPARSE = {
-    **LLAMA, "model.experts": 4, "model.experts_per_token": 2, "model.shared_expert_ffn": 32,
-    "model.shared_expert_gate": True, "parallel.dp": 2, "parallel.ep": 2,
-}  # fmt: skip
+    **LLAMA,
+    "model.experts": 4,
+    "model.experts_per_token": 2,
+    "model.shared_expert_ffn": 32,
+    "model.shared_expert_gate": True,
+    "parallel.dp": 2,
+    "parallel.ep": 2,
+}
 DENSE_PARTS = ["embedding.*", "*norm*", "*attention*", "head*"]
 
 
 @pytest.mark.parametrize(
-    ("trained", "with_dx"),
-    [("router", ()), ("experts", ("experts.down",)), ("shared.", ("shared.down",))],
+    ("trained", "with_dx"), [("router", ()), ("experts", ("experts.down",)), ("shared.", ("shared.down",))]
 )
-def test_experts_router_and_shared_experts_are_beside_each_other(
-    trained: str, with_dx: tuple[str, ...]
-) -> None:
+def test_experts_router_and_shared_experts_are_beside_each_other(trained: str, with_dx: tuple[str, ...]) -> None:
     """Of the first layer: what is trained in one of them asks for no dX of another, and above it
     all have one. Of 4 exchanges of rows the first layer sends those that end at a gradient."""
     parts = ("router", "experts", "shared.", "shared_gate")
     freeze = [*DENSE_PARTS, *(f"*mlp.{part}*" for part in parts if part != trained)]
     (stack,) = flows(freeze, SPARSE)
-    first, second = ({n.removeprefix("mlp."): need for n, need in layer(stack, at).needs.items()
-                      if n.startswith("mlp.")} for at in (0, 1))  # fmt: skip
+    first, second = (
+        {n.removeprefix("mlp."): need for n, need in layer(stack, at).needs.items() if n.startswith("mlp.")}
+        for at in (0, 1)
+    )
     assert {name for name, need in first.items() if need.x} == set(with_dx)
-    assert {name for name, need in first.items() if need.w} == {
-        name for name in first if name.startswith(trained)
-    }
+    assert {name for name, need in first.items() if need.w} == {name for name in first if name.startswith(trained)}
     assert all(need.x for need in second.values()) and layer(stack, 0).after
     rows = sent(freeze, SPARSE)["ep all_to_all experts' rows"]
     back = 1 if trained == "experts" else 0
@@ -359,10 +377,15 @@ def test_latents_of_queries_and_keys_are_beside_each_other() -> None:
     """Where the queries' latent alone is trained, keys and values have no gradient in the first
     layer, and the product behind attention has one."""
     latent = {
-        **LLAMA, "model.kv_heads": 4, "model.attention_kind": "mla", "model.q_lora_rank": 16,
-        "model.kv_lora_rank": 16, "model.qk_nope_head_dim": 16, "model.qk_rope_head_dim": 8,
+        **LLAMA,
+        "model.kv_heads": 4,
+        "model.attention_kind": "mla",
+        "model.q_lora_rank": 16,
+        "model.kv_lora_rank": 16,
+        "model.qk_nope_head_dim": 16,
+        "model.qk_rope_head_dim": 8,
         "model.v_head_dim": 16,
-    }  # fmt: skip
+    }
     frozen = ["embedding.*", "*norm*", "*mlp*", "head*", "*key_value*", "*output*", "*query_up*"]
     (stack,) = flows(frozen, latent)
     needs = layer(stack, 0).needs

@@ -29,21 +29,29 @@ def kept(block: OperatorGroup, shapes: ActivationShapes) -> list[str]:
     ("settings", "inputs"),
     [
         ({}, {"attention_norm input", "attention.qkv input", "mlp_norm input", "mlp.up input"}),
-        ({"model.parallel_residual": True},  # both norms read the layer's input
-         {"attention_norm input", "attention.qkv input", "mlp.up input"}),
-        ({"model.parallel_residual": True, "model.shared_norm": True},
-         {"attention_norm input", "attention.qkv input"}),
-        ({"model.norm_order": "output"},
-         {"attention.qkv input", "attention_output_norm input", "mlp.up input",
-          "mlp_output_norm input"}),
-        ({"model.norm_order": "sandwich"},
-         {"attention_norm input", "attention.qkv input", "attention_output_norm input",
-          "mlp_norm input", "mlp.up input", "mlp_output_norm input"}),
+        (
+            {"model.parallel_residual": True},  # both norms read the layer's input
+            {"attention_norm input", "attention.qkv input", "mlp.up input"},
+        ),
+        ({"model.parallel_residual": True, "model.shared_norm": True}, {"attention_norm input", "attention.qkv input"}),
+        (
+            {"model.norm_order": "output"},
+            {"attention.qkv input", "attention_output_norm input", "mlp.up input", "mlp_output_norm input"},
+        ),
+        (
+            {"model.norm_order": "sandwich"},
+            {
+                "attention_norm input",
+                "attention.qkv input",
+                "attention_output_norm input",
+                "mlp_norm input",
+                "mlp.up input",
+                "mlp_output_norm input",
+            },
+        ),
     ],
-)  # fmt: skip
-def test_a_tensor_that_two_operations_read_is_saved_once(
-    settings: dict[str, Any], inputs: set[str]
-) -> None:
+)
+def test_a_tensor_that_two_operations_read_is_saved_once(settings: dict[str, Any], inputs: set[str]) -> None:
     layout = JobLayout.of(job_of({**GPT, **settings}))
     names = kept(layout.table.stacks[0].block_of(0), activation_shapes(layout))
     hidden = [n for n in names if n.endswith(" input") and n != "mlp.down input"]
@@ -53,8 +61,17 @@ def test_a_tensor_that_two_operations_read_is_saved_once(
 @pytest.fixture(scope="module")
 def mixed() -> JobLayout:
     """12 layers on 2 stages of 2 chunks; every third has norms of queries and keys besides."""
-    job = job_of({**GPT, "parallel.pp": 2, "parallel.vpp": 2, "parallel.tp": 2, "parallel.dp": 2,
-                  "parallel.zero": 1, "training.global_batch_size": 8})  # fmt: skip
+    job = job_of(
+        {
+            **GPT,
+            "parallel.pp": 2,
+            "parallel.vpp": 2,
+            "parallel.tp": 2,
+            "parallel.dp": 2,
+            "parallel.zero": 1,
+            "training.global_batch_size": 8,
+        }
+    )
     plain = JobLayout.of(job)
     (stack,) = plain.table.stacks
     normed_model = shape_of(job).model_copy(update={"qk_norm": True})
@@ -72,9 +89,7 @@ def test_layers_of_a_stack_may_differ_in_kind(mixed: JobLayout) -> None:
     assert more == {f"attention.{x}_norm.{y}" for x in ("query", "key") for y in ("weight", "bias")}
     for stage in range(2):
         layers = [n for span in mixed.stages[stage] for n in range(*span)]
-        expected = {
-            f"layers.{n}.{w.name}": w.numel for n in layers for w in stack.block_of(n).weights
-        }
+        expected = {f"layers.{n}.{w.name}": w.numel for n in layers for w in stack.block_of(n).weights}
         names = {
             name: size
             for bucket in mixed.buckets(stage)
@@ -84,11 +99,7 @@ def test_layers_of_a_stack_may_differ_in_kind(mixed: JobLayout) -> None:
         assert set(names) == set(expected)
         assert sum(mixed.bucket_shapes(stage).values()) == len(mixed.buckets(stage))
         flow = dict(
-            zip(
-                (plain, normed),
-                (mixed.table.flows[0].runs[0][1], mixed.table.flows[0].runs[1][1]),
-                strict=True,
-            )
+            zip((plain, normed), (mixed.table.flows[0].runs[0][1], mixed.table.flows[0].runs[1][1]), strict=True)
         )
         alone = sum(block_flops(mixed, flow[stack.block_of(n)]) for n in layers)
         ends = step_flops(mixed, stage) / mixed.num_microbatches - alone

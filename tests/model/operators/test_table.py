@@ -18,9 +18,16 @@ def built(preset: str, *, tp: int = 1) -> tuple[ModelSpec, OperatorTable]:
 
 
 GPT2_SHAPED = [
-    "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "gpt3-175b",
-    "megatron-1.2b", "megatron-2.5b", "megatron-4.2b", "megatron-8.3b",
-]  # fmt: skip
+    "gpt2",
+    "gpt2-medium",
+    "gpt2-large",
+    "gpt2-xl",
+    "gpt3-175b",
+    "megatron-1.2b",
+    "megatron-2.5b",
+    "megatron-4.2b",
+    "megatron-8.3b",
+]
 
 
 @pytest.mark.parametrize("tp", [1, 2, 8])

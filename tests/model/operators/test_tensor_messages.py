@@ -89,9 +89,11 @@ def test_a_layer_in_3d_is_as_its_paper_has_it(tp: int) -> None:
 def test_a_layer_in_1d_is_four_all_reduces() -> None:
     messages = layer(TensorGrid.of("1d", 4))
     assert fields(messages) == [
-        ("tp", "all_reduce", BSH, 1, "backward"), ("tp", "all_reduce", BSH, 1, "forward"),
-        ("tp", "all_reduce", BSH, 1, "backward"), ("tp", "all_reduce", BSH, 1, "forward"),
-    ]  # fmt: skip
+        ("tp", "all_reduce", BSH, 1, "backward"),
+        ("tp", "all_reduce", BSH, 1, "forward"),
+        ("tp", "all_reduce", BSH, 1, "backward"),
+        ("tp", "all_reduce", BSH, 1, "forward"),
+    ]
     split = layer(TensorGrid.of("1d", 4, sequence_parallel=True))
     assert sum(m.elements for m in split) == 10 * BSH
 
@@ -100,9 +102,7 @@ def test_a_column_product_whose_result_is_gathered_sends_it_too() -> None:
     product = MatMul("up", "mlp", HIDDEN, ("hidden", "ffn"), (*HIDDEN[:2], "ffn"), is_gathered=True)
     size, needs = ProductSize(8, 4, 6), GradNeeds()
     plain = product_messages(TensorGrid.of("1d", 2), product, size, needs)
-    assert fields(plain) == [
-        ("tp", "all_reduce", 32, 1, "backward"), ("tp", "all_gather", 48, 1, "forward")
-    ]  # fmt: skip
+    assert fields(plain) == [("tp", "all_reduce", 32, 1, "backward"), ("tp", "all_gather", 48, 1, "forward")]
     grid = TensorGrid.of("1d", 2, sequence_parallel=True)
     sent = fields(product_messages(grid, product, size, needs))
     assert sent.count(("tp", "all_gather", 48, 1, "forward")) == 1
@@ -113,9 +113,8 @@ def test_a_column_product_whose_result_is_gathered_sends_it_too() -> None:
 
 @pytest.mark.parametrize(
     ("mode", "axes"),
-    [("1d", ["tp"]), ("2d", ["col", "row"]), ("2.5d", ["col", "row", "depth"]),
-     ("3d", ["weight", "input", "output"])],
-)  # fmt: skip
+    [("1d", ["tp"]), ("2d", ["col", "row"]), ("2.5d", ["col", "row", "depth"]), ("3d", ["weight", "input", "output"])],
+)
 def test_one_rank_sends_nothing(mode: str, axes: list[str]) -> None:
     grid = TensorGrid(mode, dict.fromkeys(axes, 1))
     assert not layer(grid) and not loss_messages(grid, 8)
@@ -135,14 +134,14 @@ def test_what_is_frozen_sends_less() -> None:
 
 def test_a_head_in_2d_moves_table_and_logits() -> None:
     """q=2, r=8, h=4, v=16: table blocks of 16 elements, logits blocks of 32."""
-    found = product_messages(
-        TensorGrid.of("2d", 4), head(HIDDEN, tied=True), ProductSize(8, 4, 16), GradNeeds()
-    )
+    found = product_messages(TensorGrid.of("2d", 4), head(HIDDEN, tied=True), ProductSize(8, 4, 16), GradNeeds())
     assert fields(found) == [
-        ("row", "broadcast", 16, 2, "forward"), ("col", "reduce", 32, 2, "forward"),
-        ("col", "broadcast", 32, 2, "backward"), ("row", "broadcast", 16, 2, "backward"),
+        ("row", "broadcast", 16, 2, "forward"),
+        ("col", "reduce", 32, 2, "forward"),
+        ("col", "broadcast", 32, 2, "backward"),
+        ("row", "broadcast", 16, 2, "backward"),
         ("row", "reduce", 16, 2, "backward"),
-    ]  # fmt: skip
+    ]
 
 
 def test_a_row_product_in_3d_has_the_roles_of_input_and_output_swapped() -> None:
@@ -150,30 +149,25 @@ def test_a_row_product_in_3d_has_the_roles_of_input_and_output_swapped() -> None
     grid, size = TensorGrid.of("3d", 8), ProductSize(8, 4, 12)
     for product, source, target in ((BLOCK[0], "input", "output"), (BLOCK[1], "output", "input")):
         assert fields(product_messages(grid, product, size, GradNeeds())) == [
-            (source, "all_gather", 8, 1, "forward"), ("weight", "all_gather", 12, 1, "forward"),
+            (source, "all_gather", 8, 1, "forward"),
+            ("weight", "all_gather", 12, 1, "forward"),
             (target, "reduce_scatter", 24, 1, "forward"),
             (target, "all_gather", 24, 1, "backward"),
             ("weight", "all_gather", 12, 1, "backward"),
             (source, "reduce_scatter", 8, 1, "backward"),
             (source, "all_gather", 8, 1, "backward"),
             ("weight", "reduce_scatter", 12, 1, "backward"),
-        ]  # fmt: skip
+        ]
 
 
 @pytest.mark.parametrize(
     ("mode", "tp", "axis", "own"),
     [("2d", 4, "row", 16 * 4 // 2), ("2.5d", 8, "row", 8 * 4 // 2), ("3d", 8, "weight-input", 32)],
 )
-def test_a_lookup_sums_vectors_and_scatters_samples(
-    mode: str, tp: int, axis: str, own: int
-) -> None:
+def test_a_lookup_sums_vectors_and_scatters_samples(mode: str, tp: int, axis: str, own: int) -> None:
     """16 rows of 4 hidden: each rank's half of the columns, in 2.5d of this depth's rows."""
-    found = product_messages(
-        TensorGrid.of(mode, tp), lookup(HIDDEN), ProductSize(16, 32, 4), GradNeeds(x=False)
-    )
-    assert fields(found) == [
-        (axis, "reduce_scatter", own, 1, "forward"), (axis, "all_gather", own, 1, "backward"),
-    ]  # fmt: skip
+    found = product_messages(TensorGrid.of(mode, tp), lookup(HIDDEN), ProductSize(16, 32, 4), GradNeeds(x=False))
+    assert fields(found) == [(axis, "reduce_scatter", own, 1, "forward"), (axis, "all_gather", own, 1, "backward")]
 
 
 def test_norms_and_loss_send_a_number_or_two_a_row() -> None:
@@ -181,12 +175,8 @@ def test_norms_and_loss_send_a_number_or_two_a_row() -> None:
     grid = TensorGrid.of("2d", 4)
     layernorm = norm_messages(grid, "layernorm", 16, goes_back=True)
     rmsnorm = norm_messages(grid, "rmsnorm", 16, goes_back=True)
-    assert fields(layernorm) == [
-        ("col", "all_gather", 32, 1, "forward"), ("col", "all_reduce", 16, 1, "backward"),
-    ]  # fmt: skip
-    assert fields(rmsnorm) == [
-        ("col", "all_reduce", 8, 1, "forward"), ("col", "all_reduce", 8, 1, "backward"),
-    ]  # fmt: skip
+    assert fields(layernorm) == [("col", "all_gather", 32, 1, "forward"), ("col", "all_reduce", 16, 1, "backward")]
+    assert fields(rmsnorm) == [("col", "all_reduce", 8, 1, "forward"), ("col", "all_reduce", 8, 1, "backward")]
     loss = loss_messages(grid, 16)
     assert fields(loss) == [("col", "all_reduce", 8, 3, "forward")]
     assert all(m.is_float for m in (*layernorm, *rmsnorm, *loss))

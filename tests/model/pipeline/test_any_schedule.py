@@ -29,9 +29,7 @@ class Case:
 
     @property
     def sizes(self) -> dict[str, int]:
-        return {
-            "stages": self.stages, "microbatches": self.microbatches, "chunks": self.chunks,
-        }  # fmt: skip
+        return {"stages": self.stages, "microbatches": self.microbatches, "chunks": self.chunks}
 
     @cached_property
     def orders(self) -> list[list[Action]]:
@@ -117,9 +115,7 @@ def test_source_and_target_are_two_ends_of_a_message(case: Case) -> None:
 
 
 @given(timed_cases(), st.integers(0, 5))
-def test_actions_start_when_stage_and_input_are_there(
-    timed: tuple[Case, Seconds], transfer: int
-) -> None:
+def test_actions_start_when_stage_and_input_are_there(timed: tuple[Case, Seconds], transfer: int) -> None:
     case, seconds = timed
     line = replay(case.orders, seconds, transfer=transfer)
     done = {
@@ -206,9 +202,7 @@ def all_cases(stages: int) -> list[Case]:
         Case(name, stages, microbatches, chunks)
         for name in SCHEDULES
         for chunks in chunk_counts(name, stages)
-        for microbatches in (
-            (*range(1, 12), 17) if chunks == 1 else (stages, 2 * stages, 3 * stages)
-        )
+        for microbatches in ((*range(1, 12), 17) if chunks == 1 else (stages, 2 * stages, 3 * stages))
     ]
 
 

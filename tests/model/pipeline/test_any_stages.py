@@ -16,9 +16,7 @@ small = st.integers(1, 6)
 
 def path(stages: list[list[Span]]) -> list[int]:
     """Layers as a sample meets them: chunk 0 of every stage, then chunk 1, ..."""
-    return [
-        layer for chunk in zip(*stages, strict=True) for span in chunk for layer in range(*span)
-    ]
+    return [layer for chunk in zip(*stages, strict=True) for span in chunk for layer in range(*span)]
 
 
 def counts(stages: list[list[Span]]) -> list[int]:
@@ -35,23 +33,11 @@ def counts(stages: list[list[Span]]) -> list[int]:
     loss=st.booleans(),
 )
 def test_any_cut_covers_every_layer_once_or_is_refused(
-    layers: int,
-    pp: int,
-    vpp: int,
-    first: int | None,
-    last: int | None,
-    embedding: bool,
-    loss: bool,
+    layers: int, pp: int, vpp: int, first: int | None, last: int | None, embedding: bool, loss: bool
 ) -> None:
     try:
         stages = stage_layers(
-            layers,
-            pp=pp,
-            vpp=vpp,
-            first=first,
-            last=last,
-            embedding_is_layer=embedding,
-            loss_is_layer=loss,
+            layers, pp=pp, vpp=vpp, first=first, last=last, embedding_is_layer=embedding, loss_is_layer=loss
         )
     except UnevenLayersError as error:
         assert re.search(r"\d", str(error)) or "counts as a layer" in str(error)
@@ -68,13 +54,7 @@ def test_equal_stages_when_the_layers_divide(per: int, pp: int, vpp: int) -> Non
     assert {stop - start for spans in stages for start, stop in spans} == {per}
 
 
-@given(
-    per=st.integers(2, 6),
-    pp=st.integers(2, 6),
-    vpp=small,
-    embedding=st.booleans(),
-    loss=st.booleans(),
-)
+@given(per=st.integers(2, 6), pp=st.integers(2, 6), vpp=small, embedding=st.booleans(), loss=st.booleans())
 def test_what_counts_as_a_layer_takes_one_from_its_end(
     per: int, pp: int, vpp: int, embedding: bool, loss: bool
 ) -> None:
@@ -86,13 +66,7 @@ def test_what_counts_as_a_layer_takes_one_from_its_end(
     assert (first[1] - first[0], last[1] - last[0]) == (per - embedding, per - loss)
 
 
-@given(
-    per=small,
-    pp=st.integers(3, 6),
-    vpp=small,
-    first=st.none() | small,
-    last=st.none() | small,
-)
+@given(per=small, pp=st.integers(3, 6), vpp=small, first=st.none() | small, last=st.none() | small)
 def test_given_end_stages_have_their_counts_and_the_rest_is_equal(
     per: int, pp: int, vpp: int, first: int | None, last: int | None
 ) -> None:
@@ -105,17 +79,11 @@ def test_given_end_stages_have_their_counts_and_the_rest_is_equal(
         last=None if last is None else last * vpp,
     )
     found = [count // vpp for count in counts(stages)]
-    assert found == [
-        per if first is None else first,
-        *[per] * (pp - 2),
-        per if last is None else last,
-    ]
+    assert found == [per if first is None else first, *[per] * (pp - 2), per if last is None else last]
 
 
 @pytest.mark.parametrize(("first", "last", "layers"), [(4, 4, 12), (4, 4, 8), (1, 1, 2)])
-def test_one_stage_cannot_be_first_and_last_with_counts_of_their_own(
-    first: int, last: int, layers: int
-) -> None:
+def test_one_stage_cannot_be_first_and_last_with_counts_of_their_own(first: int, last: int, layers: int) -> None:
     with pytest.raises(UnevenLayersError, match="pp is 1"):  # once: 8 of 12 layers, silently
         stage_layers(layers, pp=1, first=first, last=last)
 
@@ -127,19 +95,11 @@ def test_given_counts_and_counting_as_a_layer_exclude_each_other(which: str) -> 
 
 
 @given(
-    layers=st.integers(1, 96),
-    pp=st.integers(2, 12),
-    vpp=st.integers(1, 4),
-    embedding=st.booleans(),
-    loss=st.booleans(),
+    layers=st.integers(1, 96), pp=st.integers(2, 12), vpp=st.integers(1, 4), embedding=st.booleans(), loss=st.booleans()
 )
-def test_hints_of_an_uneven_cut_are_legal(
-    layers: int, pp: int, vpp: int, embedding: bool, loss: bool
-) -> None:
+def test_hints_of_an_uneven_cut_are_legal(layers: int, pp: int, vpp: int, embedding: bool, loss: bool) -> None:
     def cut(layers: int, pp: int) -> list[list[Span]]:
-        return stage_layers(
-            layers, pp=pp, vpp=vpp, embedding_is_layer=embedding, loss_is_layer=loss
-        )
+        return stage_layers(layers, pp=pp, vpp=vpp, embedding_is_layer=embedding, loss_is_layer=loss)
 
     try:
         cut(layers, pp)

@@ -24,11 +24,13 @@ from tests.jobs import GPT, job_of, shape_of
 
 COST = {"parallel.stage_balance": "cost"}
 TINY: dict[str, Any] = {
-    "model.layers": 4, "model.hidden": 64, "model.heads": 4, "model.vocab": 256,
+    "model.layers": 4,
+    "model.hidden": 64,
+    "model.heads": 4,
+    "model.vocab": 256,
     "model.seq_length": 16,
-}  # fmt: skip
-T5 = {"model.family": "t5", "model.position": "relative", "model.decoder_layers": 4,
-      "model.decoder_seq_length": 8}  # fmt: skip
+}
+T5 = {"model.family": "t5", "model.position": "relative", "model.decoder_layers": 4, "model.decoder_seq_length": 8}
 
 
 def test_costs_of_stages_by_hand() -> None:
@@ -49,9 +51,7 @@ def test_costs_of_stages_by_hand() -> None:
         ([5, 5, 5], 1, 1, 7, [3]),
     ],
 )
-def test_balanced_by_hand(
-    layers: list[int], pp: int, vpp: int, exit_: int, counts: list[int]
-) -> None:
+def test_balanced_by_hand(layers: list[int], pp: int, vpp: int, exit_: int, counts: list[int]) -> None:
     assert balanced_counts(LayerCosts(layers, exit=exit_), pp=pp, vpp=vpp) == counts
 
 
@@ -64,16 +64,13 @@ def every_cut(costs: LayerCosts, pp: int, vpp: int) -> Iterator[int]:
 
 
 @given(
-    runs=st.lists(st.tuples(st.integers(1, 5), st.sampled_from([10, 20, 33])), min_size=1,
-                  max_size=3),
+    runs=st.lists(st.tuples(st.integers(1, 5), st.sampled_from([10, 20, 33])), min_size=1, max_size=3),
     pp=st.integers(2, 4),
     vpp=st.integers(1, 2),
     entry=st.sampled_from([0, 25]),
     exit_=st.sampled_from([0, 35, 80]),
-)  # fmt: skip
-def test_no_cut_is_better(
-    runs: list[tuple[int, int]], pp: int, vpp: int, entry: int, exit_: int
-) -> None:
+)
+def test_no_cut_is_better(runs: list[tuple[int, int]], pp: int, vpp: int, entry: int, exit_: int) -> None:
     """Of equal layers none at all; of others with several chunks, none by much."""
     costs = LayerCosts([cost for count, cost in runs for _ in range(count)], entry, exit_)
     if len(costs.layers) < pp * vpp:
@@ -90,8 +87,14 @@ def test_no_cut_is_better(
 
 def test_a_gpt_by_hand() -> None:
     """1024 tokens of the benchmark's model: a layer 6 (12 h^2 + 2 s h), the head 6 v h."""
-    shape = {"model.layers": 8, "model.hidden": 512, "model.heads": 8, "model.vocab": 32000,
-             "model.seq_length": 256, "training.micro_batch_size": 4}  # fmt: skip
+    shape = {
+        "model.layers": 8,
+        "model.hidden": 512,
+        "model.heads": 8,
+        "model.vocab": 32000,
+        "model.seq_length": 256,
+        "training.micro_batch_size": 4,
+    }
     layer, exit_ = 6 * (12 * 512**2 + 2 * 256 * 512), 6 * 32000 * 512
     assert job_costs(job_of(shape)) == LayerCosts([1024 * layer] * 8, 0, 1024 * exit_)
     job = job_of({**shape, **COST, "parallel.pp": 2})
@@ -99,8 +102,7 @@ def test_a_gpt_by_hand() -> None:
 
 
 def test_layers_that_are_run_again_cost_a_forward_more_and_the_head_does_not() -> None:
-    plain, again = (job_costs(job_of({**TINY, "training.recompute": how}))
-                    for how in ("none", "full"))  # fmt: skip
+    plain, again = (job_costs(job_of({**TINY, "training.recompute": how})) for how in ("none", "full"))
     assert [3 * cost for cost in again.layers] == [4 * cost for cost in plain.layers]
     assert again.exit == plain.exit
 
@@ -118,8 +120,7 @@ def test_frozen_layers_cost_a_forward() -> None:
 @pytest.mark.parametrize("settings", [TINY, {**TINY, **T5}, {**TINY, "model.family": "bert"}])
 def test_costs_are_of_all_ranks_of_tp(settings: dict[str, Any]) -> None:
     """But for what each of them computes alike: BERT's h x h of every token and of the first."""
-    one, two = (job_costs(job_of({**settings, "model.vocab_divisor": 1, "parallel.tp": tp}))
-                for tp in (1, 2))  # fmt: skip
+    one, two = (job_costs(job_of({**settings, "model.vocab_divisor": 1, "parallel.tp": tp})) for tp in (1, 2))
     alike = 6 * (16 * 64 * 64 + 64 * 64 + 64 * 2) if "bert" in settings.values() else 0
     assert two == replace(one, exit=one.exit + alike)
 
@@ -147,19 +148,16 @@ def test_an_end_between_two_stacks_counts_to_the_layer_beside_it() -> None:
 @pytest.mark.parametrize(("pp", "vpp"), [(2, 1), (3, 1), (4, 2)])
 def test_any_number_of_layers_goes_on_any_number_of_stages(family: str, pp: int, vpp: int) -> None:
     shapes: dict[str, dict[str, Any]] = {
-        "llama": {"model.position": "rotary", "model.norm": "rmsnorm",
-                  "model.activation": "swiglu"},
-        "t5": {**T5, "model.decoder_layers": 6}, "gpt": {},
-    }  # fmt: skip
+        "llama": {"model.position": "rotary", "model.norm": "rmsnorm", "model.activation": "swiglu"},
+        "t5": {**T5, "model.decoder_layers": 6},
+        "gpt": {},
+    }
     shape = shapes.get(family, {"model.family": family})
-    settings = {**TINY, "model.layers": 13, **shape, **COST, "parallel.pp": pp,
-                "parallel.vpp": vpp}  # fmt: skip
+    settings = {**TINY, "model.layers": 13, **shape, **COST, "parallel.pp": pp, "parallel.vpp": vpp}
     job = job_of(settings)
     layers = shape_of(job).all_layers
     stages = job_stages(job, layers)
-    path = [
-        layer for chunk in zip(*stages, strict=True) for span in chunk for layer in range(*span)
-    ]
+    path = [layer for chunk in zip(*stages, strict=True) for span in chunk for layer in range(*span)]
     assert path == list(range(layers))
     assert all(start < stop for spans in stages for start, stop in spans)
     assert stages == job_stages(parse(job.model_dump(mode="json")), layers)  # as a worker finds it
@@ -168,10 +166,7 @@ def test_any_number_of_layers_goes_on_any_number_of_stages(family: str, pp: int,
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (
-            {"parallel.pp": 8, "parallel.vpp": 2},
-            "12 layers cannot fill 8 stages x 2 chunks",
-        ),
+        ({"parallel.pp": 8, "parallel.vpp": 2}, "12 layers cannot fill 8 stages x 2 chunks"),
         ({"parallel.pp": 2, "parallel.first_stage_layers": 7}, "balanced by cost, and the layers"),
         ({"parallel.pp": 2, "parallel.loss_is_layer": True}, "balanced by cost, and the layers"),
     ],

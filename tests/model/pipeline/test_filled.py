@@ -11,15 +11,21 @@ from tests.jobs import job_of
 from tests.nanotron import nanotron_rows
 
 LLAMA_1B = {
-    "model.layers": 16, "model.hidden": 2048, "model.ffn": 8192, "model.heads": 32,
-    "model.vocab": 131072, "model.seq_length": 4096, "model.activation": "swiglu",
-    "training.runtime": "nanotron", "training.global_batch_size": 8, "cluster.gpus_per_node": 8,
-}  # fmt: skip
+    "model.layers": 16,
+    "model.hidden": 2048,
+    "model.ffn": 8192,
+    "model.heads": 32,
+    "model.vocab": 131072,
+    "model.seq_length": 4096,
+    "model.activation": "swiglu",
+    "training.runtime": "nanotron",
+    "training.global_batch_size": 8,
+    "cluster.gpus_per_node": 8,
+}
 
 
 @pytest.mark.parametrize(
-    ("pp", "counts", "head", "loss"),
-    [(2, (11, 5), 1, 1), (4, (6, 5, 5, 0), 3, 3), (8, (3, 3, 2, 3, 2, 3, 0, 0), 6, 7)],
+    ("pp", "counts", "head", "loss"), [(2, (11, 5), 1, 1), (4, (6, 5, 5, 0), 3, 3), (8, (3, 3, 2, 3, 2, 3, 0, 0), 6, 7)]
 )
 def test_the_cut_by_hand(pp: int, counts: tuple[int, ...], head: int, loss: int) -> None:
     """A head of 4 layers behind 16: shares of 10, 5 and 2.5 layers."""

@@ -54,9 +54,7 @@ print(json.dumps({
 
 
 def test_a_schedule_is_one_row() -> None:
-    run = subprocess.run(
-        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False
-    )
+    run = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     found: dict[str, Any] = json.loads(run.stdout)
     assert found["order"] == "F0 F1 F2 B0 B1 B2"  # stage 1 of 3 runs 2 forwards ahead, then F2 B0

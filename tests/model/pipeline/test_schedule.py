@@ -27,20 +27,13 @@ def order(name: ScheduleName, stage: int, stages: int, microbatches: int, chunks
 
 
 def played(
-    name: ScheduleName,
-    stages: int,
-    microbatches: int,
-    times: tuple[int, int, int],
-    chunks: int = 1,
+    name: ScheduleName, stages: int, microbatches: int, times: tuple[int, int, int], chunks: int = 1
 ) -> Timeline:
     """With the same times on every stage and chunk: F, B, and W, which a whole backward has."""
     f, b, w = times
-    seconds: dict[Kind, float] = {
-        "forward": f, "backward": b + w, "backward_input": b, "backward_weight": w,
-    }  # fmt: skip
+    seconds: dict[Kind, float] = {"forward": f, "backward": b + w, "backward_input": b, "backward_weight": w}
     done = [
-        actions(name, stage=stage, stages=stages, microbatches=microbatches, chunks=chunks)
-        for stage in range(stages)
+        actions(name, stage=stage, stages=stages, microbatches=microbatches, chunks=chunks) for stage in range(stages)
     ]
     return replay.replay(done, lambda stage, chunk, kind: seconds[kind])
 
@@ -164,10 +157,7 @@ def test_chunks_have_their_own_times() -> None:
         asked.append((stage, chunk, kind))
         return 10 ** (2 * chunk + stage) * (1 if kind == "forward" else 2)
 
-    done = [
-        actions("interleaved", stage=stage, stages=2, microbatches=2, chunks=2)
-        for stage in range(2)
-    ]
+    done = [actions("interleaved", stage=stage, stages=2, microbatches=2, chunks=2) for stage in range(2)]
     line = replay.replay(done, seconds)
     assert line.busy == (2 * 3 * 101, 2 * 3 * 1010)
     assert line.ends[1][line.orders[1].index(Action("forward", 0, 1))] == 1111
@@ -195,7 +185,7 @@ def w(microbatch: int) -> Action:
         ([[f(0), w(0), f(1)]], "stage 0 waits at W0"),
     ],
     ids=["backward first", "crossed", "a forward missing", "weights first"],
-)  # fmt: skip
+)
 def test_a_schedule_that_cannot_be_run_is_refused(stages: list[list[Action]], message: str) -> None:
     with pytest.raises(DeadlockError, match=message):
         replay.replay(stages, lambda stage, chunk, kind: 1)
@@ -224,9 +214,11 @@ def test_where_results_go() -> None:
 def test_every_virtual_stage_but_the_last_sends_each_micro_batch_on_and_back() -> None:
     found = transfers("interleaved", stages=4, microbatches=8, chunks=3)
     assert {pair: len(sent) for pair, sent in found.items()} == {
-        **{(s, s + 1): 3 * 8 for s in range(3)}, (3, 0): 2 * 8,
-        **{(s + 1, s): 3 * 8 for s in range(3)}, (0, 3): 2 * 8,
-    }  # fmt: skip
+        **{(s, s + 1): 3 * 8 for s in range(3)},
+        (3, 0): 2 * 8,
+        **{(s + 1, s): 3 * 8 for s in range(3)},
+        (0, 3): 2 * 8,
+    }
     assert show(transfers("1f1b", stages=2, microbatches=3)[0, 1]) == "F0 F1 F2"
     wrapped = transfers("interleaved", stages=2, microbatches=2, chunks=2)  # both kinds, both ways
     assert show(wrapped[0, 1]) == "F0.0 F1.0 F0.1 F1.1 B0.1 B1.1"
@@ -239,10 +231,15 @@ REFUSED = {"vpp-needs-pp", "microbatches-fill-pipeline", "schedule-vpp"}
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved", "zero-bubble"])
 def test_the_rules_of_a_job_refuse_what_has_no_schedule(name: ScheduleName) -> None:
     for p, v, m in product((1, 2, 4), (1, 2), (4, 6)):
-        job = job_of({
-            "parallel.schedule": name, "parallel.pp": p, "parallel.vpp": v,
-            "training.global_batch_size": m, "training.micro_batch_size": 1,
-        })  # fmt: skip
+        job = job_of(
+            {
+                "parallel.schedule": name,
+                "parallel.pp": p,
+                "parallel.vpp": v,
+                "training.global_batch_size": m,
+                "training.micro_batch_size": 1,
+            }
+        )
         checks = pipeline_rules(LayoutDraft(job))
         broken = {check.rule for check in checks if check.status == "error"} & REFUSED
         try:

@@ -16,10 +16,7 @@ def test_every_layer_is_found_in_its_stack(sizes: list[int], cuts: list[int]) ->
     names = [(stack, layer) for stack, size in enumerate(sizes) for layer in range(size)]
     spans: list[Span] = list(zip(cuts[::2], cuts[1::2], strict=False))
     found = [
-        (stack, layer)
-        for stack, own in enumerate(stack_spans(spans, sizes))
-        for span in own
-        for layer in range(*span)
+        (stack, layer) for stack, own in enumerate(stack_spans(spans, sizes)) for span in own for layer in range(*span)
     ]
     held = [names[layer] for span in spans for layer in range(*span) if layer < len(names)]
     assert sorted(found) == sorted(held)

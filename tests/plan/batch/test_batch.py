@@ -19,12 +19,24 @@ from mpctl.spec.load import load_job
 PUBLISHED = Path(__file__).parents[2] / "recorded" / "published_runs.json"
 JOB: dict[str, Any] = {
     "cluster": {"preset": "selene", "nodes": 2},
-    "model": {"family": "gpt", "layers": 24, "hidden": 2048, "heads": 16, "vocab": 51200,
-              "seq_length": 1024, "attention": "unfused"},
+    "model": {
+        "family": "gpt",
+        "layers": 24,
+        "hidden": 2048,
+        "heads": 16,
+        "vocab": 51200,
+        "seq_length": 1024,
+        "attention": "unfused",
+    },
     "parallel": {"tp": 2, "pp": 4, "dp": 2},
-    "training": {"micro_batch_size": 2, "global_batch_size": 64, "dtype": "fp16",
-                 "recompute": "full", "runtime": "megatron-2021"},
-}  # fmt: skip
+    "training": {
+        "micro_batch_size": 2,
+        "global_batch_size": 64,
+        "dtype": "fp16",
+        "recompute": "full",
+        "runtime": "megatron-2021",
+    },
+}
 
 
 def line(**changes: Any) -> bytes:
@@ -51,8 +63,10 @@ def rules(found: dict[str, Any], status: str = "error") -> list[str]:
 
 def test_a_line_is_answered_as_plan_would() -> None:
     found = answer(line(id="a"))
-    job = load_job(None, {"cluster": JOB["cluster"], "model": JOB["model"],
-                          "parallel": JOB["parallel"], "training": JOB["training"]})  # fmt: skip
+    job = load_job(
+        None,
+        {"cluster": JOB["cluster"], "model": JOB["model"], "parallel": JOB["parallel"], "training": JOB["training"]},
+    )
     plan = make_plan(job)
     assert plan.estimate is not None and not isinstance(plan.estimate.time, str)
     time = plan.estimate.time
@@ -152,8 +166,7 @@ def test_what_others_ran_is_estimated_though_it_would_not_be_launched() -> None:
 
 
 def test_one_that_does_not_fit_says_what_would() -> None:
-    found = answer(line(model="gpt3-175b", training__recompute="none", parallel__tp=8,
-                        parallel__pp=2, parallel__dp=1))  # fmt: skip
+    found = answer(line(model="gpt3-175b", training__recompute="none", parallel__tp=8, parallel__pp=2, parallel__dp=1))
     assert found["fits"] is False and "memory-fits" in rules(found, "warning")
 
 
@@ -203,26 +216,20 @@ def test_a_million_lines_are_taken_one_at_a_time() -> None:
 
 
 @pytest.mark.parametrize("figure", [1e-300, 5e-324, 1e308])
-def test_a_figure_beyond_its_bounds_is_one_issue_and_the_next_line_is_answered(
-    figure: float,
-) -> None:
+def test_a_figure_beyond_its_bounds_is_one_issue_and_the_next_line_is_answered(figure: float) -> None:
     cluster = {"preset": "selene", "nodes": 2, "intra_node": {"bandwidth": figure}}
     bad, after = answers([line(cluster=cluster), line(id=2)])
     assert rules(bad) == ["bad-value"] and after["step_seconds"] > 0
 
 
 @pytest.mark.parametrize("found", [{"mfu": math.inf}, {"breakdown": {"tp": math.nan}}])
-def test_a_figure_that_json_cannot_hold_is_an_issue(
-    found: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_figure_that_json_cannot_hold_is_an_issue(found: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mpctl.plan.batch.answers.figures", lambda plan: found)
     bad = answer(line())
     assert rules(bad) == ["not-estimated"] and all(bad[key] is None for key in FIGURES)
 
 
-def test_an_unexpected_error_is_named_as_one_and_ends_only_its_line(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_unexpected_error_is_named_as_one_and_ends_only_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(job: Any) -> Any:
         raise AssertionError("out of step") if job.model.layers == 25 else LookupError("gone")
 
@@ -236,6 +243,5 @@ def test_an_unexpected_error_is_named_as_one_and_ends_only_its_line(
 
 @pytest.mark.parametrize("balance", ["even", "cost"])
 def test_heads_that_do_not_divide_are_said_so_whatever_the_runtime(balance: str) -> None:
-    found = answer(line(model__heads=17, parallel__tp=1, parallel__dp=4,
-                        parallel__stage_balance=balance))  # fmt: skip
+    found = answer(line(model__heads=17, parallel__tp=1, parallel__dp=4, parallel__stage_balance=balance))
     assert rules(found) == ["heads-divide-hidden"]

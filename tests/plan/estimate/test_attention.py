@@ -31,9 +31,7 @@ UNFUSED = {"model.attention": "unfused"}
         ({**GPU, **MEGATRON, **DROPPED, **UNFUSED}, False, False),
     ],
 )
-def test_scores_are_held_where_no_kernel_drops(
-    settings: dict[str, Any], fuses: bool, scoreless: bool
-) -> None:
+def test_scores_are_held_where_no_kernel_drops(settings: dict[str, Any], fuses: bool, scoreless: bool) -> None:
     layout = JobLayout.of(job_of(settings))
     assert (fuses_variants(layout), keeps_no_scores(layout)) == (fuses, scoreless)
 
@@ -41,15 +39,19 @@ def test_scores_are_held_where_no_kernel_drops(
 @pytest.mark.parametrize(
     ("settings", "again"),
     [
-        ({**GPU, **DROPPED}, False), ({**CPU, **DROPPED}, True), (CPU, False), (GPU, False),
-        ({**CPU, **WINDOW}, True), ({**GPU, **WINDOW}, False),
-        ({**CPU, **SLOPES}, True), ({**GPU, **SLOPES}, False),
-        ({**GPU, **DROPPED, "training.dtype": "fp64"}, True), ({**GPU, **MEGATRON}, True),
+        ({**GPU, **DROPPED}, False),
+        ({**CPU, **DROPPED}, True),
+        (CPU, False),
+        (GPU, False),
+        ({**CPU, **WINDOW}, True),
+        ({**GPU, **WINDOW}, False),
+        ({**CPU, **SLOPES}, True),
+        ({**GPU, **SLOPES}, False),
+        ({**GPU, **DROPPED, "training.dtype": "fp64"}, True),
+        ({**GPU, **MEGATRON}, True),
     ],
-)  # fmt: skip
-def test_selective_recomputation_repeats_what_keeps_pairs(
-    settings: dict[str, Any], again: bool
-) -> None:
+)
+def test_selective_recomputation_repeats_what_keeps_pairs(settings: dict[str, Any], again: bool) -> None:
     layout = JobLayout.of(job_of({**settings, **SELECTIVE}))
     (core,) = layout.table.stacks[0].block_of(0).cores
     assert repeats_core(layout, core) == again

@@ -37,17 +37,8 @@ def messages(plan: Plan, stage: int) -> list[MessageCount]:
     dtype=st.sampled_from([("fp32", 4), ("bf16", 2), ("fp16", 2)]),
     cp=st.sampled_from([1, 2, 4]),
 )
-def test_a_block_all_reduces_four_times(
-    tp: int, micro: int, dtype: tuple[str, int], cp: int
-) -> None:
-    job = job_of(
-        {
-            "parallel.tp": tp,
-            "parallel.cp": cp,
-            "training.micro_batch_size": micro,
-            "training.dtype": dtype[0],
-        }
-    )
+def test_a_block_all_reduces_four_times(tp: int, micro: int, dtype: tuple[str, int], cp: int) -> None:
+    job = job_of({"parallel.tp": tp, "parallel.cp": cp, "training.micro_batch_size": micro, "training.dtype": dtype[0]})
     phi = micro * (1024 // cp) * 768 * dtype[1]
     layout = JobLayout.of(job)
     block = block_traffic(layout, layout.table.stacks[0])
@@ -170,14 +161,11 @@ def test_messages_of_a_forward_alone() -> None:
     """Of 8 phi a block half is forward; words are looked up, the head sends only backward; the loss
     is forward. Recomputation and gathers for weights' gradients are backward."""
     for split, kind in ((False, "all_reduce"), (True, "reduce_scatter")):
-        job = job_of({"parallel.tp": 2, "parallel.sequence_parallel": split,
-                      "training.recompute": "full"})  # fmt: skip
+        job = job_of({"parallel.tp": 2, "parallel.sequence_parallel": split, "training.recompute": "full"})
         layout = JobLayout.of(job)
         counts = {(m.what, m.kind): m.count for m in StepMessages.of(layout).forward_of(0, 1)}
         gathers = {("blocks", "all_gather"): 24, ("head", "all_gather"): 1} if split else {}
-        assert counts == {
-            ("blocks", kind): 24, ("embedding.word", kind): 1, ("loss", "all_reduce"): 3, **gathers,
-        }  # fmt: skip
+        assert counts == {("blocks", kind): 24, ("embedding.word", kind): 1, ("loss", "all_reduce"): 3, **gathers}
 
 
 # ---------------------------------------------------------------- between stages
@@ -189,10 +177,7 @@ def between(settings: dict[str, Any]) -> list[Pipe]:
     """Kind, what, bytes and count of each stage's messages over pp."""
     plan = make_plan(job_of(settings))
     assert plan.estimate is not None, plan.errors
-    return [
-        [(m.kind, m.what, m.bytes, m.count) for m in stage if m.axis == "pp"]
-        for stage in plan.estimate.messages
-    ]
+    return [[(m.kind, m.what, m.bytes, m.count) for m in stage if m.axis == "pp"] for stage in plan.estimate.messages]
 
 
 NORM = ("all_reduce", "gradient norm", 8, 1)
@@ -233,10 +218,15 @@ def test_a_message_between_stages_is_the_ranks_own_tensor() -> None:
 
 
 T5: dict[str, Any] = {
-    "model.family": "t5", "model.position": "relative", "model.norm": "rmsnorm",
-    "model.bias": False, "model.decoder_layers": 12, "model.decoder_seq_length": 256,
-    "parallel.pp": 3, "training.global_batch_size": 4,
-}  # fmt: skip
+    "model.family": "t5",
+    "model.position": "relative",
+    "model.norm": "rmsnorm",
+    "model.bias": False,
+    "model.decoder_layers": 12,
+    "model.decoder_seq_length": 256,
+    "parallel.pp": 3,
+    "training.global_batch_size": 4,
+}
 
 
 def test_three_stages_of_a_t5() -> None:
@@ -273,12 +263,16 @@ def test_frozen_parameters_send_no_gradients_and_share_none() -> None:
 
 @given(pp=st.sampled_from([1, 2, 3, 4, 6]), vpp=st.sampled_from([1, 2]), t5=st.booleans())
 def test_what_is_shared_is_what_several_stages_name(pp: int, vpp: int, t5: bool) -> None:
-    job = job_of({
-        **(T5 if t5 else {}), "model.layers": 24, "parallel.pp": pp,
-        "parallel.vpp": vpp if pp > 1 else 1,
-        "model.decoder_layers": 24 if t5 else None,
-        "training.global_batch_size": 12,
-    })  # fmt: skip
+    job = job_of(
+        {
+            **(T5 if t5 else {}),
+            "model.layers": 24,
+            "parallel.pp": pp,
+            "parallel.vpp": vpp if pp > 1 else 1,
+            "model.decoder_layers": 24 if t5 else None,
+            "training.global_batch_size": 12,
+        }
+    )
     layout = JobLayout.of(job)
     names: dict[str, list[int]] = {}
     for stage in range(pp):

@@ -12,8 +12,13 @@ from mpctl.plan.estimate.network import contention_seconds
 from mpctl.plan.planning.plan import load_plan
 
 LAYOUTS: list[dict[str, Any]] = [
-    {"tp": 4}, {"dp": 4}, {"pp": 4}, {"tp": 2, "pp": 2}, {"tp": 2, "dp": 2}, {"cp": 2, "dp": 2},
-]  # fmt: skip
+    {"tp": 4},
+    {"dp": 4},
+    {"pp": 4},
+    {"tp": 2, "pp": 2},
+    {"tp": 2, "dp": 2},
+    {"cp": 2, "dp": 2},
+]
 
 
 def step(sizes: dict[str, int], cores: int | None) -> Any:
@@ -32,9 +37,7 @@ def test_by_hand() -> None:
 
 
 @given(st.lists(st.floats(0.1, 10), min_size=1, max_size=8), st.floats(1, 16), st.floats(0.1, 100))
-def test_a_step_ends_after_its_chain_and_after_all_work(
-    works: list[float], sharing: float, chain: float
-) -> None:
+def test_a_step_ends_after_its_chain_and_after_all_work(works: list[float], sharing: float, chain: float) -> None:
     ends = chain + contention_seconds(works, sharing, chain)
     assert ends >= chain
     if sharing > 1:

@@ -23,13 +23,23 @@ from tests.plan.estimate.test_time import DEVICE, IDEAL
 
 T, H, K, E, WIDTH = 32, 64, 2, 8, 4  # tokens of a micro batch, hidden, a token's experts, experts
 MOE: dict[str, Any] = {
-    "model.layers": 2, "model.hidden": H, "model.heads": 4, "model.vocab": 256,
-    "model.seq_length": 16, "model.activation": "swiglu", "model.bias": False,
-    "model.position": "rotary", "model.experts": E,
-    "model.experts_per_token": K, "model.expert_ffn": 128,
-    "training.micro_batch_size": 2, "training.moe_load": 1.0,
-    "cluster.nodes": 1, "cluster.gpus_per_node": 8, "cluster.step_factor": 1.0,
-}  # fmt: skip
+    "model.layers": 2,
+    "model.hidden": H,
+    "model.heads": 4,
+    "model.vocab": 256,
+    "model.seq_length": 16,
+    "model.activation": "swiglu",
+    "model.bias": False,
+    "model.position": "rotary",
+    "model.experts": E,
+    "model.experts_per_token": K,
+    "model.expert_ffn": 128,
+    "training.micro_batch_size": 2,
+    "training.moe_load": 1.0,
+    "cluster.nodes": 1,
+    "cluster.gpus_per_node": 8,
+    "cluster.step_factor": 1.0,
+}
 ROW = H * WIDTH
 
 
@@ -84,9 +94,7 @@ def test_each_row_goes_to_all_ranks_that_share_its_expert() -> None:
         ({"parallel.cp": 2, "parallel.tp": 2, "parallel.sequence_parallel": True}, {"tp", "cp"}),
     ],
 )
-def test_counts_are_summed_over_ranks_that_share_a_sequence(
-    settings: dict[str, Any], axes: set[str]
-) -> None:
+def test_counts_are_summed_over_ranks_that_share_a_sequence(settings: dict[str, Any], axes: set[str]) -> None:
     found = {key: size for key, size in sent(settings).items() if key[2] == "loads"}
     assert {key[0] for key in found} == axes
     assert all(size == 8 * 2 * E for size in found.values())
@@ -110,8 +118,13 @@ def test_a_validation_has_no_auxiliary_loss() -> None:
 def test_other_dispatchers() -> None:
     """etp 2, ep 2: Megatron's goes over ep, then gathers over etp; an all-gather brings every
     token to all four ranks; and one that sends once goes to each rank of a token's experts."""
-    split = {"parallel.tp": 2, "parallel.sequence_parallel": True, "parallel.etp": 2,
-             "parallel.ep": 2, "training.moe_aux_loss_coeff": 0}  # fmt: skip
+    split = {
+        "parallel.tp": 2,
+        "parallel.sequence_parallel": True,
+        "parallel.etp": 2,
+        "parallel.ep": 2,
+        "training.moe_aux_loss_coeff": 0,
+    }
     own, ranks = T // 2, 4
     assert sent(split, "alltoall") == {
         ("etp_ep", "all_gather", "counts", "forward"): 8 * E * ranks,
@@ -161,9 +174,13 @@ def test_what_is_sent_once_leaves_a_node_once() -> None:
 def test_bytes_inside_and_across_travel_at_once() -> None:
     """8 MB by 8 ranks on two nodes of 4: 3 MB a rank inside at 100 GB/s, and 4 x 4 MB at 40 GB/s
     across; a tenth of these takes 40 us, and what is inside takes as long as before."""
-    links = {"cluster.nodes": 2, "cluster.gpus_per_node": 4, "parallel.ep": 8,
-             "cluster.intra_node": {"bandwidth": 100e9, "latency": 0},
-             "cluster.inter_node": {"bandwidth": 40e9, "latency": 0}}  # fmt: skip
+    links = {
+        "cluster.nodes": 2,
+        "cluster.gpus_per_node": 4,
+        "parallel.ep": 8,
+        "cluster.intra_node": {"bandwidth": 100e9, "latency": 0},
+        "cluster.inter_node": {"bandwidth": 40e9, "latency": 0},
+    }
     layout = layout_of(links)
     network = Network(layout.job.cluster, layout.topology)
     message = Message("ep", "all_to_all", "", 8_000_000)
@@ -175,12 +192,9 @@ NONE = MemoryPasses(forward=0, backward=0)
 
 
 def block_times(settings: Mapping[str, Any], **costs: Any) -> Any:
-    job = {**settings, "cluster.device": DEVICE, "cluster.intra_node.bandwidth": 1e9,
-           "cluster.intra_node.latency": 0.0}  # fmt: skip
+    job = {**settings, "cluster.device": DEVICE, "cluster.intra_node.bandwidth": 1e9, "cluster.intra_node.latency": 0.0}
     layout = layout_of(job)
-    experts = ExpertCosts(
-        **{"permute": NONE, "inner": NONE, "dispatcher": "rows", "wait": 0, **costs}
-    )
+    experts = ExpertCosts(**{"permute": NONE, "inner": NONE, "dispatcher": "rows", "wait": 0, **costs})
     profile = IDEAL.model_copy(update={"experts": experts})
     operators = get_clock(layout, profile).operators
     flow = layout.table.flows[0].runs[-1][1]
@@ -235,41 +249,49 @@ def test_shared_experts_hide_rows_on_their_way() -> None:
 def test_passes_and_waits_are_those_of_the_profile() -> None:
     _, _, plain = block_times({"parallel.ep": 4, "cluster.device.memory_bandwidth": 1e9})
     _, _, more = block_times(
-        {"parallel.ep": 4, "cluster.device.memory_bandwidth": 1e9}, wait=1e-3,
-        permute=MemoryPasses(forward=2, backward=3), inner=MemoryPasses(forward=1, backward=0),
-    )  # fmt: skip
+        {"parallel.ep": 4, "cluster.device.memory_bandwidth": 1e9},
+        wait=1e-3,
+        permute=MemoryPasses(forward=2, backward=3),
+        inner=MemoryPasses(forward=1, backward=0),
+    )
     row, inner = K * T * ROW / 1e9, K * T * 2 * 128 * WIDTH / 1e9
     assert more.forward - plain.forward == pytest.approx(1e-3 + 2 * row + inner)
     assert more.dgrad - plain.dgrad == pytest.approx(1e-3 + 3 * row)
 
 
 def test_the_step_names_what_experts_send() -> None:
-    layout = layout_of({"parallel.ep": 4, "cluster.device": DEVICE,
-                        "cluster.intra_node.bandwidth": 1e9})  # fmt: skip
+    layout = layout_of({"parallel.ep": 4, "cluster.device": DEVICE, "cluster.intra_node.bandwidth": 1e9})
     time = find_step_time(layout)
     assert not isinstance(time, str)
     assert time.ep > 0 and sum(time.parts().values()) == pytest.approx(time.total)
-    alone = find_step_time(
-        layout_of({"cluster.device": DEVICE, "cluster.intra_node.bandwidth": 1e9})
-    )
+    alone = find_step_time(layout_of({"cluster.device": DEVICE, "cluster.intra_node.bandwidth": 1e9}))
     assert not isinstance(alone, str) and "ep" not in alone.parts()
 
 
 LATENT: dict[str, Any] = {
-    "model.layers": 2, "model.hidden": 64, "model.heads": 4, "model.vocab": 256,
-    "model.seq_length": 16, "model.position": "rotary", "model.bias": False,
+    "model.layers": 2,
+    "model.hidden": 64,
+    "model.heads": 4,
+    "model.vocab": 256,
+    "model.seq_length": 16,
+    "model.position": "rotary",
+    "model.bias": False,
     "model.attention_kind": "mla",
-    "model.q_lora_rank": 24, "model.kv_lora_rank": 16, "model.qk_nope_head_dim": 8,
-    "model.qk_rope_head_dim": 4, "model.v_head_dim": 8, "training.micro_batch_size": 2,
-    "cluster.nodes": 1, "cluster.gpus_per_node": 8,
-}  # fmt: skip
+    "model.q_lora_rank": 24,
+    "model.kv_lora_rank": 16,
+    "model.qk_nope_head_dim": 8,
+    "model.qk_rope_head_dim": 4,
+    "model.v_head_dim": 8,
+    "training.micro_batch_size": 2,
+    "cluster.nodes": 1,
+    "cluster.gpus_per_node": 8,
+}
 
 
 @pytest.mark.parametrize("splits", [False, True])
 def test_latent_attention_sends_latents(splits: bool) -> None:
     """Those of layers/latent_attention.py: b 2, S 16 / cp 2 = 8, L 20, l_q 24."""
-    layout = JobLayout.of(job_of({**LATENT, "parallel.tp": 2, "parallel.cp": 2,
-                                  "parallel.sequence_parallel": splits}))  # fmt: skip
+    layout = JobLayout.of(job_of({**LATENT, "parallel.tp": 2, "parallel.cp": 2, "parallel.sequence_parallel": splits}))
     layers = LayerMessages(layout, get_profile("mpctl"))
     flow = layout.table.flows[0].runs[-1][1]
     found = Counter(
@@ -278,24 +300,26 @@ def test_latent_attention_sends_latents(splits: bool) -> None:
         if m.axis == "cp" or m.product.startswith("attention.")
     )
     latent, queries, hidden = (2 * 8 * n * WIDTH for n in (20, 24, 64))
-    over_cp = {("forward", "cp", "all_gather", 2 * latent): 1,
-               ("backward", "cp", "reduce_scatter", 2 * latent): 1}  # fmt: skip
-    plain = {("forward", "tp", "all_reduce", hidden): 1,
-             ("backward", "tp", "all_reduce", latent): 1,
-             ("backward", "tp", "all_reduce", queries): 1}  # fmt: skip
-    split = {("forward", "tp", "all_gather", queries): 1,
-             ("forward", "tp", "all_gather", latent): 1,
-             ("forward", "tp", "reduce_scatter", hidden): 1,
-             ("backward", "tp", "all_gather", hidden): 1,
-             ("backward", "tp", "reduce_scatter", latent): 1,
-             ("backward", "tp", "all_gather", queries): 1,
-             ("backward", "tp", "reduce_scatter", queries): 1}  # fmt: skip
+    over_cp = {("forward", "cp", "all_gather", 2 * latent): 1, ("backward", "cp", "reduce_scatter", 2 * latent): 1}
+    plain = {
+        ("forward", "tp", "all_reduce", hidden): 1,
+        ("backward", "tp", "all_reduce", latent): 1,
+        ("backward", "tp", "all_reduce", queries): 1,
+    }
+    split = {
+        ("forward", "tp", "all_gather", queries): 1,
+        ("forward", "tp", "all_gather", latent): 1,
+        ("forward", "tp", "reduce_scatter", hidden): 1,
+        ("backward", "tp", "all_gather", hidden): 1,
+        ("backward", "tp", "reduce_scatter", latent): 1,
+        ("backward", "tp", "all_gather", queries): 1,
+        ("backward", "tp", "reduce_scatter", queries): 1,
+    }
     assert dict(found) == over_cp | (split if splits else plain)
 
 
 def test_keys_of_the_full_sequence_are_made_on_each_rank_of_cp() -> None:
-    settings = {**LATENT, "cluster.device": DEVICE, "parallel.cp": 2,
-                "cluster.intra_node.bandwidth": 1e9}  # fmt: skip
+    settings = {**LATENT, "cluster.device": DEVICE, "parallel.cp": 2, "cluster.intra_node.bandwidth": 1e9}
     layout = JobLayout.of(job_of(settings))
     operators: OperatorTimer = get_clock(layout, IDEAL).operators
     rows = {p.name: operators.shape(p)[0] for p in layout.table.flows[0].runs[-1][1].part.products}
@@ -304,19 +328,26 @@ def test_keys_of_the_full_sequence_are_made_on_each_rank_of_cp() -> None:
 
 def test_a_job_s_dispatcher_replaces_the_profile_s() -> None:
     layout = layout_of({"parallel.ep": 4, "training.moe_dispatcher": "allgather"})
-    kinds = {m.kind for m in LayerMessages(layout, IDEAL).of_experts(
-        layout.table.flows[0].runs[-1][1], is_again=False)}  # fmt: skip
+    kinds = {m.kind for m in LayerMessages(layout, IDEAL).of_experts(layout.table.flows[0].runs[-1][1], is_again=False)}
     assert kinds == {"all_gather", "reduce_scatter"}
 
 
 def test_figures_explain_where_rows_go() -> None:
     """ep 8 on nodes of 2 in domains of 4: 7/8 leave the rank, 6/8 the node, 4/8 the domain."""
-    links = {"cluster.intra_node": {"bandwidth": 100e9, "latency": 0},
-             "cluster.inter_node": {"bandwidth": 40e9, "latency": 0}}  # fmt: skip
-    layout = layout_of({
-        "cluster.nodes": 4, "cluster.gpus_per_node": 2, "cluster.nvlink_domain": 4,
-        "parallel.ep": 8, "cluster.device": {**DEVICE, "memory_bandwidth": 1e10}, **links,
-    })  # fmt: skip
+    links = {
+        "cluster.intra_node": {"bandwidth": 100e9, "latency": 0},
+        "cluster.inter_node": {"bandwidth": 40e9, "latency": 0},
+    }
+    layout = layout_of(
+        {
+            "cluster.nodes": 4,
+            "cluster.gpus_per_node": 2,
+            "cluster.nvlink_domain": 4,
+            "parallel.ep": 8,
+            "cluster.device": {**DEVICE, "memory_bandwidth": 1e10},
+            **links,
+        }
+    )
     figures = {figure.name: figure.value for figure in explain_experts(layout)}
     assert figures["routing.message"] == K * T * ROW
     shares = {n: v for n, v in figures.items() if n.startswith("routing.leaves_")}

@@ -22,8 +22,13 @@ def test_by_hand() -> None:
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 def test_a_run_as_fast_as_its_plan_has_the_plans_utilization(recompute: str) -> None:
-    settings = {**GPT, "cluster": "dgx-h100", "launch.device": "cuda", "cluster.gpus_per_node": 1,
-                "training.recompute": recompute}  # fmt: skip
+    settings = {
+        **GPT,
+        "cluster": "dgx-h100",
+        "launch.device": "cuda",
+        "cluster.gpus_per_node": 1,
+        "training.recompute": recompute,
+    }
     plan = make_plan(load_job(None, settings))
     assert plan.layout is not None and plan.estimate is not None
     time = plan.estimate.time
@@ -42,10 +47,9 @@ def test_a_run_as_fast_as_its_plan_has_the_plans_utilization(recompute: str) -> 
         ({"launch.device": "cuda", "cluster.device": "a100-80gb"}, "NVIDIA H200", 312e12),
         ({"launch.device": "cuda", "cluster.device": "mi300x"}, None, 1307.4e12),
         ({"launch.device": "cpu", "cluster.device": "a100-80gb"}, None, None),
-        ({"launch.device": "cpu", "cluster.device": "cpu", "launch.threads_per_rank": 2},
-         None, None),
+        ({"launch.device": "cpu", "cluster.device": "cpu", "launch.threads_per_rank": 2}, None, None),
     ],
-)  # fmt: skip
+)
 def test_the_peak_is_that_of_the_device_that_ran(
     settings: dict[str, object], reported: str | None, peak: float | None
 ) -> None:

@@ -24,15 +24,11 @@ from mpctl.spec.cluster import OperationsSpec
 from tests.goodput import HOUR, PUBLISHED, SIZES, Published, case, simulate, simulate_elastic
 
 HARD = {
-    "pauses as long as half the time between failures": (
-        Failures(1000.0, 0.0, 50.0), SaveCost(500.0), 700.0,
-    ),
+    "pauses as long as half the time between failures": (Failures(1000.0, 0.0, 50.0), SaveCost(500.0), 700.0),
     "restarts that mostly fail": (Failures(1000.0, 100.0, 2000.0), SaveCost(10.0), 140.0),
-    "a write that lasts until the next save": (
-        Failures(1000.0, 20.0, 30.0), SaveCost(5.0, 105.0), 100.0,
-    ),
+    "a write that lasts until the next save": (Failures(1000.0, 20.0, 30.0), SaveCost(5.0, 105.0), 100.0),
     "an interval of three failures": (Failures(1000.0, 20.0, 30.0), SaveCost(5.0), 3000.0),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("gpus", SIZES)
@@ -47,9 +43,7 @@ def test_a_simulated_run_spends_its_time_as_the_law_says(gpus: int) -> None:
 
 
 @pytest.mark.parametrize(("failures", "save", "interval"), HARD.values(), ids=list(HARD))
-def test_it_holds_where_nothing_is_small(
-    failures: Failures, save: SaveCost, interval: float
-) -> None:
+def test_it_holds_where_nothing_is_small(failures: Failures, save: SaveCost, interval: float) -> None:
     law = time_shares(failures, save, interval)
     seen = simulate(failures, save, interval, count=20_000, seed=3)
     assert astuple(seen)[:4] == pytest.approx(astuple(law), rel=0.06)
@@ -116,10 +110,7 @@ def test_there_is_a_spare_node_at_99_of_100_failures(gpus: int) -> None:
     repair = 24 * HOUR
     spares = spare_nodes(repair / failures.mtbf)
     for fewer, is_enough in ((0, True), (1 + spares // 12, False)):
-        seen = simulate(
-            failures, SaveCost(0.0), failures.mtbf, count=40_000, spares=spares - fewer,
-            repair=repair,
-        )  # fmt: skip
+        seen = simulate(failures, SaveCost(0.0), failures.mtbf, count=40_000, spares=spares - fewer, repair=repair)
         assert (seen.without_spare < 0.01 * seen.failures) is is_enough
 
 
@@ -146,9 +137,7 @@ def test_a_simulated_elastic_run_computes_what_the_law_says(gpus: int, replica: 
     interval = best_interval(save, failures.mtbf)
     mean = mean_capacity(24 * HOUR / failures.mtbf, capacity, nodes)
     law = elastic_share(time_shares(failures, save, interval), failures, mean)
-    seen = simulate_elastic(
-        failures, save, interval, nodes=nodes, repair=24 * HOUR, capacity=capacity, count=1500
-    )
+    seen = simulate_elastic(failures, save, interval, nodes=nodes, repair=24 * HOUR, capacity=capacity, count=1500)
     assert seen == pytest.approx(law, rel=0.03)
 
 

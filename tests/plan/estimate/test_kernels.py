@@ -99,9 +99,8 @@ def test_measured_all_reduces() -> None:
     link = LinkSpec.model_validate((find_preset("clusters", "vtrain-a100") or {})["intra_node"])
     pace = 1 / (link.bandwidth * link.efficiency)
     pairs = [
-        (Route(int(ranks), 1, pace, link.start, link.latency, 0.0).collective("all_reduce", size),
-         nanoseconds / 1e9)
+        (Route(int(ranks), 1, pace, link.start, link.latency, 0.0).collective("all_reduce", size), nanoseconds / 1e9)
         for ranks, rows in measured()["nccl_all_reduce"]["a100-nvswitch"].items()
         for size, nanoseconds in rows
-    ]  # fmt: skip
+    ]
     assert off(pairs) < 0.12

@@ -13,9 +13,14 @@ from mpctl.plan.estimate.memory import layout_memory
 from mpctl.spec.load import load_job
 
 SMALL = {
-    "model.family": "gpt", "model.layers": 8, "model.hidden": 256, "model.heads": 8,
-    "model.vocab": 512, "model.seq_length": 64, "training.global_batch_size": 64,
-}  # fmt: skip
+    "model.family": "gpt",
+    "model.layers": 8,
+    "model.hidden": 256,
+    "model.heads": 8,
+    "model.vocab": 512,
+    "model.seq_length": 64,
+    "training.global_batch_size": 64,
+}
 EACH = 4 * 2**20 + 512 * 8 * 8 * 16 + 640 * 120 * 8 * 8  # buffers of the three protocols
 
 

@@ -16,9 +16,7 @@ SECONDS = st.floats(0.5, 2.0)
 def played(pipeline: PipelineTiming) -> list[float]:
     """Every action."""
     p, vpp, m = len(pipeline.chunks), len(pipeline.chunks[0]), pipeline.microbatches
-    orders = [
-        actions(pipeline.schedule, stage=s, stages=p, microbatches=m, chunks=vpp) for s in range(p)
-    ]
+    orders = [actions(pipeline.schedule, stage=s, stages=p, microbatches=m, chunks=vpp) for s in range(p)]
 
     def transfer(sender: StageChunk, receiver: StageChunk) -> float:
         a, b = (place.chunk * p + place.stage for place in (sender, receiver))
@@ -31,14 +29,9 @@ def played(pipeline: PipelineTiming) -> list[float]:
 def unequal(draw: st.DrawFn, schedule: ScheduleName, vpp: int, times: int) -> PipelineTiming:
     p = draw(st.sampled_from([2, 3, 4, 8]))
     m = draw(st.integers(1, 6)) * p * times if vpp > 1 else draw(st.integers(1, 60))
-    chunks = [
-        [ChunkTimes(draw(SECONDS), draw(SECONDS), draw(SECONDS)) for _ in range(vpp)]
-        for _ in range(p)
-    ]
+    chunks = [[ChunkTimes(draw(SECONDS), draw(SECONDS), draw(SECONDS)) for _ in range(vpp)] for _ in range(p)]
     hops = p * vpp - 1
-    ahead, back = (
-        draw(st.lists(st.floats(0, 0.5), min_size=hops, max_size=hops)) for _ in range(2)
-    )
+    ahead, back = (draw(st.lists(st.floats(0, 0.5), min_size=hops, max_size=hops)) for _ in range(2))
     return PipelineTiming(schedule, chunks, ahead, back, m)
 
 

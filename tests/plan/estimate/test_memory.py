@@ -67,8 +67,7 @@ def layer_bytes(job: JobSpec, stack: int = 0) -> float:
         ({"parallel.cp": 2}, 17 * SBH + SCORES * 5 // 16),
         # ours: the same tensors; with attention dropout q, k and v are copied for their products
         ({**OURS, "training.dropout": 0.1}, 34 * SBH),
-        ({**OURS, "training.dropout": 0.1, "training.attention_dropout": 0.1},
-         34 * SBH + SCORES + 2048 * 2048),
+        ({**OURS, "training.dropout": 0.1, "training.attention_dropout": 0.1}, 34 * SBH + SCORES + 2048 * 2048),
         # on a GPU a kernel forms them block by block
         ({**OURS, **GPU, "training.dropout": 0.1, "training.attention_dropout": 0.1}, 34 * SBH),
         ({**OURS, **GPU, **SELECTIVE, "training.attention_dropout": 0.1}, 32 * SBH),
@@ -80,19 +79,16 @@ def layer_bytes(job: JobSpec, stack: int = 0) -> float:
         ({**OURS, "model.activation": "relu"}, 24 * SBH),
         ({**OURS, "model.kv_heads": 8}, 32 * SBH - 4 * SBH * 7 // 8),
     ],
-)  # fmt: skip
+)
 def test_activations_of_a_layer(settings: dict[str, Any], by_hand: int) -> None:
     job = job_of({**GPT_22B, **settings})
     assert layer_bytes(job) == pytest.approx(by_hand, rel=1e-12)
 
 
 @pytest.mark.parametrize(
-    ("name", "hidden", "heads", "ratio", "saved"),
-    [("175B", 12288, 96, 80, 0.70), ("530B", 20480, 128, 64, 0.65)],
+    ("name", "hidden", "heads", "ratio", "saved"), [("175B", 12288, 96, 80, 0.70), ("530B", 20480, 128, 64, 0.65)]
 )
-def test_share_saved_by_selective_recomputation(
-    name: str, hidden: int, heads: int, ratio: int, saved: float
-) -> None:
+def test_share_saved_by_selective_recomputation(name: str, hidden: int, heads: int, ratio: int, saved: float) -> None:
     """Section 5: 5as/h is 80 for GPT-3 and 64 for MT-NLG against 34, so that recomputing the
     attention core saves 70 % and 65 % of their activations. Printed to two digits."""
     shape = {**GPT_22B, **SP, "model.hidden": hidden, "model.heads": heads}
@@ -134,38 +130,34 @@ def test_micro_batches_in_flight(settings: dict[str, Any], by_stage: list[float]
 @pytest.mark.parametrize("chunk", [ChunkBytes(5, 9, 3, 8), ChunkBytes(1, 4, 3, 6)])
 @pytest.mark.parametrize("batch", [1, 2, 3, 16])
 @pytest.mark.parametrize("pp", [2, 4])
-def test_zero_bubble_holds_what_its_order_of_actions_leaves(
-    pp: int, batch: int, chunk: ChunkBytes
-) -> None:
+def test_zero_bubble_holds_what_its_order_of_actions_leaves(pp: int, batch: int, chunk: ChunkBytes) -> None:
     """A micro batch keeps `saved` from its forward to the backward that leaves weights' gradients,
     whose most is split_peak, and then `deferred`. In the second shape, as under full recomputation,
     what is deferred is more than what was saved; few micro batches never fill the pipeline."""
-    job = job_of({"parallel.pp": pp, "training.global_batch_size": batch,
-                  "parallel.schedule": "zero-bubble"})  # fmt: skip
+    job = job_of({"parallel.pp": pp, "training.global_batch_size": batch, "parallel.schedule": "zero-bubble"})
     for stage in range(pp):
         held = kept = peak = 0.0
         for kind, *_ in actions("zero-bubble", stage=stage, stages=pp, microbatches=batch):
             if kind == "backward_input":
                 peak = max(peak, held - chunk.saved + chunk.split_peak)
-            held += {"forward": chunk.saved, "backward_input": chunk.deferred - chunk.saved,
-                     "backward_weight": -chunk.deferred}[kind]  # fmt: skip
+            held += {
+                "forward": chunk.saved,
+                "backward_input": chunk.deferred - chunk.saved,
+                "backward_weight": -chunk.deferred,
+            }[kind]
             kept, peak = max(kept, held), max(peak, held)
         assert peak_of(job, [chunk], stage)[:2] == (kept, peak)
 
 
 @pytest.mark.parametrize(("chunks", "held"), [((10, 1), 21), ((1, 10), 12), ((5, 5), 15)])
-def test_chunks_of_unequal_size_are_held_as_the_schedule_holds_them(
-    chunks: tuple[float, ...], held: float
-) -> None:
+def test_chunks_of_unequal_size_are_held_as_the_schedule_holds_them(chunks: tuple[float, ...], held: float) -> None:
     """Stage 1 of 2, 2 chunks, 2 micro batches: F0.0 F1.0 F0.1 B0.1 F1.1 B1.1 B0.0 B1.0."""
     job = job_of({"parallel.pp": 2, "parallel.vpp": 2, "training.global_batch_size": 2})
     sizes = [ChunkBytes(size, size) for size in chunks]
     assert peak_of(job, sizes, 1)[:2] == (held, held)
 
 
-def peak_of(
-    job: JobSpec, chunks: Sequence[ChunkBytes], stage: int
-) -> tuple[float, float, int]:  # fmt: skip
+def peak_of(job: JobSpec, chunks: Sequence[ChunkBytes], stage: int) -> tuple[float, float, int]:
     p = job.parallel
     return peak_activations(p.schedule, stage, p.pp, job.num_microbatches, chunks)
 
@@ -203,8 +195,7 @@ def test_states_are_18_bytes_a_parameter_in_mixed_precision() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gradient_dtype", "dtype", "each"),
-    [(None, "bf16", 4), ("bf16", "bf16", 2), ("fp32", "bf16", 4), (None, "fp8", 2)],
+    ("gradient_dtype", "dtype", "each"), [(None, "bf16", 4), ("bf16", "bf16", 2), ("fp32", "bf16", 4), (None, "fp8", 2)]
 )
 def test_gradients_of_megatron_core_are_narrow_where_the_job_or_fp8_says_so(
     gradient_dtype: str | None, dtype: str, each: int
@@ -218,9 +209,7 @@ def test_gradients_of_megatron_core_are_narrow_where_the_job_or_fp8_says_so(
 
 @pytest.mark.parametrize("runtime", ["mpctl", "megatron-core"])
 @pytest.mark.parametrize(("zero", "shared"), [(0, 0), (1, 1), (2, 2), (3, 3)])
-def test_zero_shares_optimizer_then_gradients_then_parameters(
-    zero: int, shared: int, runtime: str
-) -> None:
+def test_zero_shares_optimizer_then_gradients_then_parameters(zero: int, shared: int, runtime: str) -> None:
     dp = 7  # shares are rounded up, ours bucket by bucket
     base = {"training.dtype": "bf16", "parallel.dp": dp, "training.runtime": runtime}
     (plain,), (split,) = stages(base), stages({**base, "parallel.zero": zero})
@@ -246,8 +235,13 @@ def test_fsdp_gathers_a_copy_in_the_training_dtype(runtime: str) -> None:
 
 def test_a_pipeline_of_fsdp2_keeps_parameters_and_adds_up_gradients() -> None:
     """torch.distributed.pipelining scatters a stage's gradients after its last backward."""
-    job = {"training.dtype": "bf16", "training.runtime": "torchtitan", "parallel.pp": 2,
-           "parallel.dp": 4, "training.global_batch_size": 32}  # fmt: skip
+    job = {
+        "training.dtype": "bf16",
+        "training.runtime": "torchtitan",
+        "parallel.pp": 2,
+        "parallel.dp": 4,
+        "training.global_batch_size": 32,
+    }
     for zero in (2, 3):
         first, _ = stages({**job, "parallel.zero": zero})
         count = first.parameters
@@ -288,31 +282,52 @@ def test_memory_of_the_golden_case() -> None:
 # (job, peak, part of it that may be missed). Zero Bubble PP, arXiv 2401.10241, table 4, in GB;
 # Megatron-Core 0.14 on 8 B200 (SimuMax v1.2's measurements), GiB.
 ZB = {
-    "cluster.preset": "zb-a100-roce", "cluster.nodes": 2, "cluster.gpus_per_node": 8,
-    "model.layers": 46, "model.hidden": 5120, "model.heads": 40, "model.vocab": 50304,
-    "model.seq_length": 1024, "model.attention": "unfused", "parallel.pp": 16,
-    "training.micro_batch_size": 1, "training.global_batch_size": 48, "training.dtype": "fp16",
+    "cluster.preset": "zb-a100-roce",
+    "cluster.nodes": 2,
+    "cluster.gpus_per_node": 8,
+    "model.layers": 46,
+    "model.hidden": 5120,
+    "model.heads": 40,
+    "model.vocab": 50304,
+    "model.seq_length": 1024,
+    "model.attention": "unfused",
+    "parallel.pp": 16,
+    "training.micro_batch_size": 1,
+    "training.global_batch_size": 48,
+    "training.dtype": "fp16",
     "training.runtime": "megatron-core",
-}  # fmt: skip
+}
 LLAMA_70B = {
-    "cluster.preset": "b200-node", "cluster.nodes": 1, "cluster.gpus_per_node": 8,
-    "model.layers": 12, "model.hidden": 8192, "model.ffn": 28672, "model.heads": 64,
-    "model.kv_heads": 8, "model.vocab": 128256, "model.seq_length": 4096,
-    "model.activation": "swiglu", "model.tied_embeddings": False, "model.position": "rotary",
-    "model.norm": "rmsnorm", "model.bias": False, "parallel.zero": 1,
-    "training.global_batch_size": 16, "training.dtype": "bf16", "training.runtime": "megatron-core",
-}  # fmt: skip
+    "cluster.preset": "b200-node",
+    "cluster.nodes": 1,
+    "cluster.gpus_per_node": 8,
+    "model.layers": 12,
+    "model.hidden": 8192,
+    "model.ffn": 28672,
+    "model.heads": 64,
+    "model.kv_heads": 8,
+    "model.vocab": 128256,
+    "model.seq_length": 4096,
+    "model.activation": "swiglu",
+    "model.tied_embeddings": False,
+    "model.position": "rotary",
+    "model.norm": "rmsnorm",
+    "model.bias": False,
+    "parallel.zero": 1,
+    "training.global_batch_size": 16,
+    "training.dtype": "bf16",
+    "training.runtime": "megatron-core",
+}
 
 
 @pytest.mark.parametrize(
     ("settings", "measured"),
     [
         (ZB, 32e9),
-        ({**LLAMA_70B, "parallel.tp": 4, "parallel.dp": 2, "parallel.sequence_parallel": True},
-         39.07 * 2**30),
+        ({**LLAMA_70B, "parallel.tp": 4, "parallel.dp": 2, "parallel.sequence_parallel": True}, 39.07 * 2**30),
         ({**LLAMA_70B, "parallel.pp": 2, "parallel.dp": 4}, 66.55 * 2**30),
     ],
-)  # fmt: skip
+)
 def test_published_peaks(settings: dict[str, Any], measured: float) -> None:
     peak = max(stage.allocated_bytes for stage in stages(settings))
     assert peak == pytest.approx(measured, rel=0.04)
@@ -323,8 +338,7 @@ def test_every_figure_is_the_sum_of_those_below() -> None:
     found = {f.name: f for f in explain_memory(JobLayout.of(job))}
     parts = [f.value for name, f in found.items() if name.startswith("memory.blocks.")]
     assert found["memory.blocks"].value == sum(parts) > 0
-    states = ("parameters", "gradients", "optimizer", "activations", "working", "software",
-              "workspaces")  # fmt: skip
+    states = ("parameters", "gradients", "optimizer", "activations", "working", "software", "workspaces")
     whole = sum(found[f"memory.stage-3.{name}"].value for name in states)
     assert found["memory.stage-3.allocated"].value == whole
     assert found["memory.blocks.queries"].numbers == "4 x 1024 x 512 x 2 B"

@@ -18,9 +18,7 @@ def runs() -> list[JudgedRun]:
     return judged_runs(every=7)
 
 
-def test_what_nanotron_refuses_to_start_is_refused_and_nothing_that_ran(
-    runs: list[JudgedRun],
-) -> None:
+def test_what_nanotron_refuses_to_start_is_refused_and_nothing_that_ran(runs: list[JudgedRun]) -> None:
     refused = [run for run in runs if has_errors(run.job)]
     assert len(refused) > 10 and not any(run.ran for run in refused)
 

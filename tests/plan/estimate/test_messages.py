@@ -26,38 +26,58 @@ from mpctl.spec.runtime import OverlapShares, RuntimeProfile, get_profile
 from tests.jobs import job_of
 
 SMALL: dict[str, Any] = {
-    "cluster.preset": "selene", "cluster.step_factor": 1.0,
-    "model.layers": 4, "model.hidden": 64, "model.heads": 8,
-    "model.vocab": 256, "model.seq_length": 64, "training.micro_batch_size": 1,
+    "cluster.preset": "selene",
+    "cluster.step_factor": 1.0,
+    "model.layers": 4,
+    "model.hidden": 64,
+    "model.heads": 8,
+    "model.vocab": 256,
+    "model.seq_length": 64,
+    "training.micro_batch_size": 1,
     "training.dtype": "fp32",
-}  # fmt: skip
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     "gpt": {},
-    "llama": {"model.norm": "rmsnorm", "model.position": "rotary", "model.bias": False,
-              "model.tied_embeddings": False, "model.kv_heads": 2},
+    "llama": {
+        "model.norm": "rmsnorm",
+        "model.position": "rotary",
+        "model.bias": False,
+        "model.tied_embeddings": False,
+        "model.kv_heads": 2,
+    },
     "bert": {"model.family": "bert"},
-    "t5": {"model.family": "t5", "model.position": "relative", "model.norm": "rmsnorm",
-           "model.bias": False, "model.layers": 2, "model.decoder_layers": 2,
-           "model.decoder_seq_length": 32},
+    "t5": {
+        "model.family": "t5",
+        "model.position": "relative",
+        "model.norm": "rmsnorm",
+        "model.bias": False,
+        "model.layers": 2,
+        "model.decoder_layers": 2,
+        "model.decoder_seq_length": 32,
+    },
     "glm": {"model.family": "glm"},
-}  # fmt: skip
+}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "tp": {"parallel.tp": 4},
     "tp-sp": {"parallel.tp": 2, "parallel.sequence_parallel": True, "parallel.dp": 2},
     "cp": {"parallel.cp": 2, "parallel.dp": 2},
     "pp": {"parallel.pp": 2, "parallel.tp": 2, "parallel.dp": 2},
-    "vpp": {"parallel.pp": 2, "parallel.vpp": 2, "parallel.cp": 2, "parallel.tp": 2,
-            "parallel.sequence_parallel": True},
+    "vpp": {
+        "parallel.pp": 2,
+        "parallel.vpp": 2,
+        "parallel.cp": 2,
+        "parallel.tp": 2,
+        "parallel.sequence_parallel": True,
+    },
     "zero-bubble": {"parallel.pp": 2, "parallel.schedule": "zero-bubble", "parallel.dp": 2},
     "zero-size": {"parallel.cp": 2, "parallel.dp": 4, "parallel.zero_size": 4},
-}  # fmt: skip
+}
 TRAINING: dict[str, dict[str, Any]] = {
     "plain": {"training.dropout": 0.1},
     "full": {"training.recompute": "full"},
     "selective": {"training.recompute": "selective"},
-    "frozen": {"training.freeze": ["embedding.*", "layers.0.*", "*.bias"],
-               "training.recompute": "full"},
-}  # fmt: skip
+    "frozen": {"training.freeze": ["embedding.*", "layers.0.*", "*.bias"], "training.recompute": "full"},
+}
 RUNTIMES = ("mpctl", "megatron-2021", "megatron-core", "fsdp", "torchtitan")
 # Every stage under one runtime, every runtime with one stage.
 STAGES = [*((zero, "mpctl") for zero in range(4)), *((1, runtime) for runtime in RUNTIMES[1:])]
@@ -156,9 +176,7 @@ def listed_seconds(layout: JobLayout, profile: RuntimeProfile, stage: int, axis:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("training", TRAINING)
 @pytest.mark.parametrize("runtime", RUNTIMES)
-def test_without_latency_seconds_are_bytes_over_bandwidth(
-    family: str, training: str, runtime: str
-) -> None:
+def test_without_latency_seconds_are_bytes_over_bandwidth(family: str, training: str, runtime: str) -> None:
     profile = unhidden(runtime)
     for zero, own in product(range(4), (LAYOUTS["tp"], LAYOUTS["tp-sp"], LAYOUTS["cp"])):
         links = {"cluster.intra_node": LINK, "cluster.inter_node": LINK}
@@ -177,8 +195,9 @@ def test_kv_heads_that_several_ranks_share_take_time() -> None:
     (messages,) = step_messages(shared)
     heads = [m for m in messages if m.what == "kv heads"]
     assert [(m.kind, m.bytes, m.count) for m in heads] == [
-        ("all_gather", 2 * 64 * 16 * 4, 4 * 8), ("reduce_scatter", 2 * 64 * 16 * 4, 4 * 8),
-    ]  # fmt: skip
+        ("all_gather", 2 * 64 * 16 * 4, 4 * 8),
+        ("reduce_scatter", 2 * 64 * 16 * 4, 4 * 8),
+    ]
     every = layout_of(FAMILIES["llama"], LAYOUTS["tp"], {"model.kv_heads": 8})
     more, less = find_step_time(shared), find_step_time(every)
     assert isinstance(more, StepTime) and isinstance(less, StepTime)
@@ -198,11 +217,9 @@ def test_a_partitioned_input_takes_time_to_gather() -> None:
 def test_a_table_that_two_ends_share_is_gathered_once() -> None:
     """ZeRO 3 on one stage: a tied word table is one bucket, whoever uses it."""
     tied, untied = (
-        layout_of({"parallel.dp": 4, "parallel.zero": 3, "model.tied_embeddings": is_tied})
-        for is_tied in (True, False)
+        layout_of({"parallel.dp": 4, "parallel.zero": 3, "model.tied_embeddings": is_tied}) for is_tied in (True, False)
     )
     gathers = [
-        sum(m.bytes * m.count for m in step_messages(own)[0] if m.what == "parameters")
-        for own in (tied, untied)
+        sum(m.bytes * m.count for m in step_messages(own)[0] if m.what == "parameters") for own in (tied, untied)
     ]
     assert gathers[1] - gathers[0] == 2 * 2 * 256 * 64 * 4  # forward and backward, 2 micro batches

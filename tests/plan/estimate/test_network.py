@@ -17,8 +17,7 @@ from tests.jobs import job_of
 
 INTRA = {"bandwidth": 100e9, "latency": 1e-6, "efficiency": 1.0}
 INTER = {"bandwidth": 40e9, "latency": 5e-6, "efficiency": 1.0}
-NODES = {"cluster.nodes": 8, "cluster.gpus_per_node": 4, "cluster.intra_node": INTRA,
-         "cluster.inter_node": INTER}  # fmt: skip
+NODES = {"cluster.nodes": 8, "cluster.gpus_per_node": 4, "cluster.intra_node": INTRA, "cluster.inter_node": INTER}
 MB = 1_000_000
 
 
@@ -28,8 +27,7 @@ def network(settings: dict[str, Any]) -> Network:
 
 
 def leaf(gpus: int, oversubscription: float, latency: float = 0.0) -> list[dict[str, Any]]:
-    return [{"name": "leaf", "gpus": gpus, "oversubscription": oversubscription,
-             "latency": latency}]  # fmt: skip
+    return [{"name": "leaf", "gpus": gpus, "oversubscription": oversubscription, "latency": latency}]
 
 
 def seconds(settings: dict[str, Any], axis: str, kind: Kind = "all_gather", mb: int = 8) -> float:
@@ -86,8 +84,7 @@ def test_stages_under_different_leaves_share_what_leaves_one() -> None:
 
 def test_without_a_switch_few_peers_have_few_links() -> None:
     """xGMI: 7 links make 100 GB/s. tp 2 has one of them, 8 MB / 2 at 14.3 GB/s; tp 8 all."""
-    mesh = {"cluster.nodes": 1, "cluster.gpus_per_node": 8,
-            "cluster.intra_node": {**INTRA, "direct_links": 7}}  # fmt: skip
+    mesh = {"cluster.nodes": 1, "cluster.gpus_per_node": 8, "cluster.intra_node": {**INTRA, "direct_links": 7}}
     assert seconds({**mesh, "parallel.tp": 2}, "tp") == pytest.approx((280 + 1) * 1e-6)
     assert seconds({**mesh, "parallel.tp": 8}, "tp") == pytest.approx((70 + 7) * 1e-6)
 
@@ -121,9 +118,10 @@ def test_an_all_to_all_is_as_long_as_the_fullest_link(axis: str, order: str) -> 
     free = {"latency": 0.0}
     settings = {
         "parallel": {"tp": 4, "cp": 2, "pp": 2, "order": order, "allow_tp_across_nodes": True},
-        "cluster.intra_node": INTRA | free, "cluster.inter_node": INTER | free,
+        "cluster.intra_node": INTRA | free,
+        "cluster.inter_node": INTER | free,
         "cluster.fabric": leaf(8, 4.0),
-    }  # fmt: skip
+    }
     found = network(settings)
     topology, links = found.topology, Counter[tuple[str, int]]()
     axes = ("dp", "cp") if axis == "dp_cp" else (axis,)

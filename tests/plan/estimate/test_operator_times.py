@@ -17,8 +17,7 @@ def test_pieces_overlap_with_their_product_where_the_link_multicasts() -> None:
     """A block's 4 gathers and scatters forward, and the 2 gathers backward that no dW covers, each
     beside a product that is shorter; half of what fits is hidden."""
     shares = with_part("overlap", products=0.5)
-    apart, beside = timed(SPLIT, shares), timed({**SPLIT, "cluster.intra_node.multicast": True},
-                                                shares)  # fmt: skip
+    apart, beside = timed(SPLIT, shares), timed({**SPLIT, "cluster.intra_node.multicast": True}, shares)
     forward = [64 * 192, 64 * 64, 64 * 256, 64 * 256]  # k n of qkv, out, up, down
     seconds = 2 * 16 / 2 * (sum(forward) + 2 * (forward[1] + forward[3])) / 1e12
     assert apart.total - beside.total == pytest.approx(2 * 0.5 * seconds)
@@ -68,8 +67,7 @@ def test_products_of_layers_alone_have_fewer_bits(dtype: str, part: float) -> No
     """Scores and the head stay in bf16, at 1 TFLOP/s; casts of inputs and gradients are made each
     time, those of weights once a step."""
     kernels = {**DEVICE["kernels"], "narrow": {dtype: part}}
-    device = {**DEVICE, "peak_flops": {"bf16": 1e12, dtype: 8e12}, "kernels": kernels,
-              "memory_bandwidth": 1e18}  # fmt: skip
+    device = {**DEVICE, "peak_flops": {"bf16": 1e12, dtype: 8e12}, "kernels": kernels, "memory_bandwidth": 1e18}
     job = {"cluster.device": device, "training.dtype": dtype, "training.global_batch_size": 4}
     free, cast = timed(job), timed(job, with_part("operators", cast_bytes=1e6))
     products = 4 * 16 * 2 * 12 * 6 * 64 * 64

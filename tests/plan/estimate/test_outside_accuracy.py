@@ -89,9 +89,7 @@ def test_each_system_left_out_of_shift_and_spread() -> None:
 
 def test_shift_and_spread_are_those_of_the_rows() -> None:
     runs = usual(unknown_runs())
-    assert log(RuntimeProfile.model_fields["shift_apart"].default) == pytest.approx(
-        -mean_of_systems(runs), abs=0.02
-    )
+    assert log(RuntimeProfile.model_fields["shift_apart"].default) == pytest.approx(-mean_of_systems(runs), abs=0.02)
     found = list(misses(runs))
     of_rows = quantile((abs(miss), 1.0) for _, miss, _ in found)
     of_systems = mean(width for _, _, width in found)

@@ -32,14 +32,25 @@ def test_a_run_that_ran_is_legal_and_fits(name: str) -> None:
 
 
 def test_arguments_are_read_as_the_command_line_reads_them() -> None:
-    words = ["--set", "model.layers=4", "--tp", "2", "--no-sequence-parallel", "--runtime", "fsdp",
-             "--cluster", "{clusters}/p4d.toml"]  # fmt: skip
+    words = [
+        "--set",
+        "model.layers=4",
+        "--tp",
+        "2",
+        "--no-sequence-parallel",
+        "--runtime",
+        "fsdp",
+        "--cluster",
+        "{clusters}/p4d.toml",
+    ]
     settings = settings_of(words)
     assert settings.pop("cluster").endswith("recorded/clusters/p4d.toml")
     assert settings == {
-        "model.layers": 4, "parallel.tp": 2, "parallel.sequence_parallel": False,
+        "model.layers": 4,
+        "parallel.tp": 2,
+        "parallel.sequence_parallel": False,
         "training.runtime": "fsdp",
-    }  # fmt: skip
+    }
 
 
 def test_an_error_and_a_band_are_those_of_a_published_step() -> None:

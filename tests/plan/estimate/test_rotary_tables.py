@@ -14,8 +14,7 @@ from mpctl.spec.load import load_job
 
 def table_bytes(**changes: Any) -> int:
     """Of stage 0 of Llama-like layers: 8 heads of 128, 2048 positions, bf16."""
-    model = {"layers": 4, "hidden": 1024, "heads": 8, "vocab": 512, "seq_length": 2048,
-             "position": "rotary"}  # fmt: skip
+    model = {"layers": 4, "hidden": 1024, "heads": 8, "vocab": 512, "seq_length": 2048, "position": "rotary"}
     named = {f"model.{name}": value for name, value in model.items()}
     named |= {"training.dtype": "bf16", "training.runtime": "mpctl"}
     named |= {"training.global_batch_size": 8}
@@ -36,11 +35,8 @@ def table_bytes(**changes: Any) -> int:
         ({"model__position": "learned"}, 0.0),
         ({"training__runtime": "megatron-core"}, 0.0),
         ({"model__attention_window": 64, "model__full_attention_every": 2}, 1.0),
-        ({"model__attention_window": 64, "model__full_attention_every": 2,
-          "model__window_rotary_base": 500.0}, 2.0),
+        ({"model__attention_window": 64, "model__full_attention_every": 2, "model__window_rotary_base": 500.0}, 2.0),
     ],
-)  # fmt: skip
-def test_a_table_is_cosines_and_sines_of_the_turned_columns(
-    changes: dict[str, Any], mebibytes: float
-) -> None:
+)
+def test_a_table_is_cosines_and_sines_of_the_turned_columns(changes: dict[str, Any], mebibytes: float) -> None:
     assert table_bytes(**changes) == mebibytes * 2**20

@@ -16,26 +16,59 @@ from mpctl.plan.estimate.routing import expert_load, largest_of_normals
 from mpctl.plan.estimate.saved import layer_activations
 from mpctl.spec.load import load_job
 
-SHAPE = {"model.family": "gpt", "model.position": "rotary", "model.bias": False,
-         "model.tied_embeddings": False, "model.activation": "swiglu", "model.norm": "rmsnorm",
-         "model.seq_length": 4096, "cluster.nodes": 1, "cluster.gpus_per_node": 8,
-         "training.dtype": "bf16"}  # fmt: skip
+SHAPE = {
+    "model.family": "gpt",
+    "model.position": "rotary",
+    "model.bias": False,
+    "model.tied_embeddings": False,
+    "model.activation": "swiglu",
+    "model.norm": "rmsnorm",
+    "model.seq_length": 4096,
+    "cluster.nodes": 1,
+    "cluster.gpus_per_node": 8,
+    "training.dtype": "bf16",
+}
 MIXTRAL = SHAPE | {
-    "model.layers": 32, "model.hidden": 4096, "model.heads": 32, "model.kv_heads": 8,
-    "model.vocab": 32000, "model.ffn": 14336, "model.experts": 8, "model.experts_per_token": 2,
-}  # fmt: skip
+    "model.layers": 32,
+    "model.hidden": 4096,
+    "model.heads": 32,
+    "model.kv_heads": 8,
+    "model.vocab": 32000,
+    "model.ffn": 14336,
+    "model.experts": 8,
+    "model.experts_per_token": 2,
+}
 QWEN2_MOE = SHAPE | {
-    "model.layers": 24, "model.hidden": 2048, "model.heads": 16, "model.vocab": 151936,
-    "model.ffn": 5632, "model.bias": "qkv", "model.experts": 60, "model.experts_per_token": 4,
-    "model.expert_ffn": 1408, "model.shared_expert_ffn": 5632, "model.shared_expert_gate": True,
-}  # fmt: skip
+    "model.layers": 24,
+    "model.hidden": 2048,
+    "model.heads": 16,
+    "model.vocab": 151936,
+    "model.ffn": 5632,
+    "model.bias": "qkv",
+    "model.experts": 60,
+    "model.experts_per_token": 4,
+    "model.expert_ffn": 1408,
+    "model.shared_expert_ffn": 5632,
+    "model.shared_expert_gate": True,
+}
 DEEPSEEK = SHAPE | {
-    "model.layers": 61, "model.hidden": 7168, "model.heads": 128, "model.vocab": 129280,
-    "model.ffn": 18432, "model.dense_layers": 3, "model.experts": 256,
-    "model.experts_per_token": 8, "model.expert_ffn": 2048, "model.shared_expert_ffn": 2048,
-    "model.attention_kind": "mla", "model.q_lora_rank": 1536, "model.kv_lora_rank": 512,
-    "model.qk_nope_head_dim": 128, "model.qk_rope_head_dim": 64, "model.v_head_dim": 128,
-}  # fmt: skip
+    "model.layers": 61,
+    "model.hidden": 7168,
+    "model.heads": 128,
+    "model.vocab": 129280,
+    "model.ffn": 18432,
+    "model.dense_layers": 3,
+    "model.experts": 256,
+    "model.experts_per_token": 8,
+    "model.expert_ffn": 2048,
+    "model.shared_expert_ffn": 2048,
+    "model.attention_kind": "mla",
+    "model.q_lora_rank": 1536,
+    "model.kv_lora_rank": 512,
+    "model.qk_nope_head_dim": 128,
+    "model.qk_rope_head_dim": 64,
+    "model.v_head_dim": 128,
+}
 
 
 def layout_of(*settings: dict[str, Any]) -> JobLayout:
@@ -47,20 +80,23 @@ def layout_of(*settings: dict[str, Any]) -> JobLayout:
 
 
 @pytest.mark.parametrize(
-    ("shape", "total", "active"),
-    [(MIXTRAL, 46.70, 12.88), (QWEN2_MOE, 14.32, 2.69), (DEEPSEEK, 671.03, 37.55)],
+    ("shape", "total", "active"), [(MIXTRAL, 46.70, 12.88), (QWEN2_MOE, 14.32, 2.69), (DEEPSEEK, 671.03, 37.55)]
 )
-def test_total_and_active_parameters_are_as_published(
-    shape: dict[str, Any], total: float, active: float
-) -> None:
+def test_total_and_active_parameters_are_as_published(shape: dict[str, Any], total: float, active: float) -> None:
     estimate = Estimate(layout_of(shape))
     assert estimate.parameters / 1e9 == pytest.approx(total, abs=0.005)
     assert estimate.active_parameters / 1e9 == pytest.approx(active, abs=0.005)
 
 
-@pytest.mark.parametrize("parallel", [{}, {"parallel.ep": 8}, {"parallel.ep": 4, "parallel.etp": 2},
-                                      {"parallel.tp": 2, "parallel.sequence_parallel": True,
-                                       "parallel.ep": 4}])  # fmt: skip
+@pytest.mark.parametrize(
+    "parallel",
+    [
+        {},
+        {"parallel.ep": 8},
+        {"parallel.ep": 4, "parallel.etp": 2},
+        {"parallel.tp": 2, "parallel.sequence_parallel": True, "parallel.ep": 4},
+    ],
+)
 def test_flop_are_those_of_the_active_parameters(parallel: dict[str, Any]) -> None:
     """6 for each active parameter of a product and token, and 12 s a d for its scores."""
     layout = layout_of(MIXTRAL, parallel)
@@ -97,8 +133,10 @@ def simulated(ranks: int, chosen: int, tokens: int, draws: int) -> float:
 
 @pytest.mark.parametrize("ranks", [2, 8, 32])
 def test_random_routing_loads_the_fullest_rank_as_simulated(ranks: int) -> None:
-    layout = layout_of(MIXTRAL | {"model.experts": 8 * ranks, "cluster.nodes": 4},
-                       {"parallel.ep": ranks, "model.seq_length": 512 // ranks})  # fmt: skip
+    layout = layout_of(
+        MIXTRAL | {"model.experts": 8 * ranks, "cluster.nodes": 4},
+        {"parallel.ep": ranks, "model.seq_length": 512 // ranks},
+    )
     expected = simulated(ranks, 2, 512, draws=160) - 1
     assert expert_load(layout).random - 1 == pytest.approx(expected, rel=0.12)
 
@@ -142,8 +180,7 @@ BY_HAND = {
 def test_recomputed_modules_keep_less_by_hand(module: str) -> None:
     megatron = DEEPSEEK | {"training.runtime": "megatron-core", "training.recompute": "selective"}
     shapes = [
-        activation_shapes(layout_of(megatron, {"training.recompute_modules": modules}))
-        for modules in ([], [module])
+        activation_shapes(layout_of(megatron, {"training.recompute_modules": modules})) for modules in ([], [module])
     ]
     block = layout_of(megatron).table.stacks[0].block_of(60)
     before, now = (layer_activations(one, block) for one in shapes)

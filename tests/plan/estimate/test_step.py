@@ -14,10 +14,12 @@ from mpctl.spec.runtime import HostCosts, OverlapShares
 from tests.jobs import Settings, job_of
 
 LINKS: Settings = {
-    "cluster.nodes": 8, "cluster.gpus_per_node": 8,
-    "cluster.intra_node.bandwidth": 800e9, "cluster.inter_node.bandwidth": 100e9,
+    "cluster.nodes": 8,
+    "cluster.gpus_per_node": 8,
+    "cluster.intra_node.bandwidth": 800e9,
+    "cluster.inter_node.bandwidth": 100e9,
     "cluster.inter_node.decay": 0.0,
-}  # fmt: skip
+}
 
 
 def network(**settings: float) -> Network:
@@ -34,9 +36,14 @@ def test_parameters_may_be_hidden_by_another_share_than_gradients() -> None:
         Message("dp_cp", "all_gather", "parameters", size, cover="last_backward"),
     ]
     for gather, backward, forward, left in (
-        (None, 5.0, 0.0, 0.8), (None, 2.0, 5.0, 2.0), (0.0, 5.0, 5.0, 1.6), (0.0, 2.0, 5.0, 2.0),
-        (0.8, 2.0, 0.5, 1.5), (0.8, 2.0, 5.0, 1.2), (0.8, 5.0, 0.0, 1.6),
-    ):  # fmt: skip
+        (None, 5.0, 0.0, 0.8),
+        (None, 2.0, 5.0, 2.0),
+        (0.0, 5.0, 5.0, 1.6),
+        (0.0, 2.0, 5.0, 2.0),
+        (0.8, 2.0, 0.5, 1.5),
+        (0.8, 2.0, 5.0, 1.2),
+        (0.8, 5.0, 0.0, 1.6),
+    ):
         shares = OverlapShares(tp=0, pp=0, dp=0.8, gather=gather)
         found = closing_times(messages, network(), shares, backward, forward)
         assert found.dp_cp == pytest.approx(left, rel=1e-6), (gather, backward, forward)
@@ -47,8 +54,7 @@ def test_large_groups_reach_less_and_switches_add_up() -> None:
     decay = {"cluster.inter_node.decay": 0.5}
     for cp, times in ((64, 2.0), (16, 1.0)):
         plain, falls = (
-            network(**{**more, "parallel.cp": cp, "parallel.dp": 64 // cp}).route("cp")
-            for more in ({}, decay)
+            network(**{**more, "parallel.cp": cp, "parallel.dp": 64 // cp}).route("cp") for more in ({}, decay)
         )
         before, after = (r.collective("all_gather", 1e9) for r in (plain, falls))
         assert after == pytest.approx(times * before), cp
@@ -71,9 +77,17 @@ def test_the_host_s_time_of_a_layer_by_hand() -> None:
 def test_messages_belong_to_the_part_of_their_group() -> None:
     """Experts' gradients to those over replicas, what their shards sum to ep, a grid's to tp."""
     parts = {
-        "edp": "dp_cp", "edp_zero": "dp_cp", "edp_zero_replicas": "dp_cp", "zero": "dp_cp",
-        "etp_ep": "ep", "ep": "ep", "etp": "tp", "row": "tp", "row-depth": "tp", "world": "world",
-    }  # fmt: skip
+        "edp": "dp_cp",
+        "edp_zero": "dp_cp",
+        "edp_zero_replicas": "dp_cp",
+        "zero": "dp_cp",
+        "etp_ep": "ep",
+        "ep": "ep",
+        "etp": "tp",
+        "row": "tp",
+        "row-depth": "tp",
+        "world": "world",
+    }
     assert {group: part_of_group(group) for group in parts} == parts
     with pytest.raises(ValueError, match="group mine"):
         part_of_group("mine")

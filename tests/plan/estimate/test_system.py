@@ -21,8 +21,13 @@ from mpctl.spec.job import JobSpec
 from mpctl.spec.runtime import get_profile
 from tests.jobs import GPT, job_of
 
-SELENE = {"cluster": "selene", "cluster.nodes": 4, "training.dtype": "fp16",
-          "training.runtime": "megatron-2021", "training.micro_batch_size": 2}  # fmt: skip
+SELENE = {
+    "cluster": "selene",
+    "cluster.nodes": 4,
+    "training.dtype": "fp16",
+    "training.runtime": "megatron-2021",
+    "training.micro_batch_size": 2,
+}
 
 THIN = {"cluster": "mosaic-a100-80gb", "cluster.inter_node.bandwidth": 5e9, "parallel.zero": 3}
 
@@ -38,9 +43,7 @@ def test_a_measured_system_is_its_profile_its_device_and_its_cluster_over_the_sa
     known = job_of(SELENE).cluster
     assert unknown_parts(known, profile) == () and find_system(known, profile).factor == 1
     slower = job_of({**SELENE, "cluster.inter_node.bandwidth": 50e9}).cluster
-    assert unknown_parts(slower, profile) == (
-        "Selene was measured over links of another bandwidth",
-    )
+    assert unknown_parts(slower, profile) == ("Selene was measured over links of another bandwidth",)
     other_device = job_of({**SELENE, "cluster.device": "h100-sxm"}).cluster
     assert "was never measured on NVIDIA H100" in unknown_parts(other_device, profile)[0]
     assert "never measured on Selene" in unknown_parts(known, get_profile("torchtitan"))[1]
@@ -58,9 +61,7 @@ def test_layers_take_what_own_runs_found_of_their_shape_on_their_cluster() -> No
     job = job_of({**SELENE, "parallel.tp": 2, "parallel.pp": 2, "parallel.dp": 8})
     layout, profile = JobLayout.of(job), get_profile("megatron-2021")
     found = {"Selene": {layer_shape(job): 1.5}}
-    slow = profile.model_copy(update={
-        "seen": profile.seen.model_copy(update={"layer_factors": found})
-    })  # fmt: skip
+    slow = profile.model_copy(update={"seen": profile.seen.model_copy(update={"layer_factors": found})})
     before, after = get_clock(layout, profile), get_clock(layout, slow)
     assert after.layer().forward == pytest.approx(1.5 * before.layer().forward)
     assert before.seconds < after.seconds < 1.5 * before.seconds
@@ -89,8 +90,7 @@ def test_the_band_of_an_unknown_system_is_at_least_that_of_whole_systems_left_ou
     assert time.band.factor == pytest.approx(exp(1.645 * SPREAD))
     assert time.extrapolates == (
         "Megatron-Core was never measured on ours",
-        f"so all times are multiplied by {profile.shift_apart:g}, as is typical of systems never "
-        "measured",
+        f"so all times are multiplied by {profile.shift_apart:g}, as is typical of systems never measured",
     )
 
 

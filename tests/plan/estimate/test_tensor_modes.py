@@ -25,19 +25,31 @@ from tests.jobs import job_of
 
 MIB = 2**20
 WIDE: dict[str, Any] = {
-    "model.layers": 2, "model.hidden": 256, "model.heads": 8, "model.vocab": 1000,
-    "model.seq_length": 128, "training.micro_batch_size": 8, "cluster.preset": "selene",
-    "cluster.nodes": 1, "cluster.step_factor": 1.0, "training.dtype": "fp32",
-}  # fmt: skip
+    "model.layers": 2,
+    "model.hidden": 256,
+    "model.heads": 8,
+    "model.vocab": 1000,
+    "model.seq_length": 128,
+    "training.micro_batch_size": 8,
+    "cluster.preset": "selene",
+    "cluster.nodes": 1,
+    "cluster.step_factor": 1.0,
+    "training.dtype": "fp32",
+}
 GRIDS: dict[str, dict[str, Any]] = {
     "2d": {"parallel.tensor_mode": "2d", "parallel.tp": 4},
     "2.5d": {"parallel.tensor_mode": "2.5d", "parallel.tp": 8},
     "3d": {"parallel.tensor_mode": "3d", "parallel.tp": 8},
 }
 RANKS = {"1d": 1, "2d": 4, "2.5d": 8, "3d": 8}
-LLAMA = {"model.norm": "rmsnorm", "model.position": "rotary", "model.bias": False,
-         "model.tied_embeddings": False, "model.kv_heads": 4,
-         "model.activation": "swiglu"}  # fmt: skip
+LLAMA = {
+    "model.norm": "rmsnorm",
+    "model.position": "rotary",
+    "model.bias": False,
+    "model.tied_embeddings": False,
+    "model.kv_heads": 4,
+    "model.activation": "swiglu",
+}
 
 
 def layout_of(*settings: dict[str, Any]) -> JobLayout:
@@ -75,23 +87,21 @@ def test_a_step_in_2d_by_hand() -> None:
     assert {m for m in others if m[2] in ("embedding.word", "head", "loss", "norms")} == {
         ("row", "reduce_scatter", "embedding.word", 8 * 128 * 128 * 4, 1),
         ("row", "all_gather", "embedding.word", 8 * 128 * 128 * 4, 1),
-        ("row", "broadcast", "head", 512 * 128 * 4, 4), ("row", "reduce", "head", 512 * 128 * 4, 2),
-        ("col", "broadcast", "head", logits, 2), ("col", "reduce", "head", logits, 2),
+        ("row", "broadcast", "head", 512 * 128 * 4, 4),
+        ("row", "reduce", "head", 512 * 128 * 4, 2),
+        ("col", "broadcast", "head", logits, 2),
+        ("col", "reduce", "head", logits, 2),
         ("col", "all_reduce", "loss", rows * 4, 3),
         ("col", "all_gather", "norms", 2 * rows * 2 * 4, 1),
         ("col", "all_reduce", "norms", 2 * rows * 4, 1),
-    }  # fmt: skip
-    assert ("tp", "all_reduce", "gradient norm", 8, 1) in others
-    assert {m[:3] for m in others if m[2] == "partial gradients"} == {
-        ("row", "all_reduce", "partial gradients")
     }
+    assert ("tp", "all_reduce", "gradient norm", 8, 1) in others
+    assert {m[:3] for m in others if m[2] == "partial gradients"} == {("row", "all_reduce", "partial gradients")}
 
 
 @pytest.mark.parametrize("mode", GRIDS)
 @pytest.mark.parametrize("family", ["gpt", "llama"])
-def test_full_recomputation_sends_every_forward_message_of_a_layer_again(
-    mode: str, family: str
-) -> None:
+def test_full_recomputation_sends_every_forward_message_of_a_layer_again(mode: str, family: str) -> None:
     model = LLAMA if family == "llama" else {}
     for dropout in (0.0, 0.1):
         own = {"training.dropout": dropout}
@@ -210,9 +220,12 @@ def test_groups_of_a_grid_find_their_links() -> None:
     network = Network(layout.job.cluster, layout.topology)
     spans = {a: (network.route(a).ranks, network.route(a).domains) for a in layout.grid.groups}
     assert spans == {
-        "weight": (2, 1), "input": (2, 1), "output": (2, 2), "weight-input": (4, 1),
+        "weight": (2, 1),
+        "input": (2, 1),
+        "output": (2, 2),
+        "weight-input": (4, 1),
         "weight-output": (4, 2),
-    }  # fmt: skip
+    }
     assert (network.route("tp").ranks, network.route("tp").domains) == (8, 2)
 
 
@@ -222,8 +235,7 @@ def test_a_broadcast_sends_the_full_message_along_a_ring() -> None:
     layout = layout_of({"parallel.tp": 4, "cluster.intra_node": link})
     network = Network(layout.job.cluster, layout.topology)
     found = {
-        kind: network.seconds(Message("tp", kind, "", 8_000_000))
-        for kind in ("broadcast", "reduce", "all_gather")
+        kind: network.seconds(Message("tp", kind, "", 8_000_000)) for kind in ("broadcast", "reduce", "all_gather")
     }
     assert found == pytest.approx({"broadcast": 83e-6, "reduce": 83e-6, "all_gather": 63e-6})
 

@@ -46,12 +46,21 @@ NONE = MemoryPasses(forward=0, backward=0)
 IDEAL = RuntimeProfile(
     name="ideal",
     operators=OperatorCosts(
-        hidden=NONE, width=NONE, inner=NONE, scores=NONE, logits=NONE, gradient_bytes=0,
-        optimizer_bytes=1, stops_early=True,
+        hidden=NONE,
+        width=NONE,
+        inner=NONE,
+        scores=NONE,
+        logits=NONE,
+        gradient_bytes=0,
+        optimizer_bytes=1,
+        stops_early=True,
     ),
-    overlap=OverlapShares(tp=0, pp=0, dp=0), host=HostCosts(layer=0), spread=0.1, spread_apart=0.2,
+    overlap=OverlapShares(tp=0, pp=0, dp=0),
+    host=HostCosts(layer=0),
+    spread=0.1,
+    spread_apart=0.2,
     source="made up",
-)  # fmt: skip
+)
 
 
 def flops_of_all_ranks(settings: dict[str, Any]) -> float:
@@ -80,11 +89,18 @@ def test_flops_of_a_step_are_equation_3(
     """
     batch, h = 8 * dp, 64 * heads
     job = {
-        "model.layers": layers, "model.hidden": h, "model.heads": heads,
-        "model.vocab": vocab, "model.seq_length": seq,
-        "parallel.tp": tp, "parallel.pp": pp, "parallel.dp": dp, "parallel.cp": cp,
-        "training.micro_batch_size": 2, "training.global_batch_size": batch,
-    }  # fmt: skip
+        "model.layers": layers,
+        "model.hidden": h,
+        "model.heads": heads,
+        "model.vocab": vocab,
+        "model.seq_length": seq,
+        "parallel.tp": tp,
+        "parallel.pp": pp,
+        "parallel.dp": dp,
+        "parallel.cp": cp,
+        "training.micro_batch_size": 2,
+        "training.global_batch_size": batch,
+    }
     logits = 6 * batch * seq * h * vocab
     blocks = layers * (6 * h * h + seq * h) * batch * seq  # 1/12 of 72 L h^2 (1 + s/(6h)) B s
     assert flops_of_all_ranks(job) == 12 * blocks + logits
@@ -208,8 +224,7 @@ def test_dp_seconds_by_hand_within_and_between_nodes() -> None:
 def test_groups_that_share_a_node_share_its_link() -> None:
     """tp 2 x dp 2 on 2 nodes of 2: two rings over dp leave each node, one rank of it in each."""
     network = {"cluster.inter_node.bandwidth": 5e8, "cluster.inter_node.latency": 1e-5}
-    time = timed({"parallel.tp": 2, "parallel.dp": 2, "cluster.nodes": 2,
-                  "cluster.gpus_per_node": 2, **network})  # fmt: skip
+    time = timed({"parallel.tp": 2, "parallel.dp": 2, "cluster.nodes": 2, "cluster.gpus_per_node": 2, **network})
     split = 2 * (6 * 64 * 64 + 3.5 * 64) + 256 / 2 * 64
     whole = 2 * 6 * 64 + 16 * 64 + 2 * 64
     assert time.dp_cp == pytest.approx(2 * 4 * (split + whole) / 5e8 + 2e-5)
@@ -228,8 +243,9 @@ def test_zero_3_gathers_twice_and_scatters_once_a_micro_batch() -> None:
     phase = 0.75 * 4 * (2 * layer + ends) / 1e9 + 3 * 3e-6
     norm = 1.5 * 8 / 1e9 + 6e-6
     assert time.dp_cp == pytest.approx(2 * 3 * phase + norm)
-    hidden = timed({"parallel.dp": 4, "parallel.zero": 3, "training.global_batch_size": 8},
-                   with_part("overlap", dp=0, zero=1.0))  # fmt: skip
+    hidden = timed(
+        {"parallel.dp": 4, "parallel.zero": 3, "training.global_batch_size": 8}, with_part("overlap", dp=0, zero=1.0)
+    )
     assert hidden.total == pytest.approx(max(hidden.compute, time.dp_cp), rel=0.35)
     assert hidden.dp_cp < time.dp_cp
 
@@ -241,8 +257,7 @@ def test_a_group_of_states_inside_of_a_node_sends_one_slice_a_step_out_of_it(zer
     layer, ends = 12 * 64 * 64 + 13 * 64, (256 + 16) * 64 + 2 * 64
     network = {"cluster.inter_node.bandwidth": 5e8, "cluster.inter_node.latency": 1e-5}
     nodes = {"cluster.nodes": 2, "cluster.gpus_per_node": 2, "training.global_batch_size": 8}
-    time = timed({"parallel.dp": 4, "parallel.zero": zero, "parallel.zero_size": 2, **nodes,
-                  **network})  # fmt: skip
+    time = timed({"parallel.dp": 4, "parallel.zero": zero, "parallel.zero_size": 2, **nodes, **network})
     numel, micro_batches = 2 * layer + ends, 2
     inside = 0.5 * 4 * numel / 1e9  # a reduce-scatter, or a gathering
     inside *= {1: 2, 2: micro_batches + 1, 3: 3 * micro_batches}[zero]
@@ -326,9 +341,13 @@ def test_gpipe_by_hand() -> None:
 def test_a_layer_given_to_the_other_stage_balances_the_head() -> None:
     """A head of 1.28 layers: of 6 + 6 the second stage takes 7.28, of 7 + 5 the first one 7."""
     shape = {
-        "model.layers": 12, "model.vocab": 8192, "model.hidden": 512, "model.seq_length": 128,
-        "parallel.pp": 2, "training.global_batch_size": 64,
-    }  # fmt: skip
+        "model.layers": 12,
+        "model.vocab": 8192,
+        "model.hidden": 512,
+        "model.seq_length": 128,
+        "parallel.pp": 2,
+        "training.global_batch_size": 64,
+    }
     layer, head = 72 * 512**2 + 12 * 512 * 128, 6 * 512 * 8192
     even = timed(shape)
     better = timed({**shape, "parallel.first_stage_layers": 7})
@@ -341,10 +360,9 @@ def test_a_layer_given_to_the_other_stage_balances_the_head() -> None:
 def test_bubble_of_nearly_equal_stages(vpp: int, layers: int) -> None:
     """(p-1)/(v m) of the work, but for a head of 128 words, 1 % of a layer."""
     shape = {"model.hidden": 1024, "model.vocab": 128, "model.seq_length": 128}
-    time = timed({
-        **shape, "model.layers": layers, "parallel.pp": 2, "parallel.vpp": vpp,
-        "training.global_batch_size": 4,
-    })  # fmt: skip
+    time = timed(
+        {**shape, "model.layers": layers, "parallel.pp": 2, "parallel.vpp": vpp, "training.global_batch_size": 4}
+    )
     assert time.bubble == pytest.approx(time.compute / (4 * vpp), rel=0.03)
 
 
@@ -364,8 +382,7 @@ def test_tp_messages_of_a_stage_are_played_too() -> None:
     backward, the head's input; the first stage looks words up. Stage 1 waits for one forward of
     stage 0, and stage 0 ends with a backward."""
     slow = {**TINY["cluster.device"], "peak_flops": {"fp32": 1e15}}  # messages alone
-    time = timed({"cluster.device": slow, "parallel.tp": 2, "parallel.pp": 2,
-                  "training.global_batch_size": 4})  # fmt: skip
+    time = timed({"cluster.device": slow, "parallel.tp": 2, "parallel.pp": 2, "training.global_batch_size": 4})
     phi, loss = 16 * 64 * 4 / 1e9 + 2e-6, 16 * 4 / 1e9 + 2e-6
     assert time.tp == pytest.approx(4 * (5 * phi + 3 * loss) + NORM)
     assert time.bubble == pytest.approx((2 + 1) * phi + 2 * phi, rel=0.01)
@@ -420,12 +437,9 @@ def test_what_was_never_measured_widens_the_band_in_words() -> None:
     told = " ".join(time.extrapolates)
     for word in ("this cluster", "a device", "fp32", "no memory bandwidth", "parameters"):
         assert word in told
-    seen = FittedRuns(
-        devices=["a device"], clusters=["here"], dtypes=["fp32"], gpus=8, parameters=1e9
-    )
+    seen = FittedRuns(devices=["a device"], clusters=["here"], dtypes=["fp32"], gpus=8, parameters=1e9)
     device = {**TINY["cluster.device"], "memory_bandwidth": 1e12}
-    known = timed({"cluster.device": device, "cluster.name": "here"},
-                  IDEAL.model_copy(update={"seen": seen}))  # fmt: skip
+    known = timed({"cluster.device": device, "cluster.name": "here"}, IDEAL.model_copy(update={"seen": seen}))
     assert known.extrapolates == ()
     assert known.high / known.total == pytest.approx(exp(1.645 * 0.1))
     assert known.high / known.total < time.high / time.total
@@ -434,10 +448,12 @@ def test_what_was_never_measured_widens_the_band_in_words() -> None:
 def test_a_cluster_with_a_spread_of_its_own_is_a_measured_one() -> None:
     """Its device and as many ranks as it has devices were measured with it; a software that mpctl
     does not launch never ran there."""
-    launched = IDEAL.model_copy(update={
-        "runs": IDEAL.runs.model_copy(update={"launched": True}),
-        "seen": FittedRuns(dtypes=["fp32"], parameters=1e9),
-    })  # fmt: skip
+    launched = IDEAL.model_copy(
+        update={
+            "runs": IDEAL.runs.model_copy(update={"launched": True}),
+            "seen": FittedRuns(dtypes=["fp32"], parameters=1e9),
+        }
+    )
     device = {**TINY["cluster.device"], "memory_bandwidth": 1e12}
     settings = {"cluster.device": device, "cluster.gpus_per_node": 4, "parallel.dp": 4}
     own = timed({**settings, "cluster.spread": 0.05}, launched)
@@ -453,8 +469,10 @@ def test_a_cluster_with_a_spread_of_its_own_is_a_measured_one() -> None:
 
 
 def test_a_band_is_a_factor_either_way_but_never_faster_than_the_peak() -> None:
-    slow = timed({"cluster.device": {**TINY["cluster.device"], "memory_bandwidth": 1e9}},
-                 with_part("operators", optimizer_bytes=100))  # fmt: skip
+    slow = timed(
+        {"cluster.device": {**TINY["cluster.device"], "memory_bandwidth": 1e9}},
+        with_part("operators", optimizer_bytes=100),
+    )
     assert slow.low == slow.total / slow.band.factor > slow.hardware_flops / slow.peak
     assert slow.high == slow.total * slow.band.factor
 
@@ -471,18 +489,20 @@ def test_a_tensor_mode_that_was_never_measured_widens_the_band_in_words() -> Non
 @pytest.mark.parametrize("cluster", preset_names("clusters"))
 def test_every_cluster_and_runtime_is_estimated_or_refused_in_words(cluster: str) -> None:
     """Two nodes' worth of layouts, at a dtype that a V100 has and one that it has not."""
-    layout = {
-        "parallel.tp": 2,
-        "parallel.pp": 2,
-        "parallel.zero": 1,
-        "training.micro_batch_size": 2,
-    }
+    layout = {"parallel.tp": 2, "parallel.pp": 2, "parallel.zero": 1, "training.micro_batch_size": 2}
     for runtime in preset_names("runtimes"):
         for dtype in ("fp16", "bf16"):
-            time = plan_time({
-                **GPT, **layout, "cluster": cluster, "cluster.nodes": 2, "training.dtype": dtype,
-                "training.runtime": runtime, "training.global_batch_size": 64,
-            })  # fmt: skip
+            time = plan_time(
+                {
+                    **GPT,
+                    **layout,
+                    "cluster": cluster,
+                    "cluster.nodes": 2,
+                    "training.dtype": dtype,
+                    "training.runtime": runtime,
+                    "training.global_batch_size": 64,
+                }
+            )
             if isinstance(time, str):
                 assert "no bf16 rate" in time or "has no bandwidth" in time
             else:

@@ -14,13 +14,20 @@ from mpctl.render.plan import print_plan
 from tests.jobs import job_of
 
 T5: dict[str, Any] = {
-    "model.family": "t5", "model.position": "relative", "model.layers": 6,
-    "model.decoder_layers": 6, "model.decoder_seq_length": 128,
-}  # fmt: skip
+    "model.family": "t5",
+    "model.position": "relative",
+    "model.layers": 6,
+    "model.decoder_layers": 6,
+    "model.decoder_seq_length": 128,
+}
 PIPE: dict[str, Any] = {
-    "cluster": "dgx-a100", "cluster.nodes": 1, "cluster.gpus_per_node": 3, "parallel.pp": 3,
-    "training.global_batch_size": 4, "training.dtype": "fp32",
-}  # fmt: skip
+    "cluster": "dgx-a100",
+    "cluster.nodes": 1,
+    "cluster.gpus_per_node": 3,
+    "parallel.pp": 3,
+    "training.global_batch_size": 4,
+    "training.dtype": "fp32",
+}
 
 
 def document(settings: dict[str, Any]) -> dict[str, Any]:
@@ -64,9 +71,7 @@ def test_messages_over_pp_and_their_time_are_in_the_document() -> None:
     assert parts["pp"] > 0 and parts["bubble"] > 0
 
 
-def test_the_tables_show_them(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_tables_show_them(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("COLUMNS", "140")
     plan = make_plan(job_of({**PIPE, **T5}))
     print_plan(plan, plan.require_legal(), kinds=(), ranks=True)
@@ -76,9 +81,7 @@ def test_the_tables_show_them(
     # 4 micro batches: 3 MiB of encoder forward and back, 3/8 MiB of decoder beside it
     at = lines.index(["Pipeline", "traffic", "of", "one", "step"])
     rows = [row[:4] for row in lines[at + 2 : at + 5]]
-    assert rows == [
-        ["0", "4", "12.0", "MiB"], ["1", "12", "25.5", "MiB"], ["2", "8", "13.5", "MiB"]
-    ]  # fmt: skip
+    assert rows == [["0", "4", "12.0", "MiB"], ["1", "12", "25.5", "MiB"], ["2", "8", "13.5", "MiB"]]
     (parts,) = (line for line in text.splitlines() if line.startswith("parts "))
     assert "bubble" in parts and "pp " in parts
     alone = make_plan(job_of({"cluster": "dgx-a100", "cluster.nodes": 1}))

@@ -25,9 +25,14 @@ from mpctl.spec.presets import VARIABLE, preset_names
 from mpctl.spec.runtime import get_profile
 
 H100: dict[str, Any] = {
-    "cluster": "dgx-h100", "cluster.nodes": 1, "model": "gpt2-medium", "parallel.tp": 2,
-    "parallel.pp": 2, "parallel.vpp": 2, "training.global_batch_size": 32,
-}  # fmt: skip
+    "cluster": "dgx-h100",
+    "cluster.nodes": 1,
+    "model": "gpt2-medium",
+    "parallel.tp": 2,
+    "parallel.pp": 2,
+    "parallel.vpp": 2,
+    "training.global_batch_size": 32,
+}
 
 
 def test_every_launcher_that_a_preset_names_is_one_of_emit() -> None:
@@ -35,8 +40,7 @@ def test_every_launcher_that_a_preset_names_is_one_of_emit() -> None:
     assert {launcher for emit in named.values() for launcher in emit} <= {*TARGETS}
     for launcher in TARGETS:
         for kind in ("cuda", "rocm"):
-            theirs = [n for n, emit in named.items()
-                      if launcher in emit and get_profile(n).runs.runs_on(kind)]  # fmt: skip
+            theirs = [n for n, emit in named.items() if launcher in emit and get_profile(n).runs.runs_on(kind)]
             assert len(theirs) <= 1, (launcher, kind)
             assert runtime_of(launcher, kind) == next(iter(theirs), None)
     assert runtime_of("megatron", "cuda") == "megatron-core"
@@ -47,8 +51,7 @@ def test_every_launcher_that_a_preset_names_is_one_of_emit() -> None:
 def test_a_runtime_is_open_on_gpus_where_nobody_named_one() -> None:
     job = load_job(None, H100)
     assert is_open(job)
-    assert open_text(job).endswith("no --runtime was given; never measured on "
-                                   "NVIDIA H100-SXM5-80GB")  # fmt: skip
+    assert open_text(job).endswith("no --runtime was given; never measured on NVIDIA H100-SXM5-80GB")
     assert not is_open(load_job(None, {**H100, "training.runtime": "mpctl"}))
     assert not is_open(load_job("demo"))
     assert not is_open(load_job(None, {**H100, "launch.device": "cpu"}))
@@ -92,8 +95,17 @@ def test_in_words_the_fastest_is_first_and_what_does_not_run_last() -> None:
 
 def test_a_rule_of_another_runtime_is_a_reason() -> None:
     """nanotron refuses fewer micro batches than stages before the last."""
-    job = load_job(None, {**H100, "parallel.vpp": 1, "parallel.pp": 4, "parallel.tp": 1,
-                          "parallel.dp": 2, "training.global_batch_size": 4})  # fmt: skip
+    job = load_job(
+        None,
+        {
+            **H100,
+            "parallel.vpp": 1,
+            "parallel.pp": 4,
+            "parallel.tp": 1,
+            "parallel.dp": 2,
+            "training.global_batch_size": 4,
+        },
+    )
     (under,) = same_layout(make_plan(job), ["nanotron"])
     assert under.plan is None and "2 micro batches on 4 stages" in under.missing[0]
 
@@ -105,9 +117,7 @@ def test_names_that_are_none_are_refused_with_the_nearest() -> None:
     assert issue.where == "--runtimes" and "torchtitan" in issue.hint
 
 
-def test_an_invalid_file_of_the_user_is_skipped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_invalid_file_of_the_user_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "runtimes").mkdir()
     (tmp_path / "runtimes" / "broken.toml").write_text("name = 3")
     monkeypatch.setenv(VARIABLE, str(tmp_path))

@@ -27,13 +27,28 @@ from mpctl.plan.planning.traffic import layer_figures
 from tests.jobs import job_of
 
 JOB: dict[str, Any] = {
-    "cluster": "selene", "cluster.nodes": 1, "cluster.gpus_per_node": 8, "parallel.tp": 8,
-    "model.layers": 4, "model.hidden": 512, "model.heads": 8, "model.vocab": 1000,
-    "model.seq_length": 128, "training.micro_batch_size": 8, "training.global_batch_size": 16,
+    "cluster": "selene",
+    "cluster.nodes": 1,
+    "cluster.gpus_per_node": 8,
+    "parallel.tp": 8,
+    "model.layers": 4,
+    "model.hidden": 512,
+    "model.heads": 8,
+    "model.vocab": 1000,
+    "model.seq_length": 128,
+    "training.micro_batch_size": 8,
+    "training.global_batch_size": 16,
     "training.dtype": "bf16",
-}  # fmt: skip
-GRIDS = [("1d", 4, None), ("2d", 4, None), ("2d", 16, None), ("2.5d", 8, 2), ("2.5d", 36, 4),
-         ("3d", 8, None), ("3d", 27, None)]  # fmt: skip
+}
+GRIDS = [
+    ("1d", 4, None),
+    ("2d", 4, None),
+    ("2d", 16, None),
+    ("2.5d", 8, 2),
+    ("2.5d", 36, 4),
+    ("3d", 8, None),
+    ("3d", 27, None),
+]
 SIZE = 5760  # rows, inputs and outputs of a product, so that X, W and Y are as large
 
 
@@ -79,8 +94,10 @@ def test_documented_costs_by_hand() -> None:
     """Colossal-AI's documentation: 2.5d on q = 2, d = 2; 3d on q = 2."""
     sizes = grid_sizes(TensorGrid.of("2.5d", 8, 2))
     assert {n: COSTS["2.5d"][n].value(sizes) for n in ("bandwidth", "latency", "parameters")} == {
-        "bandwidth": 3 * 1 * 3 / 4, "latency": 6, "parameters": 1 / 4,
-    }  # fmt: skip
+        "bandwidth": 3 * 1 * 3 / 4,
+        "latency": 6,
+        "parameters": 1 / 4,
+    }
     cube = grid_sizes(TensorGrid.of("3d", 8))
     assert COSTS["3d"]["bandwidth"].value(cube) == 6 / 8
     assert all(list(costs) == list(COLUMNS) for costs in COSTS.values())
@@ -110,17 +127,16 @@ def test_each_mode_has_the_numbers_of_its_plan_or_a_reason() -> None:
         assert figures.sent_bytes == block.ring_bytes_per_rank
         assert sum(figures.traffic.values()) == sum(m.bytes * m.count for m in block.messages)
     (square,) = [entry for entry in document["modes"] if entry["mode"] == "2d"]
-    assert square["axes"] is None and square["costs"]["sent"] == {
-        "symbol": "6(q-1)/q^2", "value": None,
-    }  # fmt: skip
+    assert square["axes"] is None and square["costs"]["sent"] == {"symbol": "6(q-1)/q^2", "value": None}
     assert [issue["rule"] for issue in square["issues"]] == ["tensor-mode"]
     assert "use" in square["issues"][0]["hint"]
 
 
 def test_activations_and_parameters_of_a_layer_follow_the_law() -> None:
     """Against one rank: 1/P, but for vectors and statistics of norms."""
-    one = load_plan(None, {**JOB, "parallel.tp": 1, "parallel.dp": 8, "cluster.nodes": 1,
-                           "training.global_batch_size": 64}).estimate  # fmt: skip
+    one = load_plan(
+        None, {**JOB, "parallel.tp": 1, "parallel.dp": 8, "cluster.nodes": 1, "training.global_batch_size": 64}
+    ).estimate
     assert one is not None
     whole = layer_figures(one.layout)
     document = tensor_modes_document(None, JOB)
@@ -129,9 +145,7 @@ def test_activations_and_parameters_of_a_layer_follow_the_law() -> None:
         if entry["mode"] in parts:
             layer, (weights, samples) = entry["layer"], parts[entry["mode"]]
             assert layer is not None
-            assert layer["parameter_bytes"] == pytest.approx(
-                whole.parameter_bytes / weights, rel=0.02
-            )
+            assert layer["parameter_bytes"] == pytest.approx(whole.parameter_bytes / weights, rel=0.02)
             assert layer["saved_bytes"] == pytest.approx(whole.saved_bytes / samples, rel=0.02)
             assert layer["flops"] == whole.flops / 8
 
@@ -157,17 +171,18 @@ def test_what_cannot_run_in_any_mode_is_refused_with_every_reason() -> None:
         tensor_modes_document(None, {"parallel.tp": 4})
 
 
-BLOCK_GRIDS = [("2d", 4, None), ("2d", 9, None), ("2.5d", 4, 1), ("2.5d", 8, 2), ("3d", 8, None),
-         ("3d", 27, None)]  # fmt: skip
+BLOCK_GRIDS = [("2d", 4, None), ("2d", 9, None), ("2.5d", 4, 1), ("2.5d", 8, 2), ("3d", 8, None), ("3d", 27, None)]
 SIZES = {"samples": 18, "hidden": 36, "ffn": 72}
-CUBE: dict[str, Any] = {"parallel.tensor_mode": "3d", "parallel.tp": 8, "parallel.dp": 2,
-                        "training.micro_batch_size": 4}  # fmt: skip
+CUBE: dict[str, Any] = {
+    "parallel.tensor_mode": "3d",
+    "parallel.tp": 8,
+    "parallel.dp": 2,
+    "training.micro_batch_size": 4,
+}
 
 
 @pytest.mark.parametrize(("mode", "tp", "depth"), BLOCK_GRIDS)
-def test_blocks_tile_each_matrix_as_often_as_it_is_held(
-    mode: str, tp: int, depth: int | None
-) -> None:
+def test_blocks_tile_each_matrix_as_often_as_it_is_held(mode: str, tp: int, depth: int | None) -> None:
     """Every element once; those of W at each depth again."""
     grid = TensorGrid.of(mode, tp, depth)
     sizes = SIZES if tp != 8 else {"samples": 8, "hidden": 8, "ffn": 16}
@@ -193,16 +208,13 @@ def test_the_hand_example() -> None:
 
 
 @pytest.mark.parametrize(("mode", "tp", "depth"), BLOCK_GRIDS)
-def test_what_is_exchanged_along_the_axes_completes_a_ranks_product(
-    mode: str, tp: int, depth: int | None
-) -> None:
+def test_what_is_exchanged_along_the_axes_completes_a_ranks_product(mode: str, tp: int, depth: int | None) -> None:
     """2d: the blocks of X along col and of W along row meet in all of hidden. 3d: X gathered along
     input and W along weight are factors of the part of Y that is scattered along output."""
     grid = TensorGrid.of(mode, tp, depth)
     sizes = SIZES if tp != 8 else {"samples": 8, "hidden": 8, "ffn": 16}
     blocks = [held_blocks(grid, sizes, rank) for rank in range(tp)]
-    along = {"X": "input", "W": "weight", "Y": "output"} if mode == "3d" else {
-        "X": "col", "W": "row", "Y": ""}  # fmt: skip
+    along = {"X": "input", "W": "weight", "Y": "output"} if mode == "3d" else {"X": "col", "W": "row", "Y": ""}
     for rank in range(tp):
         me = grid.coords(rank)
         rows, columns = {}, {}
@@ -218,12 +230,9 @@ def test_what_is_exchanged_along_the_axes_completes_a_ranks_product(
 def test_a_rank_says_its_place_in_the_grid_and_its_blocks() -> None:
     plan = make_plan(job_of(CUBE))
     found = rank_document(plan, plan.require_legal(), 13)  # 5 of the second tp group
-    assert found["coords"] == {"tp": 5, "weight": 1, "input": 0, "output": 1, "cp": 0, "dp": 1,
-                               "pp": 0}  # fmt: skip
+    assert found["coords"] == {"tp": 5, "weight": 1, "input": 0, "output": 1, "cp": 0, "dp": 1, "pp": 0}
     assert found["groups"]["tp"] == list(range(8, 16))
-    assert [found["groups"][axis] for axis in ("weight", "input", "output")] == [
-        [12, 13], [13, 15], [9, 13]
-    ]  # fmt: skip
+    assert [found["groups"][axis] for axis in ("weight", "input", "output")] == [[12, 13], [13, 15], [9, 13]]
     assert found["tensor_blocks"] == {
         "X": {"samples": [1, 2], "hidden": [384, 768]},
         "W": {"hidden": [576, 768], "ffn": [0, 1536]},

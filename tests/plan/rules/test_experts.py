@@ -38,25 +38,47 @@ def test_a_layout_that_megatron_has_is_legal(case: dict[str, Any]) -> None:
 
 def test_all_that_is_wrong_with_a_job_is_said_at_once() -> None:
     wrong = {
-        **NODES, "cluster.gpus_per_node": 8, "parallel.tp": 2, "parallel.ep": 3,
-        "parallel.etp": 3, "model.experts": 8, "model.experts_per_token": 9,
-        "model.expert_ffn": 64, "model.router_groups": 3, "model.router_groups_per_token": 4,
-        "model.router_bias": True, "model.shared_expert_gate": True, "model.kv_lora_rank": 32,
-    }  # fmt: skip
+        **NODES,
+        "cluster.gpus_per_node": 8,
+        "parallel.tp": 2,
+        "parallel.ep": 3,
+        "parallel.etp": 3,
+        "model.experts": 8,
+        "model.experts_per_token": 9,
+        "model.expert_ffn": 64,
+        "model.router_groups": 3,
+        "model.router_groups_per_token": 4,
+        "model.router_bias": True,
+        "model.shared_expert_gate": True,
+        "model.kv_lora_rank": 32,
+    }
     with pytest.raises(InputError) as caught:
         load_plan(None, {**GPT, **wrong})
     found = {issue.rule: issue for issue in caught.value.issues}
     assert set(found) == {
-        "expert-world-size", "ep-divides-experts", "etp-divides-experts", "experts-split-tokens",
-        "experts-per-token", "router-groups", "router-groups-kept", "router-bias",
-        "shared-expert-gate", "latent-widths",
-    }  # fmt: skip
+        "expert-world-size",
+        "ep-divides-experts",
+        "etp-divides-experts",
+        "experts-split-tokens",
+        "experts-per-token",
+        "router-groups",
+        "router-groups-kept",
+        "router-bias",
+        "shared-expert-gate",
+        "latent-widths",
+    }
     assert all(issue.hint for issue in found.values())
 
 
 def test_tp_without_a_model_needs_no_split_sequence() -> None:
-    settings = {"cluster.nodes": 4, "cluster.gpus_per_node": 8, "parallel.tp": 2, "parallel.cp": 2,
-                "parallel.pp": 2, "parallel.ep": 4}  # fmt: skip
+    settings = {
+        "cluster.nodes": 4,
+        "cluster.gpus_per_node": 8,
+        "parallel.tp": 2,
+        "parallel.cp": 2,
+        "parallel.pp": 2,
+        "parallel.ep": 4,
+    }
     checks = load_plan(None, settings).checks
     assert not [check for check in checks if check.status == "error"]
     (view,) = [check for check in checks if check.rule == "expert-world-size"]
@@ -65,8 +87,13 @@ def test_tp_without_a_model_needs_no_split_sequence() -> None:
 
 def test_what_leaves_a_domain_is_counted_of_all_its_parts() -> None:
     """32 ranks of ep over 4 nodes: 3/4 of the rows leave a node; 2 x 1024 tokens of 768 floats."""
-    job = {"cluster.nodes": 4, "cluster.gpus_per_node": 8, "model.experts": 32,
-           "model.experts_per_token": 2, "parallel.ep": 32}  # fmt: skip
+    job = {
+        "cluster.nodes": 4,
+        "cluster.gpus_per_node": 8,
+        "model.experts": 32,
+        "model.experts_per_token": 2,
+        "parallel.ep": 32,
+    }
     (check,) = answers("ep-within-nvlink-domain", job)
     assert check.status == "warning"
     assert "75% of the rows, 4.5 MiB of 6.0 MiB a rank" in check.message

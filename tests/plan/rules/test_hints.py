@@ -49,10 +49,7 @@ def test_world_size(tp: int, pp: int, cp: int, nodes: int, gpus: int) -> None:
     for way in ways:
         axis = way.split()[0]
         if way.startswith("tp x cp x pp"):
-            changes = [
-                {"parallel.tp": number, "parallel.cp": 1, "parallel.pp": 1}
-                for number in numbers(way)
-            ]
+            changes = [{"parallel.tp": number, "parallel.cp": 1, "parallel.pp": 1} for number in numbers(way)]
         elif axis in ("tp", "pp", "cp"):
             changes = [{f"parallel.{axis}": number} for number in numbers(way)]
         else:
@@ -141,10 +138,7 @@ def test_tp_divides_ffn(tp: int, ffn: int) -> None:
         assert_kept("tp-divides-ffn", {"parallel.tp": legal, "model.ffn": ffn})
 
 
-@given(
-    tp=st.integers(1, 16), heads=st.integers(1, 32), kv=st.integers(1, 32),
-    width=st.sampled_from([1, 6, 64]),
-)  # fmt: skip
+@given(tp=st.integers(1, 16), heads=st.integers(1, 32), kv=st.integers(1, 32), width=st.sampled_from([1, 6, 64]))
 def test_kv_heads(tp: int, heads: int, kv: int, width: int) -> None:
     job = {"model.heads": heads, "model.kv_heads": kv, "model.head_dim": width, "parallel.tp": tp}
     hint = way_out("kv-heads-divide-heads", job)
@@ -196,9 +190,7 @@ def test_tensor_mode(tp: int, mode: str) -> None:
 
 
 @given(pp=st.integers(2, 6), vpp=st.integers(2, 4), count=small, times=small)
-def test_micro_batches_fill_an_interleaved_pipeline(
-    pp: int, vpp: int, count: int, times: int
-) -> None:
+def test_micro_batches_fill_an_interleaved_pipeline(pp: int, vpp: int, count: int, times: int) -> None:
     rule = "microbatches-fill-pipeline"
     job = {"parallel.pp": pp, "parallel.vpp": vpp, "training.micro_batch_size": 3}
     hint = way_out(rule, {**job, "training.global_batch_size": 3 * count}, model=False)
@@ -230,16 +222,24 @@ SIZES = st.sampled_from([1, 2, 3, 4, 5, 6, 8, 12])
 JOBS = st.fixed_dictionaries(
     {"model.layers": st.integers(1, 30), "model.heads": st.integers(1, 30)},
     optional={
-        "cluster.nodes": SIZES, "cluster.gpus_per_node": SIZES, "parallel.tp": SIZES,
-        "parallel.pp": SIZES, "parallel.cp": SIZES, "parallel.dp": SIZES, "parallel.vpp": SIZES,
+        "cluster.nodes": SIZES,
+        "cluster.gpus_per_node": SIZES,
+        "parallel.tp": SIZES,
+        "parallel.pp": SIZES,
+        "parallel.cp": SIZES,
+        "parallel.dp": SIZES,
+        "parallel.vpp": SIZES,
         "parallel.order": st.permutations(["tp", "cp", "dp", "pp"]).map("-".join),
-        "parallel.sequence_parallel": st.booleans(), "parallel.embedding_is_layer": st.booleans(),
+        "parallel.sequence_parallel": st.booleans(),
+        "parallel.embedding_is_layer": st.booleans(),
         "parallel.tensor_mode": st.sampled_from(["1d", "1d", "2d", "2.5d", "3d"]),
-        "parallel.tensor_depth": st.integers(1, 3), "model.kv_heads": SIZES,
-        "model.ffn": st.integers(1, 600), "training.micro_batch_size": SIZES,
+        "parallel.tensor_depth": st.integers(1, 3),
+        "model.kv_heads": SIZES,
+        "model.ffn": st.integers(1, 600),
+        "training.micro_batch_size": SIZES,
         "training.global_batch_size": st.integers(1, 60),
     },
-)  # fmt: skip
+)
 
 
 def errors_of(settings: dict[str, Any]) -> list[Check]:
@@ -274,8 +274,13 @@ def test_every_offered_value_is_accepted_by_every_rule(job: dict[str, Any]) -> N
 
 def test_chunks_are_told_first_and_all_that_is_told_is_legal() -> None:
     """Once "use 72 or 84 layers" for vpp 3 alone."""
-    job = {"cluster.gpus_per_node": 8, "parallel.pp": 8, "model.layers": 32, "parallel.vpp": 3,
-           "training.global_batch_size": 8}  # fmt: skip
+    job = {
+        "cluster.gpus_per_node": 8,
+        "parallel.pp": 8,
+        "model.layers": 32,
+        "parallel.vpp": 3,
+        "training.global_batch_size": 8,
+    }
     (check,) = (check for check in told({**GPT, **job}) if check.rule == "layers-per-stage")
     assert check.hint.startswith("use vpp 1, 2 or 4; or ")
 

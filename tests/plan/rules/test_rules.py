@@ -27,10 +27,7 @@ ALWAYS_OK = {"vocab-padding"}
 
 
 def checks_of(rule: str, settings: dict[str, Any]) -> list[Check]:
-    if rule in (
-        "memory-fits",
-        "host-memory-fits",
-    ):  # asked after the estimate, which needs every other rule kept
+    if rule in ("memory-fits", "host-memory-fits"):  # asked after the estimate, which needs every other rule kept
         return [check for check in make_plan(job_of(settings)).checks if check.rule == rule]
     return answers(rule, settings)
 
@@ -106,9 +103,15 @@ def test_divides_names_only_ways_of_a_sensible_size() -> None:
 
 @pytest.mark.parametrize("settings", [{"parallel.pp": 4}, {**T5, "parallel.pp": 3}])
 def test_the_balanced_cut_is_legal_and_shortens_the_step(settings: dict[str, Any]) -> None:
-    job = {**settings, "cluster": "dgx-a100", "cluster.nodes": 1,
-           "cluster.gpus_per_node": settings["parallel.pp"], "training.micro_batch_size": 4,
-           "training.global_batch_size": 64, "training.dtype": "fp32"}  # fmt: skip
+    job = {
+        **settings,
+        "cluster": "dgx-a100",
+        "cluster.nodes": 1,
+        "cluster.gpus_per_node": settings["parallel.pp"],
+        "training.micro_batch_size": 4,
+        "training.global_batch_size": 64,
+        "training.dtype": "fp32",
+    }
     (check,) = [c for c in answers("stage-balance", job) if c.status == "warning"]
     balanced = {**job, "parallel.stage_balance": check.hint.split()[-1]}
     even, better = make_plan(job_of(job)).estimate, make_plan(job_of(balanced)).estimate
@@ -136,19 +139,15 @@ def test_stages_of_a_model_that_cannot_be_counted_are_not(broken: dict[str, Any]
 @pytest.mark.parametrize(
     ("device", "dtype", "hint"),
     [
-        ("h100-sxm", "fp32",
-         "use --dtype bf16, or tf32: 7.39 times as fast, operands rounded to 11 "
-         "bits"),
+        ("h100-sxm", "fp32", "use --dtype bf16, or tf32: 7.39 times as fast, operands rounded to 11 bits"),
         ("h100-sxm", "fp64", "use --dtype bf16"),
         ("v100-32gb", "fp32", "use --dtype fp16"),  # has no bf16
         ("h100-sxm", "bf16", None),
         ("h100-sxm", "tf32", None),
         ("cpu", "fp32", None),
     ],
-)  # fmt: skip
-def test_fp32_on_a_gpu_with_faster_16_bit_products(
-    device: str, dtype: str, hint: str | None
-) -> None:
+)
+def test_fp32_on_a_gpu_with_faster_16_bit_products(device: str, dtype: str, hint: str | None) -> None:
     found = answers("slow-dtype", {"cluster.device": device, "training.dtype": dtype})
     assert [(check.status, check.hint) for check in found] == ([("warning", hint)] if hint else [])
 

@@ -17,11 +17,23 @@ from tests.jobs import job_of, shape_of
 
 # Rules of the modes that a model's sizes can break.
 OF_SIZES = {
-    "tp-divides-heads", "tp-divides-kv-heads", "tp-divides-hidden", "tp-divides-head-columns",
-    "tp-divides-ffn", "tensor-mode-samples",
-}  # fmt: skip
-GRIDS = [("2d", 4, None), ("2d", 9, None), ("2.5d", 4, None), ("2.5d", 8, 2), ("2.5d", 12, 3),
-         ("2.5d", 18, None), ("3d", 8, None), ("3d", 27, None)]  # fmt: skip
+    "tp-divides-heads",
+    "tp-divides-kv-heads",
+    "tp-divides-hidden",
+    "tp-divides-head-columns",
+    "tp-divides-ffn",
+    "tensor-mode-samples",
+}
+GRIDS = [
+    ("2d", 4, None),
+    ("2d", 9, None),
+    ("2.5d", 4, None),
+    ("2.5d", 8, 2),
+    ("2.5d", 12, 3),
+    ("2.5d", 18, None),
+    ("3d", 8, None),
+    ("3d", 27, None),
+]
 NUMBERS = st.sampled_from([1, 2, 3, 4, 6, 8, 9, 12, 18, 36])
 
 
@@ -30,23 +42,32 @@ def jobs(draw: st.DrawFn) -> dict[str, Any]:
     mode, tp, depth = draw(st.sampled_from(GRIDS))
     kv = draw(NUMBERS)
     return {
-        "parallel.tensor_mode": mode, "parallel.tp": tp, "parallel.tensor_depth": depth,
-        "model.heads": kv * draw(st.integers(1, 3)), "model.kv_heads": kv,
-        "model.head_dim": draw(st.integers(1, 9)), "model.hidden": 2 * draw(NUMBERS),
+        "parallel.tensor_mode": mode,
+        "parallel.tp": tp,
+        "parallel.tensor_depth": depth,
+        "model.heads": kv * draw(st.integers(1, 3)),
+        "model.kv_heads": kv,
+        "model.head_dim": draw(st.integers(1, 9)),
+        "model.hidden": 2 * draw(NUMBERS),
         "model.ffn": 6 * draw(NUMBERS),
         "model.activation": draw(st.sampled_from(["gelu", "swiglu"])),
-        "model.tied_embeddings": draw(st.booleans()), "training.micro_batch_size": draw(NUMBERS),
-    }  # fmt: skip
+        "model.tied_embeddings": draw(st.booleans()),
+        "training.micro_batch_size": draw(NUMBERS),
+    }
 
 
 def can_be_cut(job: JobSpec) -> bool:
     """Whether every tensor of every rank is a block, and no head is divided."""
     model, grid = shape_of(job), job_grid(job)
     micro, hidden = job.training.micro_batch_size, model.hidden
-    cuts = [(hidden, grid.hidden_axes), (model.heads, grid.feature_axes),
-            (model.kv_heads, grid.feature_axes),  # q, k and v are fused, and gate and up
-            (model.ffn, grid.feature_axes),
-            (micro, grid.sample_axes()), (micro, grid.sample_axes(inside=True))]  # fmt: skip
+    cuts = [
+        (hidden, grid.hidden_axes),
+        (model.heads, grid.feature_axes),
+        (model.kv_heads, grid.feature_axes),  # q, k and v are fused, and gate and up
+        (model.ffn, grid.feature_axes),
+        (micro, grid.sample_axes()),
+        (micro, grid.sample_axes(inside=True)),
+    ]
     for weight in get_table(model, tp=job.parallel.tp).weights():
         cuts += zip(weight.shape, grid.weight_axes(weight.dims), strict=True)
     try:
@@ -82,8 +103,7 @@ def test_1d_needs_more_heads_than_a_grid(mode: str, tp: int, depth: int | None) 
     """tp 4 in 2d cuts heads in two, in 1d in four."""
     grid = {"parallel.tensor_mode": mode, "parallel.tensor_depth": depth}
     heads = job_grid(job_of({**grid, "parallel.tp": tp})).feature_parts
-    settings = {"model.heads": heads, "model.hidden": 36 * heads, "parallel.tp": tp,
-                "training.micro_batch_size": tp}  # fmt: skip
+    settings = {"model.heads": heads, "model.hidden": 36 * heads, "parallel.tp": tp, "training.micro_batch_size": tp}
     errors = [
         {check.where for check in check_job(job_of(made)) if check.status == "error"}
         for made in ({**settings, **grid}, settings)

@@ -80,8 +80,7 @@ def test_rules_that_read_a_table_with_errors_are_left_out() -> None:
 
 def test_an_unknown_model_preset_still_lets_the_layout_be_checked() -> None:
     with pytest.raises(InputError) as caught:
-        load_plan(None, {"model": "gtp2", "cluster.nodes": 2, "cluster.gpus_per_node": 8,
-                         "parallel.tp": 3})  # fmt: skip
+        load_plan(None, {"model": "gtp2", "cluster.nodes": 2, "cluster.gpus_per_node": 8, "parallel.tp": 3})
     assert [issue.rule for issue in caught.value.issues] == ["unknown-preset", "world-size"]
 
 

@@ -41,11 +41,18 @@ from mpctl.spec.runtime import get_profile
 from tests.cli.calls import Mpctl, caller
 
 SMALL = {
-    "cluster": "selene", "cluster.nodes": 2, "cluster.gpus_per_node": 4,
+    "cluster": "selene",
+    "cluster.nodes": 2,
+    "cluster.gpus_per_node": 4,
     "cluster.device.memory_bytes": 24 * 2**30,
-    "model.layers": 8, "model.hidden": 2048, "model.heads": 16, "model.vocab": 50257,
-    "model.seq_length": 1024, "training.global_batch_size": 16, "training.dtype": "bf16",
-}  # fmt: skip
+    "model.layers": 8,
+    "model.hidden": 2048,
+    "model.heads": 16,
+    "model.vocab": 50257,
+    "model.seq_length": 1024,
+    "training.global_batch_size": 16,
+    "training.dtype": "bf16",
+}
 MODELS: dict[str, dict[str, Any]] = {
     "gpt": {},
     "llama": {"model": "llama-3-8b", "model.layers": 6, "model.seq_length": 1024},
@@ -137,10 +144,15 @@ def test_experts_are_placed_in_every_legal_way(name: str) -> None:
     heads = (1, 2, 4)  # of tp, within nodes of 4
     wanted = {
         (tp, pp, etp, ep)
-        for tp in heads for pp in (1, 2, 4, 8) for etp in {1, tp} for ep in range(1, 9)
-        if 8 % (tp * pp) == 0 and 8 // pp % (etp * ep) == 0 and job.model.experts % ep == 0
+        for tp in heads
+        for pp in (1, 2, 4, 8)
+        for etp in {1, tp}
+        for ep in range(1, 9)
+        if 8 % (tp * pp) == 0
+        and 8 // pp % (etp * ep) == 0
+        and job.model.experts % ep == 0
         and (etp == 1 or job.model.experts % (etp * ep))
-    }  # fmt: skip
+    }
     assert found == wanted
     for layout in SearchSpace(job).layouts():
         assert layout.sequence_parallel == (layout.tp > 1)
@@ -207,9 +219,7 @@ def test_each_runtime_is_asked_for_what_it_runs(runtime: str) -> None:
 
 @pytest.mark.parametrize("runtime", ["mpctl", "megatron-core", "torchtitan"])
 @pytest.mark.parametrize("attention", ["flash", "unfused"])
-def test_selective_recomputation_is_tried_where_it_spares_memory(
-    runtime: str, attention: str
-) -> None:
+def test_selective_recomputation_is_tried_where_it_spares_memory(runtime: str, attention: str) -> None:
     if attention == "unfused" and runtime == "torchtitan":
         pytest.skip("torchtitan has fused attention alone")
     space = SearchSpace(job_of(training__runtime=runtime, model__attention=attention))
@@ -258,10 +268,16 @@ def test_layouts_that_differ_in_one_setting_share_no_wrong_bytes(zero: int) -> N
     """Stages that were worked out for one layout serve another only where they hold as much."""
     base = LayoutSettings(tp=2, dp=2, pp=2, zero=zero)
     changes: list[dict[str, Any]] = [
-        {}, {"schedule": "zero-bubble"}, {"cp": 2, "dp": 1}, {"zero": 0}, {"recompute": "full"},
-        {"micro_batch_size": 2}, {"sequence_parallel": True}, {"tp": 1, "dp": 4},
+        {},
+        {"schedule": "zero-bubble"},
+        {"cp": 2, "dp": 1},
+        {"zero": 0},
+        {"recompute": "full"},
+        {"micro_batch_size": 2},
+        {"sequence_parallel": True},
+        {"tp": 1, "dp": 4},
         {"pp": 4, "dp": 1},
-    ]  # fmt: skip
+    ]
     assert_nothing_wrong_is_shared(SearchSpace(job_of()), base, changes)
 
 
@@ -269,27 +285,39 @@ def test_layouts_that_differ_in_one_setting_share_no_wrong_bytes(zero: int) -> N
 def test_layouts_that_differ_in_ep_or_etp_share_nothing_wrong(zero: int) -> None:
     base = LayoutSettings(tp=2, dp=2, pp=2, zero=zero, sequence_parallel=True)
     changes: list[dict[str, Any]] = [
-        {}, {"ep": 2}, {"ep": 4}, {"etp": 2}, {"etp": 2, "ep": 2}, {"ep": 2, "cp": 2, "dp": 1},
-        {"ep": 2, "micro_batch_size": 2}, {"ep": 2, "recompute": "full"}, {"zero": 0, "ep": 2},
-        {"ep": 2, "tp": 1, "dp": 4, "sequence_parallel": False}, {"ep": 2, "order": "tp-cp-pp-dp"},
-    ]  # fmt: skip
+        {},
+        {"ep": 2},
+        {"ep": 4},
+        {"etp": 2},
+        {"etp": 2, "ep": 2},
+        {"ep": 2, "cp": 2, "dp": 1},
+        {"ep": 2, "micro_batch_size": 2},
+        {"ep": 2, "recompute": "full"},
+        {"zero": 0, "ep": 2},
+        {"ep": 2, "tp": 1, "dp": 4, "sequence_parallel": False},
+        {"ep": 2, "order": "tp-cp-pp-dp"},
+    ]
     assert_nothing_wrong_is_shared(SearchSpace(model_job("experts")), base, changes)
 
 
 def test_latent_attention_shares_no_times_between_layouts_of_other_cp() -> None:
     """Under cp a rank computes the keys and values of all its group's positions."""
-    latent = {"model.attention_kind": "mla", "model.kv_lora_rank": 128, "model.position": "rotary",
-              "model.qk_nope_head_dim": 64, "model.qk_rope_head_dim": 32, "model.v_head_dim": 64,
-              "model.bias": False}  # fmt: skip
+    latent = {
+        "model.attention_kind": "mla",
+        "model.kv_lora_rank": 128,
+        "model.position": "rotary",
+        "model.qk_nope_head_dim": 64,
+        "model.qk_rope_head_dim": 32,
+        "model.v_head_dim": 64,
+        "model.bias": False,
+    }
     base = LayoutSettings(dp=4, pp=2)
     changes = [{}, {"cp": 2, "dp": 2, "micro_batch_size": 2}, {"ep": 2}]
     changes += [{"ep": 2, "cp": 2, "dp": 2, "micro_batch_size": 2}]
     assert_nothing_wrong_is_shared(SearchSpace(model_job("experts", **latent)), base, changes)
 
 
-def assert_nothing_wrong_is_shared(
-    space: SearchSpace, base: LayoutSettings, changes: list[dict[str, Any]]
-) -> None:
+def assert_nothing_wrong_is_shared(space: SearchSpace, base: LayoutSettings, changes: list[dict[str, Any]]) -> None:
     """An evaluator that has seen other layouts finds what a new one does."""
     evaluator = LayoutEvaluator(space)
     for change in changes:
@@ -322,12 +350,23 @@ def test_a_bound_holds_where_kernels_pace_dense_layers_and_the_host_those_with_e
     than the sum of what is longer in each layer; and a stage closes its step without waiting for
     the backward passes of those before it."""
     settings = {
-        "cluster": "dgx-h100", "cluster.nodes": 2, "cluster.gpus_per_node": 8, "model.layers": 6,
-        "model.hidden": 512, "model.heads": 8, "model.vocab": 1000, "model.seq_length": 512,
-        "model.experts": 16, "model.experts_per_token": 2, "model.expert_ffn": 256,
-        "model.dense_layers": 1, "model.moe_layer_every": 2, "model.shared_expert_ffn": 256,
-        "training.global_batch_size": 64, "training.runtime": "megatron-core",
-    }  # fmt: skip
+        "cluster": "dgx-h100",
+        "cluster.nodes": 2,
+        "cluster.gpus_per_node": 8,
+        "model.layers": 6,
+        "model.hidden": 512,
+        "model.heads": 8,
+        "model.vocab": 1000,
+        "model.seq_length": 512,
+        "model.experts": 16,
+        "model.experts_per_token": 2,
+        "model.expert_ffn": 256,
+        "model.dense_layers": 1,
+        "model.moe_layer_every": 2,
+        "model.shared_expert_ffn": 256,
+        "training.global_batch_size": 64,
+        "training.runtime": "megatron-core",
+    }
     fixed = {"pp": 2, "micro_batch_size": 8, "recompute": "full", "cp": 1, "etp": 1}
     space = SearchSpace(load_job(None, settings), fixed)
     evaluator = LayoutEvaluator(space)
@@ -360,11 +399,15 @@ CASES = [
     ("gpt", "memory", {"cp": 1, "zero": 1, "stage_balance": "even"}, {"training.dtype": "fp16"}),
     ("frozen", "tokens", {"cp": 1, "zero": 3, "recompute": "full", "micro_batch_size": 1}, {}),
     # hides messages beside products and gradients of chunks beside several backwards
-    ("gpt", "tokens", {"cp": 1, "recompute": "none"},
-     {"training.runtime": "megatron-core", "cluster": "dgx-h100", "training.dtype": "fp8"}),
+    (
+        "gpt",
+        "tokens",
+        {"cp": 1, "recompute": "none"},
+        {"training.runtime": "megatron-core", "cluster": "dgx-h100", "training.dtype": "fp8"},
+    ),
     ("experts", "tokens", {"cp": 1, "zero": 1, "recompute": "none", "stage_balance": "even"}, {}),
     ("every-other", "memory", {"cp": 1, "zero": 1}, {}),
-]  # fmt: skip
+]
 SLOW_CASES = [
     ("every-other", "tokens", {"micro_batch_size": 1, "recompute": "none"}, {}),
     ("experts", "tokens", {"cp": 1, "micro_batch_size": 1, "stage_balance": "even"}, {}),
@@ -372,7 +415,7 @@ SLOW_CASES = [
     ("llama", "tokens", {"cp": 1, "recompute": "none"}, {"cluster.nodes": 1}),
     ("t5", "tokens", {"cp": 1, "recompute": "full", "stage_balance": "even"}, {}),
     ("gpt", "tokens", {}, {"training.runtime": "torchtitan", "cluster.nodes": 1}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(
@@ -386,20 +429,16 @@ def test_the_pruned_search_finds_what_the_exhaustive_one_does(
     assert pruned.groups == every.groups and every.groups
     assert pruned.front == every.front
     assert len(pruned.evaluated) <= len(every.evaluated)
-    assert (
-        find_layouts(SearchSpace(model_job(name, **more), fixed), top=3, objective=objective)
-        == pruned
-    )
+    assert find_layouts(SearchSpace(model_job(name, **more), fixed), top=3, objective=objective) == pruned
 
 
 @pytest.mark.parametrize(("runtime", "tried"), [("megatron-core", True), ("mpctl", False)])
-def test_chunks_that_count_embedding_and_loss_as_layers_are_tried(
-    runtime: str, tried: bool
-) -> None:
+def test_chunks_that_count_embedding_and_loss_as_layers_are_tried(runtime: str, tried: bool) -> None:
     """6 layers on 2 stages of 4 chunks are cut as 8, as Llama 3 405B's 126 on 8 of 8 are: the first
     block holds the word table alone. The bounds hold for them."""
-    job = model_job("gpt", **{"model.layers": 6, "training.runtime": runtime,
-                              "cluster": "dgx-h100", "training.dtype": "bf16"})  # fmt: skip
+    job = model_job(
+        "gpt", **{"model.layers": 6, "training.runtime": runtime, "cluster": "dgx-h100", "training.dtype": "bf16"}
+    )
     fixed = {"cp": 1, "tp": 2, "recompute": "none", "micro_batch_size": 1}
     pruned, every = answers(job, fixed, top=3)
     assert pruned.groups == every.groups and pruned.front == every.front
@@ -456,8 +495,14 @@ def test_ctrl_c_gives_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def unfit() -> JobSpec:
-    return job_of(model__hidden=4096, model__layers=16, model__heads=32, parallel__pp=2,
-                  parallel__dp=4, training__micro_batch_size=2)  # fmt: skip
+    return job_of(
+        model__hidden=4096,
+        model__layers=16,
+        model__heads=32,
+        parallel__pp=2,
+        parallel__dp=4,
+        training__micro_batch_size=2,
+    )
 
 
 def test_nearest_changes_least_and_fits() -> None:
@@ -467,19 +512,21 @@ def test_nearest_changes_least_and_fits() -> None:
     assert check.status == "warning" and "above" in check.message
     assert len(plan.nearest) == 3 and all(near.text in check.hint for near in plan.nearest)
     for near in plan.nearest:
-        there = with_nearest(
-            make_plan(load_job(None, {**named(job), **near.changes, "parallel.dp": None}))
-        )
+        there = with_nearest(make_plan(load_job(None, {**named(job), **near.changes, "parallel.dp": None})))
         assert there.nearest == () and there.errors == []
         assert there.estimate is not None and there.estimate.step_seconds == near.step_seconds
-    assert [len(near.changes) for near in plan.nearest] == sorted(
-        len(near.changes) for near in plan.nearest
-    )
+    assert [len(near.changes) for near in plan.nearest] == sorted(len(near.changes) for near in plan.nearest)
 
 
 def named(job: JobSpec) -> dict[str, Any]:
-    return {**SMALL, "model.hidden": 4096, "model.layers": 16, "model.heads": 32,
-            "parallel.pp": 2, "training.micro_batch_size": 2}  # fmt: skip
+    return {
+        **SMALL,
+        "model.hidden": 4096,
+        "model.layers": 16,
+        "model.heads": 32,
+        "parallel.pp": 2,
+        "training.micro_batch_size": 2,
+    }
 
 
 def test_nearest_is_the_oracle_s() -> None:
@@ -489,10 +536,7 @@ def test_nearest_is_the_oracle_s() -> None:
     evaluator, here = LayoutEvaluator(space), layout_of(job)
     fitting = []
     for layout in space.layouts():
-        if (
-            len(changed_settings(here, layout)) == 1
-            and evaluator.device_bytes(layout) <= 0.95 * 24 * 2**30
-        ):
+        if len(changed_settings(here, layout)) == 1 and evaluator.device_bytes(layout) <= 0.95 * 24 * 2**30:
             time = evaluator.step_time(layout)
             assert time is not None
             fitting.append(time.total)
@@ -521,8 +565,10 @@ def test_every_setting_of_a_layout_is_one_of_a_job() -> None:
     here = layout_of(job_of())
     there = here._replace(tp=4, recompute="full", order="tp-pp-cp-dp")
     assert changed_settings(here, there) == {
-        "parallel.tp": 4, "training.recompute": "full", "parallel.order": "tp-pp-cp-dp",
-    }  # fmt: skip
+        "parallel.tp": 4,
+        "training.recompute": "full",
+        "parallel.order": "tp-pp-cp-dp",
+    }
     assert set(SETTINGS) == set(LayoutSettings._fields) - {"dp"}
 
 
@@ -551,13 +597,22 @@ def call(capsys: pytest.CaptureFixture[str]) -> Mpctl:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"vpp": 8}, {"vpp": 5}, {"cp": 2, "dp": 4}, {"micro_batch_size": 3},
-        {"recompute": "selective"}, {"recompute": "full"}, {"zero": 2}, {"etp": 2},
-        {"schedule": "zero-bubble", "vpp": 1}, {"stage_balance": "cost"},
-        {"pp": 4, "dp": 4}, {"tp": 8, "dp": 4}, {"ep": 2},
+        {"vpp": 8},
+        {"vpp": 5},
+        {"cp": 2, "dp": 4},
+        {"micro_batch_size": 3},
+        {"recompute": "selective"},
+        {"recompute": "full"},
+        {"zero": 2},
+        {"etp": 2},
+        {"schedule": "zero-bubble", "vpp": 1},
+        {"stage_balance": "cost"},
+        {"pp": 4, "dp": 4},
+        {"tp": 8, "dp": 4},
+        {"ep": 2},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_every_change_of_a_plain_layout_makes_it_less_plain(changes: dict[str, Any]) -> None:
     base = PLAIN._replace(vpp=1) if "schedule" in changes else PLAIN
     assert complexity(base._replace(**changes)) > complexity(base)
@@ -629,8 +684,18 @@ def test_a_row_is_the_plainest_of_the_context_sizes_that_tie() -> None:
     assert plainest_first([split, other, later], 1.1) == [split, other]
 
 
-SEARCH = ("search", "--cluster", "dgx-h100", "--nodes", "4", "--model", "llama-3-8b",
-          "--global-batch-size", "32", "--runtime")  # fmt: skip
+SEARCH = (
+    "search",
+    "--cluster",
+    "dgx-h100",
+    "--nodes",
+    "4",
+    "--model",
+    "llama-3-8b",
+    "--global-batch-size",
+    "32",
+    "--runtime",
+)
 
 
 def test_rows_are_different_layouts_and_say_what_they_stand_for(call: Mpctl) -> None:

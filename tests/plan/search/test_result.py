@@ -17,10 +17,9 @@ CASES: list[tuple[list[object], dict[str, Any]]] = [
     (["--gpus", "1,2", "--fix", "zero=0"], {"gpus": [2, 1], "fix": ["zero=0"]}),
     (["--gpus", "all", "--price", 2.5], {"gpus": "all", "price": 2.5}),
     (["--objective", "cost", "--max-tp", 1], {"objective": "cost", "max_tp": 1}),
-    (["--max-pp", 1, "--max-cp", 1, "--exhaustive"],
-     {"max_pp": 1, "max_cp": 1, "exhaustive": True}),
+    (["--max-pp", 1, "--max-cp", 1, "--exhaustive"], {"max_pp": 1, "max_cp": 1, "exhaustive": True}),
     (["--headroom", 30, "--tp", 2], {"overrides": {"headroom": 30.0, "tp": 2}}),
-]  # fmt: skip
+]
 
 
 def as_document(result: SearchResult) -> dict[str, Any]:

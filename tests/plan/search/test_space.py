@@ -24,11 +24,18 @@ from mpctl.spec.load import load_job
 from mpctl.spec.presets import VARIABLE, find_file
 
 JOB = {
-    "cluster": "selene", "cluster.nodes": 2, "cluster.gpus_per_node": 8,
-    "model.layers": 4, "model.hidden": 2048, "model.heads": 16, "model.vocab": 50257,
-    "model.seq_length": 1024, "training.global_batch_size": 32, "training.dtype": "bf16",
+    "cluster": "selene",
+    "cluster.nodes": 2,
+    "cluster.gpus_per_node": 8,
+    "model.layers": 4,
+    "model.hidden": 2048,
+    "model.heads": 16,
+    "model.vocab": 50257,
+    "model.seq_length": 1024,
+    "training.global_batch_size": 32,
+    "training.dtype": "bf16",
     "training.runtime": "grids",
-}  # fmt: skip
+}
 MODES = ["1d", "2d", "2.5d", "3d"]
 
 
@@ -81,9 +88,7 @@ def test_every_mode_is_in_the_space_and_each_layout_is_legal() -> None:
     space = SearchSpace(job_of(), {"order": "tp-cp-dp-pp"})
     layouts = list(space.layouts())
     assert len(set(layouts)) == len(layouts)
-    assert {(n.tensor_mode, n.tp) for n in layouts if n.tensor_mode != "1d"} == {
-        ("2d", 4), ("2.5d", 8), ("3d", 8),
-    }  # fmt: skip
+    assert {(n.tensor_mode, n.tp) for n in layouts if n.tensor_mode != "1d"} == {("2d", 4), ("2.5d", 8), ("3d", 8)}
     assert {"tensor_mode", "tensor_depth"} <= set(varied(space))
     for layout in samples(space, 25):
         job = space.job_of(layout)
@@ -164,9 +169,7 @@ def test_the_evaluator_gives_what_plan_gives_and_bounds_are_below() -> None:
 def test_the_pruned_search_finds_what_the_exhaustive_one_does(objective: Any) -> None:
     fixed = {"cp": 1, "tp": 4, "order": "tp-cp-dp-pp", "stage_balance": "even", "zero": 1}
     space = SearchSpace(job_of(cluster__nodes=1), fixed)
-    pruned, every = (
-        find_layouts(space, top=400, exhaustive=way, objective=objective) for way in (False, True)
-    )
+    pruned, every = (find_layouts(space, top=400, exhaustive=way, objective=objective) for way in (False, True))
     assert pruned.groups == every.groups and pruned.front == every.front
     assert {point.layout.tensor_mode for point in every.best} == {"1d", "2d"}
 
@@ -174,22 +177,22 @@ def test_the_pruned_search_finds_what_the_exhaustive_one_does(objective: Any) ->
 def test_a_mode_is_a_change_with_a_name() -> None:
     here = layout_of(job_of(parallel__tp=8))
     there = layout_of(job_of(parallel__tp=8, parallel__tensor_mode="2.5d"))
-    assert changed_settings(here, there) == {
-        "parallel.tensor_mode": "2.5d", "parallel.tensor_depth": 2,
-    }  # fmt: skip
+    assert changed_settings(here, there) == {"parallel.tensor_mode": "2.5d", "parallel.tensor_depth": 2}
     back = changed_settings(there, here)
     assert back == {"parallel.tensor_mode": "1d", "parallel.tensor_depth": None}
-    assert [setting_text(*change) for change in back.items()] == [
-        "tensor mode 1d",
-        "no tensor depth",
-    ]
+    assert [setting_text(*change) for change in back.items()] == ["tensor mode 1d", "no tensor depth"]
     assert layout_text(there).startswith("tp 8 (2.5d, depth 2) dp 2")
 
 
 def test_nearest_layouts_name_the_mode_that_fits() -> None:
     """Of the layouts with everything but tp and its mode as they are."""
-    job = job_of(cluster__device__memory_bytes=9 * 2**30, parallel__tp=4, parallel__dp=4,
-                 parallel__tensor_mode="2d", training__micro_batch_size=8)  # fmt: skip
+    job = job_of(
+        cluster__device__memory_bytes=9 * 2**30,
+        parallel__tp=4,
+        parallel__dp=4,
+        parallel__tensor_mode="2d",
+        training__micro_batch_size=8,
+    )
     nearest = nearest_that_fit(job)
     assert nearest
     for near in nearest:
@@ -202,6 +205,10 @@ def test_nearest_layouts_name_the_mode_that_fits() -> None:
 def named(job: JobSpec) -> dict[str, Any]:
     p, t = job.parallel, job.training
     memory = job.cluster.device.memory_bytes if job.cluster.device else None
-    return {**JOB, "parallel.tp": p.tp, "parallel.tensor_mode": p.tensor_mode,
-            "training.micro_batch_size": t.micro_batch_size,
-            "cluster.device.memory_bytes": memory}  # fmt: skip
+    return {
+        **JOB,
+        "parallel.tp": p.tp,
+        "parallel.tensor_mode": p.tensor_mode,
+        "training.micro_batch_size": t.micro_batch_size,
+        "cluster.device.memory_bytes": memory,
+    }

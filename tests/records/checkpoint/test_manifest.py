@@ -46,12 +46,20 @@ def test_a_placement_of_0_1_0_is_read() -> None:
 
 
 NO_PARTS: list[dict[str, Any]] = [
-    {"cuts": {"0": [[0, 9]]}}, {"cuts": {"2": [[0, 1]]}},
-    {"cuts": {"0": [[0, 4]], "1": [[0, 2], [1, 3]]}}, {"cuts": {"0": [[4, 2]]}},
-    {"cuts": {"0": [["0", 2]]}}, {"cuts": {"0": [[0.5, 2]]}}, {"cuts": {"0.5": [[0, 2]]}},
-    {"cuts": {}, "dim": None}, {"cuts": {}, "blocks": []}, {"dim": 0}, {"blocks": [[0, 2]]},
-    {"dim": 0, "blocks": [[0, 2], [1, 3]]}, {},
-]  # fmt: skip
+    {"cuts": {"0": [[0, 9]]}},
+    {"cuts": {"2": [[0, 1]]}},
+    {"cuts": {"0": [[0, 4]], "1": [[0, 2], [1, 3]]}},
+    {"cuts": {"0": [[4, 2]]}},
+    {"cuts": {"0": [["0", 2]]}},
+    {"cuts": {"0": [[0.5, 2]]}},
+    {"cuts": {"0.5": [[0, 2]]}},
+    {"cuts": {}, "dim": None},
+    {"cuts": {}, "blocks": []},
+    {"dim": 0},
+    {"blocks": [[0, 2]]},
+    {"dim": 0, "blocks": [[0, 2], [1, 3]]},
+    {},
+]
 
 
 def test_a_placement_that_is_no_part_is_damage() -> None:
@@ -95,8 +103,10 @@ def test_a_manifest_that_cannot_be_is_damage(tmp_path: Path) -> None:
         *({**OLD, "shards": shards, "tp": 1} for shards in (0, -1, 10**12, None, [])),
         {**OLD, "schema": "mpctl.checkpoint/4", "shards": 1, "tp": 1},
         *({**NEW, "shards": shards} for shards in (1, [], None, [{}], [{"name": "shard-0"}])),
-        *({**NEW, "shards": [{"name": name, "coords": {}}]}
-          for name in ("../../x", "shard-0/../x", "shard-0\n", "shard-", "manifest", 0)),
+        *(
+            {**NEW, "shards": [{"name": name, "coords": {}}]}
+            for name in ("../../x", "shard-0/../x", "shard-0\n", "shard-", "manifest", 0)
+        ),
         {**NEW, "shards": [{"name": "shard-0", "coords": {"tp": -1}}]},
         {**NEW, "shards": [{"name": "shard-0", "coords": {}}] * 2},
         {**OLD, "step": 2, "shards": 1, "loss_scale": {"skipped": 3}},
@@ -104,7 +114,7 @@ def test_a_manifest_that_cannot_be_is_damage(tmp_path: Path) -> None:
         {**OLD, "step": -5, "shards": 1},
         {**OLD, "shards": 1, "fp8": {"x": [[1, 2]]}},
         {**OLD, "shards": 1, "fp8": {"x": [[1, 2, -3]]}},
-    ]  # fmt: skip
+    ]
     for document in documents:
         with pytest.raises(InputError) as caught:
             manifest_of(tmp_path, document)

@@ -24,9 +24,7 @@ def test_shards_are_numbered_by_stage_and_tp_rank(sizes: dict[str, int], order: 
     }
     assert {rank: (file.name, file.coords) for rank, file in files.items()} == expected
     assert len(files) == Replicas(topology).writer_count
-    assert {rank for rank in range(topology.world_size) if Replicas(topology).is_first(rank)} == (
-        files.keys()
-    )
+    assert {rank for rank in range(topology.world_size) if Replicas(topology).is_first(rank)} == (files.keys())
 
 
 def test_a_grid_of_tp_ranks_counts_as_tp() -> None:

@@ -51,9 +51,7 @@ def test_any_other_content_counts_as_none(tmp_path: Path, content: bytes) -> Non
     assert read_blamed(path) is None
     record = BlameRecord.of(path, 1)
     assert record.blamed == BlamedHosts() and record.add("n1", "lost", 1.0) == 1
-    assert json.loads(path.read_text())["hosts"] == {
-        "n1": {"failures": 1, "last": 1.0, "error": "lost"}
-    }
+    assert json.loads(path.read_text())["hosts"] == {"n1": {"failures": 1, "last": 1.0, "error": "lost"}}
 
 
 def test_a_file_that_cannot_be_written_is_counted_all_the_same(tmp_path: Path) -> None:

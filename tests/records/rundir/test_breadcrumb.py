@@ -41,9 +41,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("is_in_memory", [True, False])
-def test_what_a_killed_rank_wrote_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_in_memory: bool
-) -> None:
+def test_what_a_killed_rank_wrote_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_in_memory: bool) -> None:
     """Through memory without a name; through a file of the folder where a system has none."""
     if not is_in_memory:
         monkeypatch.delattr(breadcrumb.os, "memfd_create")
@@ -53,11 +51,7 @@ def test_what_a_killed_rank_wrote_is_read(
     host.close()
     assert ended.returncode == -9 and list(tmp_path.iterdir()) == []
     state = host.state(6)
-    assert (state.doing, state.start, state.beats) == (
-        "step 7, forward of micro batch 2",
-        JOINED,
-        1,
-    )
+    assert (state.doing, state.start, state.beats) == ("step 7, forward of micro batch 2", JOINED, 1)
     assert state.collectives.waits_in == GroupProgress("tp", "2-3", 1, 0, "all_reduce", 4096)
     assert [host.state(rank) for rank in (4, 5, 7)] == [BreadcrumbState()] * 3
 

@@ -66,21 +66,15 @@ def test_an_urgent_request_counts_as_a_repeated_signal(tmp_path: Path) -> None:
     assert requested_signals(path) == 2
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"now", b"[1]", b'{"now": "yes"}', b"\xff\xfe", b"[" * 9999]
-)
+@pytest.mark.parametrize("content", [b"", b"now", b"[1]", b'{"now": "yes"}', b"\xff\xfe", b"[" * 9999])
 def test_any_file_is_a_request(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "stop-request"
     path.write_bytes(content)
     assert requested_signals(path) == 1
 
 
-@pytest.mark.parametrize(
-    "code", ["EIO", "ESTALE", "EACCES", "ETIMEDOUT", "ENOTCONN", "ELOOP", "EISDIR"]
-)
-def test_what_cannot_be_read_is_no_request(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str
-) -> None:
+@pytest.mark.parametrize("code", ["EIO", "ESTALE", "EACCES", "ETIMEDOUT", "ENOTCONN", "ELOOP", "EISDIR"])
+def test_what_cannot_be_read_is_no_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     """A file server that fails for a moment must not end a run of weeks."""
     path = tmp_path / "stop-request"
     write_stop_request(path, now=True)
@@ -101,16 +95,9 @@ def test_neither_a_loop_of_links_nor_a_directory_is_a_request(tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("status", "relayed", "number"),
-    [
-        ("stopped", None, 15),
-        ("stopped", True, 15),
-        ("stopped", False, None),
-        ("failed", None, None),
-    ],
+    [("stopped", None, 15), ("stopped", True, 15), ("stopped", False, None), ("failed", None, None)],
 )
-def test_the_signal_that_stopped_a_run(
-    tmp_path: Path, status: str, relayed: bool | None, number: int | None
-) -> None:
+def test_the_signal_that_stopped_a_run(tmp_path: Path, status: str, relayed: bool | None, number: int | None) -> None:
     """A request that passes a signal on is a signal; one of `mpctl stop` is none."""
     summary, request = tmp_path / "summary.json", tmp_path / "stop-request"
     assert stop_signal(summary, request) is None

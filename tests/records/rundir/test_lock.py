@@ -82,8 +82,7 @@ def test_who_is_known_to_have_ended_is_not_waited_for(run: RunDir) -> None:
 
 def test_a_launcher_of_this_host_that_holds_no_file(run: RunDir) -> None:
     """One of a version that locked the directory itself."""
-    launched_by(run, host=platform.node(), pid=os.getppid(),
-                process_started=process_start(os.getppid()))  # fmt: skip
+    launched_by(run, host=platform.node(), pid=os.getppid(), process_started=process_start(os.getppid()))
     with reporting(run.status), pytest.raises(InputError, match="another launch"), run.locked():
         pass
 

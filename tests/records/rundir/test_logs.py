@@ -68,7 +68,7 @@ def test_a_growing_log_holds_its_last_entry_back() -> None:
         ("process 5823 closing", "process 12 closing"),
         ("on cuda:0", "on cuda:7"),
     ],
-)  # fmt: skip
+)
 def test_values_of_a_rank_do_not_distinguish_entries(one: str, other: str) -> None:
     first, second = Template.of(one), Template.of(other)
     assert first.parts == second.parts and first.values != second.values
@@ -104,9 +104,7 @@ def test_alike_entries_become_one_with_their_ranks_and_what_differs_left_open() 
 
 
 def test_a_value_that_is_equal_everywhere_is_shown() -> None:
-    (entry,) = merge_logs(
-        {0: ["joins 10.0.0.1:29500 in 1.5 s"], 1: ["joins 10.0.0.1:29500 in 2 s"]}
-    )
+    (entry,) = merge_logs({0: ["joins 10.0.0.1:29500 in 1.5 s"], 1: ["joins 10.0.0.1:29500 in 2 s"]})
     assert entry.text == "joins 10.0.0.1:29500 in … s"
 
 
@@ -140,13 +138,20 @@ def test_attempts_are_counted_from_the_end() -> None:
     whole = [begin(0), "step 1: loss 5", begin(0), "step 1: loss 5", "step 2: loss 4"]
     merged = merge_logs({0: whole, 1: [begin(1), *whole[3:]]})
     assert [(e.text.split()[1], e.ranks) for e in merged] == [
-        ("0", (0,)), ("1:", (0,)), ("…", (0, 1)), ("1:", (0, 1)), ("2:", (0, 1)),
-    ]  # fmt: skip
+        ("0", (0,)),
+        ("1:", (0,)),
+        ("…", (0, 1)),
+        ("1:", (0, 1)),
+        ("2:", (0, 1)),
+    ]
 
 
 def test_tracebacks_of_several_ranks_are_one() -> None:
-    lines = ["[rank{0}]: Traceback (most recent call last):", "[rank{0}]:   File x",
-             "[rank{0}]: RuntimeError: peer 10.0.0.{0}:4000 is gone"]  # fmt: skip
+    lines = [
+        "[rank{0}]: Traceback (most recent call last):",
+        "[rank{0}]:   File x",
+        "[rank{0}]: RuntimeError: peer 10.0.0.{0}:4000 is gone",
+    ]
     (entry,) = merge_logs({rank: [line.format(rank) for line in lines] for rank in (1, 2)})
     assert entry.ranks == (1, 2) and entry.lines[-1] == "RuntimeError: peer …:4000 is gone"
 

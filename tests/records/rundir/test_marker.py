@@ -76,8 +76,7 @@ def saved(tmp_path: Path) -> Path:
     return run
 
 
-OBEYED = ("job.json", "launcher.json", "nodes", "checkpoints", "checkpoints/step-10",
-          "checkpoints/step-10/job.json")  # fmt: skip
+OBEYED = ("job.json", "launcher.json", "nodes", "checkpoints", "checkpoints/step-10", "checkpoints/step-10/job.json")
 
 
 @needs_root
@@ -94,9 +93,7 @@ def test_a_launch_takes_no_job_of_another_user(saved: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", [".", *OBEYED])
 @pytest.mark.parametrize(("bit", "who"), [(0o020, "group "), (0o002, "everybody")])
-def test_a_launch_takes_no_job_that_others_can_write(
-    saved: Path, name: str, bit: int, who: str
-) -> None:
+def test_a_launch_takes_no_job_that_others_can_write(saved: Path, name: str, bit: int, who: str) -> None:
     path = saved / name
     mode = path.stat().st_mode & 0o777 | bit
     path.chmod(mode)
@@ -138,9 +135,7 @@ def test_what_a_link_leads_to_is_judged_by_itself(saved: Path, tmp_path: Path) -
         require_own_job(saved)
 
 
-def test_a_resumption_refuses_what_others_can_write(
-    saved: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_resumption_refuses_what_others_can_write(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (saved / "job.json").chmod(0o664)
     command = ["launch", "--resume", "--run-dir", str(saved)]
     assert mpctl(command) == 2 and "run-dir-shared" in capsys.readouterr().err
@@ -151,17 +146,13 @@ def test_a_resumption_refuses_what_others_can_write(
 
 
 @needs_root
-def test_below_sudo_the_caller_s_directories_are_accepted(
-    foreign: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_below_sudo_the_caller_s_directories_are_accepted(foreign: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SUDO_UID", str(OTHER))
     require_own(foreign)
 
 
 @needs_root
-@pytest.mark.parametrize(
-    "command", [["status"], ["stop", "--timeout", "0"], ["launch", "--resume", "--run-dir"]]
-)
+@pytest.mark.parametrize("command", [["status"], ["stop", "--timeout", "0"], ["launch", "--resume", "--run-dir"]])
 def test_commands_that_act_on_a_run_refuse_one_of_another_user(
     foreign: Path, command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,9 +9,7 @@ import pytest
 
 from mpctl.records.rundir.metrics import parse_record, scalars
 
-RECORD: dict[str, Any] = {
-    "step": 3, "loss": 2.0, "tokens": 30, "step_seconds": 0.5, "tokens_per_second": 20.0,
-}  # fmt: skip
+RECORD: dict[str, Any] = {"step": 3, "loss": 2.0, "tokens": 30, "step_seconds": 0.5, "tokens_per_second": 20.0}
 
 
 @pytest.mark.parametrize("damage", [7, "fast", [0.1], {"tp": "long"}, {"tp": None}])

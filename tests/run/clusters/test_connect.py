@@ -29,9 +29,7 @@ def test_a_host_may_have_more_slots_than_a_layout_has_ranks(tmp_path: Path) -> N
     over = {"launch__on": "ssh", "launch__ssh__hostfile": str(hosts)}
     assert bench_issues(plan_of(2, **over), ONE_CORE, only_measures=True) == []
     hosts.write_text("n1 slots=1\n")
-    assert rules(bench_issues(plan_of(2, **over), ONE_CORE, only_measures=True)) == [
-        "slots-match-plan"
-    ]
+    assert rules(bench_issues(plan_of(2, **over), ONE_CORE, only_measures=True)) == ["slots-match-plan"]
 
 
 def test_only_what_trains_needs_data() -> None:

@@ -41,9 +41,7 @@ ERRORS: dict[str, HostReport] = {
     "run-dir-unwritable": host(folder={"write_error": "Read-only file system"}),
     "run-dir-without-locks": host(folder={"lock_error": "Function not implemented"}),
     "run-dir-without-mmap": host(folder={"map_error": "No such device"}),
-    "run-dir-unusable": host(
-        folder=None, failures=[ProbeFailure(probe="folder", error="no answer within 20 s")]
-    ),
+    "run-dir-unusable": host(folder=None, failures=[ProbeFailure(probe="folder", error="no answer within 20 s")]),
 }
 
 
@@ -75,9 +73,7 @@ WARNINGS: dict[str, HostReport] = {
     "shm-small": gpu_host(memory={"shm_total": 64 << 20}),
     "gpu-driver-missing": host(gpus={"on_bus": 8}),
     "nvidia-smi-fails": host(gpus={"tool": "nvidia-smi", "error": "driver/library mismatch"}),
-    "probe-failed": host(
-        network=None, failures=[ProbeFailure(probe="network", error="no answer within 20 s")]
-    ),
+    "probe-failed": host(network=None, failures=[ProbeFailure(probe="network", error="no answer within 20 s")]),
 }
 
 
@@ -115,8 +111,11 @@ def test_a_job_needs_memory_disk_files_and_processes() -> None:
     needs = Needs(device="cpu", ranks=512, memory_bytes=300 * GIB, disk_bytes=1000 * GIB)
     lacking = findings(host(limits={"open_files": 1100, "processes": 9000}), needs=needs)
     assert {rule for rule, finding in lacking.items() if finding.status == "error"} == {
-        "world-fits-memory", "disk-holds-checkpoints", "open-files-short", "processes-short",
-    }  # fmt: skip
+        "world-fits-memory",
+        "disk-holds-checkpoints",
+        "open-files-short",
+        "processes-short",
+    }
     assert "200.0 GiB are free" in lacking["world-fits-memory"].message
 
 
@@ -132,9 +131,7 @@ def test_a_launcher_of_many_hosts_needs_a_file_for_each() -> None:
 def test_a_gpu_must_have_the_memory_of_a_rank_free() -> None:
     devices = [gpu(0), gpu(1, memory_used=50 * GIB)]
     needs = Needs(device="cuda", ranks=2, gpu_bytes=40 * GIB)
-    finding = findings(gpu_host(count=2, gpus={"devices": devices}), needs=needs)[
-        "gpu-memory-short"
-    ]
+    finding = findings(gpu_host(count=2, gpus={"devices": devices}), needs=needs)["gpu-memory-short"]
     assert finding.message == "a rank takes 40.0 GiB, GPU 1 has 30.0 GiB free"
 
 

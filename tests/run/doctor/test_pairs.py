@@ -36,22 +36,21 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-def measure(
-    count: int, *, tokens: dict[int, str] | None = None, absent: int | None = None
-) -> list[PairResult]:
+def measure(count: int, *, tokens: dict[int, str] | None = None, absent: int | None = None) -> list[PairResult]:
     """All pairs of `count` hosts, each a thread."""
-    hosts = [
-        PairAddress(host=f"n{i}", address="127.0.0.1", port=port)
-        for i, port in enumerate(free_ports(count))
-    ]
+    hosts = [PairAddress(host=f"n{i}", address="127.0.0.1", port=port) for i, port in enumerate(free_ports(count))]
     requests = [
         PairRequest(
-            me=me, hosts=hosts, partners=partners(me, count),
-            token=(tokens or {}).get(me, "secret"), seconds=0.2, patience=2.0,
+            me=me,
+            hosts=hosts,
+            partners=partners(me, count),
+            token=(tokens or {}).get(me, "secret"),
+            seconds=0.2,
+            patience=2.0,
         )
         for me in range(count)
         if me != absent
-    ]  # fmt: skip
+    ]
     with ThreadPoolExecutor(count) as pool:
         reports = pool.map(measure_pairs, requests)
         return [result for report in reports for result in report.results]

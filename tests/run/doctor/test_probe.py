@@ -44,9 +44,16 @@ def test_this_host(tmp_path: Path) -> None:
     assert report.folder and report.folder.probed == str(tmp_path)
     assert abs(report.unix_time - time.time()) < 60
     assert set(report.seconds) == {
-        "processor", "software", "memory", "limits", "gpus", "network", "folder", "torch",
+        "processor",
+        "software",
+        "memory",
+        "limits",
+        "gpus",
+        "network",
+        "folder",
+        "torch",
         "loopback",
-    }  # fmt: skip
+    }
 
 
 def test_a_probe_that_hangs_times_out() -> None:
@@ -174,9 +181,7 @@ def test_the_interface_of_the_default_route() -> None:
     assert default_interface("Iface\tDestination\n") is None
 
 
-@pytest.mark.parametrize(
-    ("text", "ports"), [("1024\t65535\n", (1024, 65535)), ("", (32768, 60999))]
-)
+@pytest.mark.parametrize(("text", "ports"), [("1024\t65535\n", (1024, 65535)), ("", (32768, 60999))])
 def test_the_range_of_ephemeral_ports(text: str, ports: tuple[int, int]) -> None:
     assert port_range(text) == ports
 

@@ -9,16 +9,26 @@ from tests.run.doctor.synthetic import host
 
 def diagnosis(*hosts: HostReport, findings: tuple[Finding, ...] = ()) -> Diagnosis:
     return Diagnosis(
-        mpctl="0.2.0", backend="ssh", job="secret-model", hosts=list(hosts), skew=[], pairs=[],
-        all_pairs=0, collectives=[], findings=list(findings),
-    )  # fmt: skip
+        mpctl="0.2.0",
+        backend="ssh",
+        job="secret-model",
+        hosts=list(hosts),
+        skew=[],
+        pairs=[],
+        all_pairs=0,
+        collectives=[],
+        findings=list(findings),
+    )
 
 
 def test_names_addresses_users_and_homes_are_replaced_everywhere() -> None:
     finding = Finding(
-        status="error", rule="pair-apart", where="network", hosts=["gpu07.acme.example"],
+        status="error",
+        rule="pair-apart",
+        where="network",
+        hosts=["gpu07.acme.example"],
         message="gpu07.acme.example to gpu08 (10.0.0.7 port 20001: refused), seen from gpu07",
-    )  # fmt: skip
+    )
     first = host(
         "gpu07.acme.example",
         network={"host": "gpu07", "host_addresses": ["10.0.0.7"]},

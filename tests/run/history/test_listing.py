@@ -42,9 +42,12 @@ def by_name(folder: Path) -> dict[str, dict[str, object]]:
 def test_each_ending_has_its_word(folder: Path) -> None:
     rows = by_name(folder)
     assert {name: row["status"] for name, row in rows.items()} == {
-        "done": "finished", "asked": "stopped", "dead": "failed", "killed": "interrupted",
+        "done": "finished",
+        "asked": "stopped",
+        "dead": "failed",
+        "killed": "interrupted",
         "bench/strong-1-r1": "finished",  # a bench writes no summary, but reached its last step
-    }  # fmt: skip
+    }
     assert list_runs(folder)["others"] == ["notes"]
 
 
@@ -95,15 +98,25 @@ def test_a_run_may_be_named_itself(folder: Path) -> None:
     assert [row["name"] for row in listing["runs"]] == ["done"] and listing["others"] == []
 
 
-@pytest.mark.parametrize("name", ["job.json", "summary.json", "metrics.jsonl",
-                                  "checkpoints/step-10/manifest.json"])  # fmt: skip
+@pytest.mark.parametrize("name", ["job.json", "summary.json", "metrics.jsonl", "checkpoints/step-10/manifest.json"])
 def test_no_damage_breaks_the_list(folder: Path, name: str, call: Mpctl) -> None:
     """Each file cut at any place, filled with foreign JSON, random bytes, or made a folder."""
     path = folder / "done" / name
     whole, draw = path.read_bytes(), random.Random(7)
-    foreign = [b"", b"[]", b"null", b"3", b'{"step": 1}', b'{"schema": 1}', b"{" * 5000, b"\xff\0",
-               b'{"step": true, "loss": NaN}\n', b'{"status": "finished", "plan_beside_run": [1]}',
-               b'{"training": {"steps": "many"}}', draw.randbytes(200)]  # fmt: skip
+    foreign = [
+        b"",
+        b"[]",
+        b"null",
+        b"3",
+        b'{"step": 1}',
+        b'{"schema": 1}',
+        b"{" * 5000,
+        b"\xff\0",
+        b'{"step": true, "loss": NaN}\n',
+        b'{"status": "finished", "plan_beside_run": [1]}',
+        b'{"training": {"steps": "many"}}',
+        draw.randbytes(200),
+    ]
     cuts = [whole[: draw.randrange(len(whole))] for _ in range(6)]
     for content in (*foreign, *cuts):
         path.write_bytes(content)
@@ -174,8 +187,11 @@ def test_a_folder_that_is_none_is_refused(tmp_path: Path, call: Mpctl) -> None:
 
 def test_names_from_strangers_do_not_steer_the_terminal(tmp_path: Path, call: Mpctl) -> None:
     make_run(tmp_path / "bad\x1b[2Jname", **{"model.name": "m\x1b]0;title\x07"})
-    for said in (call("runs", tmp_path), call("show", tmp_path / "bad\x1b[2Jname"),
-                 call("show", tmp_path / "bad\x1b[2Jname", "--plot", "loss")):  # fmt: skip
+    for said in (
+        call("runs", tmp_path),
+        call("show", tmp_path / "bad\x1b[2Jname"),
+        call("show", tmp_path / "bad\x1b[2Jname", "--plot", "loss"),
+    ):
         assert said.code == 0
         assert "\x1b" not in said.out and "\x07" not in said.out
 

@@ -39,9 +39,7 @@ def test_the_status_of_a_run_that_trains(training: Launched) -> None:
     assert all(rank["doing"] and rank["heartbeat_seconds"] < 30 for rank in document["ranks"])
 
 
-def test_stop_saves_and_ends_the_run_and_who_follows_it(
-    training: Launched, followed: subprocess.Popen[str]
-) -> None:
+def test_stop_saves_and_ends_the_run_and_who_follows_it(training: Launched, followed: subprocess.Popen[str]) -> None:
     assert followed.stdout is not None
     first = followed.stdout.readline()
     step = json.loads((training.run_dir / "metrics.jsonl").read_text().splitlines()[-1])["step"]

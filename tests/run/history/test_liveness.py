@@ -55,10 +55,7 @@ def test_a_launcher_on_another_host_is_known_by_signs_of_life(tmp_path: Path) ->
     assert is_running(run) and time.time() - last_sign(run) < 10
 
 
-@pytest.mark.parametrize(
-    "content",
-    ["", "[]", "{}", '{"host": 1, "pid": 2}', '{"host": "x", "pid": "y"}', "\udcff"],
-)
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"host": 1, "pid": 2}', '{"host": "x", "pid": "y"}', "\udcff"])
 def test_a_damaged_record_is_none(tmp_path: Path, content: str) -> None:
     run = make_run(tmp_path / "run", steps=2)
     (run / "launcher.json").write_bytes(content.encode(errors="surrogateescape"))

@@ -187,9 +187,7 @@ def test_a_warning_that_comes_again_is_not_told_again(tmp_path: Path) -> None:
         warnings = f"WARNING: slow\nWARNING: layer {step} overflowed\n"
         add(tmp_path, 1, f"step {step}: loss 5\n{warnings}")
         watch.poll(is_last=True)
-    assert reported == ["rank 1: WARNING: slow"] + [
-        f"rank 1: WARNING: layer {step} overflowed" for step in range(5)
-    ]
+    assert reported == ["rank 1: WARNING: slow"] + [f"rank 1: WARNING: layer {step} overflowed" for step in range(5)]
 
 
 def test_there_is_an_end_to_different_warnings(tmp_path: Path) -> None:
@@ -212,9 +210,11 @@ def test_warnings_are_looked_for_in_a_bounded_part_of_what_ranks_print(tmp_path:
         watch.poll()
         add(tmp_path, 0, words)
     assert [text[:22] for text in reported] == [
-        "rank 1: WARNING: xxxxx", "rank 0: WARNING: first", "rank 0: WARNING: secon",
+        "rank 1: WARNING: xxxxx",
+        "rank 0: WARNING: first",
+        "rank 0: WARNING: secon",
         "rank 0: WARNING: third",
-    ]  # fmt: skip
+    ]
     assert len(reported[0]) < LONGEST_WARNING + 20
     assert all(len(log.rest) <= WARNED_BYTES for log in watch.follower.logs.values())
 

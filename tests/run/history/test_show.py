@@ -44,12 +44,20 @@ def test_a_finished_run_in_words(demo: Path, call: Mpctl) -> None:
     assert text.startswith("demo finished after 20 of 20 steps")
     for words in (
         "gpt, 2 layers, hidden 32, 4 heads, vocabulary 300, sequence of 32",
-        "tp 2, micro batch 2; 2 ranks, device cpu", "8 samples, fp32", "python-stdlib; seed 1234",
+        "tp 2, micro batch 2; 2 ranks, device cpu",
+        "8 samples, fp32",
+        "python-stdlib; seed 1234",
         "learning rate 0.0003 to 3e-05, cosine",
-        "10.00 s in training steps", "6.2500 → 2.5783", "of old 6.5000 → 5.0000",
-        "500.0 ms (median), predicted 200.0 ms", "5.12k", "of 2 ranks are as planned",
-        "256.0 MiB on the fullest rank", "step 10 (1.0 KiB), step 20 (1.0 KiB)", "runs/demo",
-    ):  # fmt: skip
+        "10.00 s in training steps",
+        "6.2500 → 2.5783",
+        "of old 6.5000 → 5.0000",
+        "500.0 ms (median), predicted 200.0 ms",
+        "5.12k",
+        "of 2 ranks are as planned",
+        "256.0 MiB on the fullest rank",
+        "step 10 (1.0 KiB), step 20 (1.0 KiB)",
+        "runs/demo",
+    ):
         assert words in text, words
 
 
@@ -155,8 +163,7 @@ def test_runs_without_the_metric_are_left_out(demo: Path, call: Mpctl) -> None:
 
 def grid(text: Text) -> list[str]:
     """The rows of the canvas, between the frame's lines."""
-    return [line.split("┤")[-1].split("│")[-2] for line in text.plain.splitlines()
-            if line.rstrip().endswith("│")]  # fmt: skip
+    return [line.split("┤")[-1].split("│")[-2] for line in text.plain.splitlines() if line.rstrip().endswith("│")]
 
 
 def drawn(demo: Path, *names: str, **how: Any) -> Text:
@@ -227,9 +234,7 @@ def test_an_svg_has_axes_legend_and_a_line_a_run(demo: Path, call: Mpctl) -> Non
     assert Path("b.svg").read_text() == text  # the same runs, the same file
 
 
-def test_bad_places_for_a_picture_are_refused(
-    demo: Path, call: Mpctl, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bad_places_for_a_picture_are_refused(demo: Path, call: Mpctl, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "bad-suffix" in call("show", "demo", "--out", "a.bmp", "--json").issues
     assert "unwritable" in call("show", "demo", "--out", "no/such/a.png", "--json").issues
     monkeypatch.setitem(sys.modules, "matplotlib", None)
@@ -246,8 +251,7 @@ def test_exports_say_what_a_launch_would_have_written(demo: Path, call: Mpctl) -
     assert said.out == "wrote m.csv\nwrote board\n"
     assert Path("m.csv").read_text() == (demo / "metrics.csv").read_text()
     assert len(list(csv.DictReader(Path("m.csv").read_text().splitlines()))) == 21
-    sizes = [next(folder.iterdir()).stat().st_size for folder in (Path("board"),
-                                                                 demo / "tensorboard")]  # fmt: skip
+    sizes = [next(folder.iterdir()).stat().st_size for folder in (Path("board"), demo / "tensorboard")]
     assert sizes[0] == sizes[1] > 1000
     assert "occupied" in call("show", "demo", "--tensorboard", "board", "--json").issues
     assert "usage" in call("show", "demo", "demo", "--csv", "m.csv", "--json").issues

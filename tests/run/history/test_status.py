@@ -74,8 +74,13 @@ def test_hosts_that_are_blamed_for_failures(tmp_path: Path, call: Mpctl) -> None
     for host, error in (("n1", "lost"), ("n2", "killed by signal 9"), ("n2", "it computes")):
         blames.add(host, error, 1_700_000_000.0)
     first, second = status_of(run, "demo")["blamed"]
-    assert first == {"host": "n2", "failures": 2, "last": "2023-11-14T22:13:20+00:00",
-                     "error": "it computes", "is_excluded": True}  # fmt: skip
+    assert first == {
+        "host": "n2",
+        "failures": 2,
+        "last": "2023-11-14T22:13:20+00:00",
+        "error": "it computes",
+        "is_excluded": True,
+    }
     assert (second["host"], second["failures"], second["is_excluded"]) == ("n1", 1, False)
     said = " ".join(call("status", run).out.split())
     assert "blamed n2 for 2 failures, not to be used again; the last at" in said
@@ -121,9 +126,7 @@ def test_whom_ranks_wait_for_when_no_step_is_done(tmp_path: Path, call: Mpctl) -
     assert "! rank 1 did not join" in said.out and "tp" in said.out
 
 
-def test_the_state_of_a_process_is_told_and_a_rank_of_a_host_that_said_nothing(
-    tmp_path: Path,
-) -> None:
+def test_the_state_of_a_process_is_told_and_a_rank_of_a_host_that_said_nothing(tmp_path: Path) -> None:
     run = going_on(tmp_path / "demo")
     crumb = BreadcrumbState("step 6, backward", JOINED, 9, time.time(), time.time())
     state = AttemptState([NodeState(host="n2", ranks={1: RankState("stopped", 0.0, crumb)})])
@@ -158,13 +161,9 @@ def test_a_failed_run_names_the_rank_and_its_host(tmp_path: Path, call: Mpctl) -
     assert "rank 1 (n2; tp 1, dp 0) failed at step 5, forward: RuntimeError: out of memory" in text
 
 
-@pytest.mark.parametrize(
-    "name", ["job.json", "metrics.jsonl", "launcher.json", "nodes/status.json"]
-)
+@pytest.mark.parametrize("name", ["job.json", "metrics.jsonl", "launcher.json", "nodes/status.json"])
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00", b"{}", b"[1, 2]", b'{"pid": "x"}'])
-def test_damaged_files_are_no_reason_to_fail(
-    tmp_path: Path, call: Mpctl, name: str, content: bytes
-) -> None:
+def test_damaged_files_are_no_reason_to_fail(tmp_path: Path, call: Mpctl, name: str, content: bytes) -> None:
     run = going_on(tmp_path / "demo")
     (run / name).write_bytes(content)
     assert call("status", run).code == 0

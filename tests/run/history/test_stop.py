@@ -20,9 +20,7 @@ from tests.run.launch.attempts import report
 
 
 @pytest.mark.parametrize(("status", "code"), [("finished", 0), ("stopped", 0), ("failed", 1)])
-def test_a_run_that_has_ended_is_not_asked(
-    tmp_path: Path, call: Mpctl, status: str, code: int
-) -> None:
+def test_a_run_that_has_ended_is_not_asked(tmp_path: Path, call: Mpctl, status: str, code: int) -> None:
     run = make_run(tmp_path / "demo", ended=summary(status), checkpoints=(10,))
     said = call("stop", run)
     assert said.code == code and not (run / "stop-request").exists()

@@ -22,10 +22,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A squeue that prints what stands in the file `squeue`, a scancel that writes `cancelled`."""
     folder = tmp_path / "bin"
     folder.mkdir()
-    for name, line in (
-        ("squeue", f"cat {folder}/answer"),
-        ("scancel", f'echo "$@" > {folder}/cancelled'),
-    ):
+    for name, line in (("squeue", f"cat {folder}/answer"), ("scancel", f'echo "$@" > {folder}/cancelled')):
         (folder / name).write_text(f"#!/bin/sh\n{line}\n")
         (folder / name).chmod(stat.S_IRWXU)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
@@ -89,9 +86,7 @@ def test_a_launcher_that_is_refused_in_its_job(
 
 
 @pytest.mark.parametrize("state", ["NODE_FAIL", ""])
-def test_a_job_that_ended_without_a_word_has_failed(
-    tmp_path: Path, call: Mpctl, slurm: Path, state: str
-) -> None:
+def test_a_job_that_ended_without_a_word_has_failed(tmp_path: Path, call: Mpctl, slurm: Path, state: str) -> None:
     """As the scheduler says, which may have forgotten it."""
     run = submitted(tmp_path / "demo")
     (run / "logs" / "slurm-77.out").write_text("begin\npython3: No module named mpctl\n\n")
@@ -105,9 +100,7 @@ def test_a_job_that_ended_without_a_word_has_failed(
     assert said.code == 1 and "No module named mpctl" in said.out
 
 
-def test_a_job_that_has_begun_is_asked_through_the_directory(
-    tmp_path: Path, call: Mpctl, slurm: Path
-) -> None:
+def test_a_job_that_has_begun_is_asked_through_the_directory(tmp_path: Path, call: Mpctl, slurm: Path) -> None:
     run = submitted(tmp_path / "demo", host="elsewhere")
     for name in ("launcher.json", "metrics.jsonl"):
         age(run / name, SIGN_SECONDS + 10)
@@ -124,9 +117,7 @@ def test_a_job_that_slurm_has_forgotten(tmp_path: Path, call: Mpctl, slurm: Path
     assert call("stop", run).code == 1
 
 
-def test_a_host_without_the_schedulers_commands(
-    tmp_path: Path, call: Mpctl, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_host_without_the_schedulers_commands(tmp_path: Path, call: Mpctl, monkeypatch: pytest.MonkeyPatch) -> None:
     run = submitted(tmp_path / "demo")
     monkeypatch.setenv("PATH", str(tmp_path))
     said = call("status", run)

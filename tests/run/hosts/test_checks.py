@@ -58,11 +58,15 @@ def test_two_nodes_are_refused_where_a_scheduler_gave_several_hosts() -> None:
 @pytest.mark.parametrize(
     ("environment", "hosts"),
     [
-        ({}, 1), ({"SLURM_NNODES": "2"}, 2), ({"SLURM_JOB_NUM_NODES": "3"}, 3),
-        ({"SLURM_NNODES": "4", "SLURM_STEP_NUM_NODES": "1"}, 1), ({"PET_NNODES": "1:4"}, 4),
-        ({"SLURM_NNODES": "many"}, 1), ({"GROUP_WORLD_SIZE": "0"}, 1),
+        ({}, 1),
+        ({"SLURM_NNODES": "2"}, 2),
+        ({"SLURM_JOB_NUM_NODES": "3"}, 3),
+        ({"SLURM_NNODES": "4", "SLURM_STEP_NUM_NODES": "1"}, 1),
+        ({"PET_NNODES": "1:4"}, 4),
+        ({"SLURM_NNODES": "many"}, 1),
+        ({"GROUP_WORLD_SIZE": "0"}, 1),
     ],
-)  # fmt: skip
+)
 def test_hosts_of_a_scheduler(environment: dict[str, str], hosts: int) -> None:
     assert hosts_in(environment) == hosts
 
@@ -98,8 +102,13 @@ def test_copies_for_checkpoints_count_against_memory() -> None:
 
 
 def test_offloaded_inputs_count_against_the_hosts_memory() -> None:
-    offloaded = {**GPT, "training.recompute": "full", "training.offload_activations": True,
-                 "checkpoint.asynchronous": False, "launch.device": "cuda"}  # fmt: skip
+    offloaded = {
+        **GPT,
+        "training.recompute": "full",
+        "training.offload_activations": True,
+        "checkpoint.asynchronous": False,
+        "launch.device": "cuda",
+    }
     need = make_plan(load_job(None, offloaded)).estimate.host_bytes(1)
     assert need > 0
     assert issues(replace(HERE, gpus=1, memory_bytes=need), offloaded, "cuda") == []
@@ -119,8 +128,12 @@ def test_all_ranks_of_a_host_share_its_memory() -> None:
 
 
 def test_a_device_that_is_too_small_is_refused() -> None:
-    large = {"model": "gpt2-xl", "cluster.device": "v100-16gb", "training.micro_batch_size": 8,
-             "cluster.gpus_per_node": 1}  # fmt: skip
+    large = {
+        "model": "gpt2-xl",
+        "cluster.device": "v100-16gb",
+        "training.micro_batch_size": 8,
+        "cluster.gpus_per_node": 1,
+    }
     job = load_job(None, large)
     assert chosen_device(job, HERE) == "cuda"
     (issue,) = issues(replace(HERE, memory_bytes=1 << 36), large, "cuda")

@@ -60,12 +60,9 @@ def test_a_run_directory_that_is_absent_or_another_is_a_problem(key: Path) -> No
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
 @pytest.mark.parametrize(
-    ("options", "words"),
-    [("size=64k", "No space left on device"), ("size=1m,ro", "Read-only file system")],
+    ("options", "words"), [("size=64k", "No space left on device"), ("size=1m,ro", "Read-only file system")]
 )
-def test_a_run_directory_that_cannot_be_written_is_a_problem(
-    tmp_path: Path, options: str, words: str
-) -> None:
+def test_a_run_directory_that_cannot_be_written_is_a_problem(tmp_path: Path, options: str, words: str) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "t", disk], check=False)
@@ -82,9 +79,7 @@ def test_a_run_directory_that_cannot_be_written_is_a_problem(
         subprocess.run(["umount", "-l", disk], check=True)
 
 
-def test_a_probe_that_hangs_is_a_problem_and_is_not_waited_for(
-    key: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_probe_that_hangs_is_a_problem_and_is_not_waited_for(key: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "folder_problem", lambda *_: time.sleep(30) or "")
     request = HealthRequest(key=str(key), digest="", seconds=0.3, needs_gpus=False)
     began = time.monotonic()
@@ -120,11 +115,9 @@ def test_what_nvidia_smi_says_of_the_gpus(
 def requests(hosts: int, *, seconds: float = 5.0, token: str = "t") -> list[HealthRequest]:
     peers = {host: Peer(address="127.0.0.1", port=any_free_port()) for host in range(hosts)}
     return [
-        HealthRequest(
-            key="", digest="", seconds=seconds, needs_gpus=False, me=me, peers=peers, token=token,
-        )
+        HealthRequest(key="", digest="", seconds=seconds, needs_gpus=False, me=me, peers=peers, token=token)
         for me in range(hosts)
-    ]  # fmt: skip
+    ]
 
 
 def all_at_once(asked: list[HealthRequest]) -> list[dict[int, str] | None]:
@@ -154,8 +147,9 @@ def test_a_host_that_is_not_there_is_unreachable() -> None:
     found = all_at_once([first, third])
     assert found[1] == {} and found[0] is not None
     assert list(found[0]) == [1] and "Connection refused" in found[0][1]
-    assert all_at_once([second]) == [{2: found[0][1].replace(
-        f"port {second.peers[1].port}", f"port {second.peers[2].port}")}]  # fmt: skip
+    assert all_at_once([second]) == [
+        {2: found[0][1].replace(f"port {second.peers[1].port}", f"port {second.peers[2].port}")}
+    ]
 
 
 def test_a_host_of_another_launch_is_not_taken_for_one_of_this() -> None:

@@ -46,12 +46,19 @@ def test_device_files_count_before_the_drivers_folder(tmp_path: Path) -> None:
 def test_amd_gpus_are_those_with_a_render_file(tmp_path: Path) -> None:
     """A host of two MI300X (gfx942) and one MI250X (gfx90a), which this container may not use."""
     bus = "sys/bus/pci/devices/0000:85:00.0/mem_info_vram"
-    root = write(tmp_path, {
-        "sys/class/kfd/kfd/topology/nodes/0/properties": "simd_count 0\ncpu_cores_count 64\n",
-        **amd_node(1, 128, 0x0500), **amd_node(10, 136, 0x8500), **amd_node(2, 129, 0x2600, 90010),
-        "dev/dri/renderD128": "", "dev/dri/renderD136": "",
-        f"{bus}_total": "206141652992\n", f"{bus}_used": "1048576\n",
-    })  # fmt: skip
+    root = write(
+        tmp_path,
+        {
+            "sys/class/kfd/kfd/topology/nodes/0/properties": "simd_count 0\ncpu_cores_count 64\n",
+            **amd_node(1, 128, 0x0500),
+            **amd_node(10, 136, 0x8500),
+            **amd_node(2, 129, 0x2600, 90010),
+            "dev/dri/renderD128": "",
+            "dev/dri/renderD136": "",
+            f"{bus}_total": "206141652992\n",
+            f"{bus}_used": "1048576\n",
+        },
+    )
     assert amd_devices(root) == []  # without /dev/kfd nothing can be computed
     write(root, {"dev/kfd": ""})
     first, second = amd_devices(root)
@@ -65,13 +72,16 @@ def test_gpus_on_the_bus_need_no_driver(tmp_path: Path) -> None:
         folder = f"sys/bus/pci/devices/{address}"
         return {f"{folder}/vendor": f"{vendor}\n", f"{folder}/class": f"{kind}\n"}
 
-    root = write(tmp_path, {
-        **device("0000:17:00.0", "0x10de", "0x030200"),  # an H100
-        **device("0000:18:00.0", "0x10de", "0x068000"),  # an NVSwitch
-        **device("0000:05:00.0", "0x1002", "0x120000"),  # an MI300X
-        **device("0000:06:00.0", "0x1002", "0x030000"),  # graphics of a processor
-        **device("0000:00:1f.0", "0x8086", "0x030000"),
-    })  # fmt: skip
+    root = write(
+        tmp_path,
+        {
+            **device("0000:17:00.0", "0x10de", "0x030200"),  # an H100
+            **device("0000:18:00.0", "0x10de", "0x068000"),  # an NVSwitch
+            **device("0000:05:00.0", "0x1002", "0x120000"),  # an MI300X
+            **device("0000:06:00.0", "0x1002", "0x030000"),  # graphics of a processor
+            **device("0000:00:1f.0", "0x8086", "0x030000"),
+        },
+    )
     assert gpus_on_bus(root) == {"NVIDIA": 1, "AMD": 1}
     assert gpus_on_bus(tmp_path / "none") == {}
 
@@ -95,10 +105,10 @@ def test_variables_hide_gpus(vendor: str, environment: dict[str, str], count: in
 
 def test_the_doctor_describes_amd_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))  # no nvidia-smi
-    root = write(tmp_path, {
-        **amd_node(1, 128, 0x0500), "dev/kfd": "", "dev/dri/renderD128": "",
-        "sys/module/amdgpu/version": "6.10.5\n",
-    })  # fmt: skip
+    root = write(
+        tmp_path,
+        {**amd_node(1, 128, 0x0500), "dev/kfd": "", "dev/dri/renderD128": "", "sys/module/amdgpu/version": "6.10.5\n"},
+    )
     gpus = probe_gpus(root)
     (gpu,) = gpus.devices
     assert (gpus.tool, gpus.device_files) == ("amdgpu", 1)
@@ -106,14 +116,21 @@ def test_the_doctor_describes_amd_gpus(tmp_path: Path, monkeypatch: pytest.Monke
     assert probe_gpus(write(tmp_path / "n", {"dev/nvidia0": ""})).tool == "device files"
 
 
-VERSION_2 = {"job/step/memory.max": "1000", "job/step/memory.current": "700",
-             "job/step/memory.stat": "anon 500\ninactive_file 100\n",
-             "job/step/memory.events": "low 0\noom 1\noom_kill 3\n",
-             "job/memory.max": "max", "job/memory.current": "800"}  # fmt: skip
-VERSION_1 = {"memory/job/step/memory.limit_in_bytes": "9223372036854771712",
-             "memory/job/step/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n",
-             "memory/job/memory.limit_in_bytes": "500", "memory/job/memory.usage_in_bytes": "200",
-             "memory/job/memory.stat": "inactive_file 7\ntotal_inactive_file 100\n"}  # fmt: skip
+VERSION_2 = {
+    "job/step/memory.max": "1000",
+    "job/step/memory.current": "700",
+    "job/step/memory.stat": "anon 500\ninactive_file 100\n",
+    "job/step/memory.events": "low 0\noom 1\noom_kill 3\n",
+    "job/memory.max": "max",
+    "job/memory.current": "800",
+}
+VERSION_1 = {
+    "memory/job/step/memory.limit_in_bytes": "9223372036854771712",
+    "memory/job/step/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n",
+    "memory/job/memory.limit_in_bytes": "500",
+    "memory/job/memory.usage_in_bytes": "200",
+    "memory/job/memory.stat": "inactive_file 7\ntotal_inactive_file 100\n",
+}
 
 
 @pytest.mark.parametrize(

@@ -34,17 +34,20 @@ except RunFailed as error:
     ("before", "words"),
     [
         (":", "127.0.0.1:"),
-        ("ip link set lo up && echo 40000 40000 > /proc/sys/net/ipv4/ip_local_port_range",
-         "0 of 10 connections to 127.0.0.1:40000"),
-        ("ip link set lo up && echo 40000 40007 > /proc/sys/net/ipv4/ip_local_port_range",
-         "of 10 connections to 127.0.0.1:4000"),
+        (
+            "ip link set lo up && echo 40000 40000 > /proc/sys/net/ipv4/ip_local_port_range",
+            "0 of 10 connections to 127.0.0.1:40000",
+        ),
+        (
+            "ip link set lo up && echo 40000 40007 > /proc/sys/net/ipv4/ip_local_port_range",
+            "of 10 connections to 127.0.0.1:4000",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_host_whose_ranks_cannot_meet(before: str, words: str) -> None:
     if os.geteuid() or subprocess.run(["unshare", "-n", "true"], capture_output=True).returncode:
         pytest.skip("needs a network namespace")
-    command = ["unshare", "-n", "sh", "-c", f'{before}; exec "$0" -c "$1"', sys.executable,
-               _NAMESPACE]  # fmt: skip
+    command = ["unshare", "-n", "sh", "-c", f'{before}; exec "$0" -c "$1"', sys.executable, _NAMESPACE]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 1 and "Traceback" not in ended.stderr, ended.stderr
     assert words in ended.stderr and "where ranks meet" in ended.stderr
@@ -55,8 +58,7 @@ def test_a_short_queue_of_connections_is_no_hindrance() -> None:
     if os.geteuid() or subprocess.run(["unshare", "-n", "true"], capture_output=True).returncode:
         pytest.skip("needs a network namespace")
     before = "ip link set lo up && echo 2 > /proc/sys/net/core/somaxconn"
-    command = ["unshare", "-n", "sh", "-c", f'{before} && exec "$0" -c "$1"', sys.executable,
-               _NAMESPACE]  # fmt: skip
+    command = ["unshare", "-n", "sh", "-c", f'{before} && exec "$0" -c "$1"', sys.executable, _NAMESPACE]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 0, ended.stderr
 

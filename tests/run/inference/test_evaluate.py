@@ -32,10 +32,15 @@ MACHINE = Machine(cores=2, gpus=0, memory_bytes=8 * 2**30)
 FAMILIES: dict[str, dict[str, Any]] = {
     "gpt": {},
     "bert": {"model__family": "bert", "model__vocab": 310},
-    "t5": {"model__family": "t5", "model__decoder_layers": 2, "model__decoder_seq_length": 16,
-           "model__position": "relative", "model__vocab": 330},
+    "t5": {
+        "model__family": "t5",
+        "model__decoder_layers": 2,
+        "model__decoder_seq_length": 16,
+        "model__position": "relative",
+        "model__vocab": 330,
+    },
     "glm": {"model__family": "glm", "model__vocab": 310},
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -56,9 +61,7 @@ def test_the_loss_is_the_one_that_the_training_recorded(finished: Launched) -> N
     assert files(run) == before
 
 
-def answers_of(
-    evaluation: Evaluation, prefixes: list[Path], *, rank: int = 0
-) -> list[dict[str, Any]]:
+def answers_of(evaluation: Evaluation, prefixes: list[Path], *, rank: int = 0) -> list[dict[str, Any]]:
     """The answers of a worker of this rank, in this process."""
     return _answers(evaluation._request(prefixes), evaluation.job.model_dump(mode="json"), rank)
 
@@ -81,9 +84,7 @@ def trained(data: Path, folder: Path, **changes: Any) -> float:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_is_evaluated_as_it_was_validated(
-    family: str, data: Path, tmp_path: Path
-) -> None:
+def test_every_family_is_evaluated_as_it_was_validated(family: str, data: Path, tmp_path: Path) -> None:
     loss = trained(data, tmp_path, **FAMILIES[family])
     evaluation = plan_evaluation(tmp_path, [], MACHINE, settings=EvalSettings(samples=6))
     (corpus,) = evaluation.corpora
@@ -100,15 +101,11 @@ def _rank(rank: int, size: int, asked: list[Any]) -> list[Any]:
     return [_answers(request, raw, rank) for request, raw in asked]
 
 
-def test_replicas_stages_and_parts_of_the_sequence_find_the_same_loss(
-    finished: Launched,
-) -> None:
+def test_replicas_stages_and_parts_of_the_sequence_find_the_same_loss(finished: Launched) -> None:
     """5 samples in micro batches of 2 over two replicas: one has a micro batch less to count."""
     asked, prefix = [], None
     for sizes in ({"dp": 2}, {"pp": 2}, {"cp": 2}, {}):
-        evaluation = plan_evaluation(
-            finished.run_dir, [], MACHINE, TaskOptions(sizes=sizes), EvalSettings(samples=5)
-        )
+        evaluation = plan_evaluation(finished.run_dir, [], MACHINE, TaskOptions(sizes=sizes), EvalSettings(samples=5))
         prefix = evaluation.corpora[0].prefix
         assert prefix is not None
         asked.append((evaluation._request([prefix]), evaluation.job.model_dump(mode="json")))

@@ -62,18 +62,26 @@ def files(folder: Path) -> dict[str, int]:
 def test_text_from_a_run_at_tp_1_and_2(finished: Launched) -> None:
     """The same tokens at either tp, from a run at tp 2; the run is left as it was."""
     run, before = finished.run_dir, files(finished.run_dir)
-    asked = ["sample", run, *(part for prompt in PROMPTS for part in ("--prompt", prompt)),
-             "--temperature", 0.9, "--top-p", 0.9, "--max-tokens", 6, "--json",
-             "--log-probabilities"]  # fmt: skip
+    asked = [
+        "sample",
+        run,
+        *(part for prompt in PROMPTS for part in ("--prompt", prompt)),
+        "--temperature",
+        0.9,
+        "--top-p",
+        0.9,
+        "--max-tokens",
+        6,
+        "--json",
+        "--log-probabilities",
+    ]
     said = [spawn(*asked, "--tp", tp) for tp in (1, 2)]
     assert [(one.code, one.err) for one in said] == [(0, ""), (0, "")]
     one, two = (one.document["samples"] for one in said)
     assert [s["tokens"] for s in one] == [s["tokens"] for s in two]
     assert [s["text"] for s in one] == [s["text"] for s in two]
     assert all(len(s["tokens"]) == 6 or s["finish"] == "end-of-text" for s in one)
-    assert [s["log_probabilities"] for s in one] == [
-        pytest.approx(s["log_probabilities"], abs=1e-5) for s in two
-    ]
+    assert [s["log_probabilities"] for s in one] == [pytest.approx(s["log_probabilities"], abs=1e-5) for s in two]
     assert said[0].document["step"] == 20
     assert files(run) == before
 
@@ -81,11 +89,12 @@ def test_text_from_a_run_at_tp_1_and_2(finished: Launched) -> None:
 @pytest.mark.slow
 def test_a_run_is_sampled_and_evaluated_while_it_trains(data: Path, tmp_path: Path) -> None:
     """It trains on, and one of its checkpoints of every third step is read."""
-    more = ("--set", "training.steps=100000", "--set", "checkpoint.interval=3", "--set",
-            "training.eval_samples=0")  # fmt: skip
+    more = ("--set", "training.steps=100000", "--set", "checkpoint.interval=3", "--set", "training.eval_samples=0")
     run = launch(data, tmp_path / "run", *more).at_step(4)
-    said = [spawn("sample", run.run_dir, "--prompt", "w1", "--json", "--max-tokens", 4),
-            spawn("eval", run.run_dir, "--samples", 2, "--json")]  # fmt: skip
+    said = [
+        spawn("sample", run.run_dir, "--prompt", "w1", "--json", "--max-tokens", 4),
+        spawn("eval", run.run_dir, "--samples", 2, "--json"),
+    ]
     assert [one.code for one in said] == [0, 0], said
     assert all(one.document["step"] % 3 == 0 for one in said)
     at = len(run.records)
@@ -97,11 +106,26 @@ def test_a_run_is_sampled_and_evaluated_while_it_trains(data: Path, tmp_path: Pa
 def test_a_stream_ends_with_its_workers_when_it_is_interrupted(finished: Launched) -> None:
     """Ctrl-C once text has come: exit code 130, no process and no temporary folder left."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "mpctl", "sample", str(finished.run_dir), "--prompt", "w",
-         "--temperature", "1", "--max-tokens", "31", "--seed", "3"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [
+            sys.executable,
+            "-m",
+            "mpctl",
+            "sample",
+            str(finished.run_dir),
+            "--prompt",
+            "w",
+            "--temperature",
+            "1",
+            "--max-tokens",
+            "31",
+            "--seed",
+            "3",
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
         env={**os.environ, "TMPDIR": str(finished.run_dir.parent)},
-    )  # fmt: skip
+    )
     workers = wait_for(lambda: psutil.Process(process.pid).children())
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
@@ -152,9 +176,15 @@ def _written(loaded: LoadedModel, prompts: list[list[int]], limit: int) -> list[
 
 @pytest.mark.parametrize(
     "kind",
-    ["gpt2", "llama31-sharded", "t5", "qwen3_moe-sharded", "deepseek_v3-sharded",
-     *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("llama", "t51-sharded"))],
-)  # fmt: skip
+    [
+        "gpt2",
+        "llama31-sharded",
+        "t5",
+        "qwen3_moe-sharded",
+        "deepseek_v3-sharded",
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("llama", "t51-sharded")),
+    ],
+)
 def test_greedy_tokens_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
     """Prompts of unequal lengths: ours in one batch, theirs one by one."""
     drawn = torch.Generator().manual_seed(2)
@@ -164,9 +194,14 @@ def test_greedy_tokens_are_those_of_transformers(kind: str, tmp_path: Path) -> N
     expected = []
     for prompt in prompts:
         said = theirs.generate(
-            torch.tensor([prompt]), max_new_tokens=14, min_new_tokens=14, do_sample=False,
-            eos_token_id=None, pad_token_id=0, use_cache=not kind.startswith("t5"),
-        )[0].tolist()  # fmt: skip
+            torch.tensor([prompt]),
+            max_new_tokens=14,
+            min_new_tokens=14,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+            use_cache=not kind.startswith("t5"),
+        )[0].tolist()
         expected.append(said[1:] if kind.startswith("t5") else said[len(prompt) :])
     assert tokens_of_ours(folder, prompts, 14) == expected
     assert len({token for said in expected for token in said}) > 3
@@ -175,9 +210,7 @@ def test_greedy_tokens_are_those_of_transformers(kind: str, tmp_path: Path) -> N
 def _rank(rank: int, size: int, folder: Path, prompts: list[list[int]]) -> list[list[int]]:
     layout = Layout(dp=size, ep=size)
     groups = layout.groups(rank)
-    context = ShardContext(
-        groups["tp"], groups["cp"], dtype=torch.float32, groups=groups, expert_view=layout.view
-    )
+    context = ShardContext(groups["tp"], groups["cp"], dtype=torch.float32, groups=groups, expert_view=layout.view)
     model = open_origin(folder).model
     module = build_module(model, TrainingSpec(), context)
     load_chunks([module], model, folder)
@@ -204,9 +237,7 @@ def test_ranks_of_tp_do_not_write_with_experts(tmp_path: Path) -> None:
 def test_masked_words_are_those_of_transformers(tmp_path: Path) -> None:
     folder = truth("bert", tmp_path).folder
     model = open_origin(folder).model
-    (module,) = chunks = build_chunks(
-        PipelinePartition.of(complete(JobSpec(model=model)), 0), Alone(), TORCH_BACKEND
-    )  # type: ignore[arg-type]
+    (module,) = chunks = build_chunks(PipelinePartition.of(complete(JobSpec(model=model)), 0), Alone(), TORCH_BACKEND)  # type: ignore[arg-type]
     load_chunks(chunks, model, folder)
     prompt, masks = [5, 9, 200, 31, 77, 12], [2, 4]
     with torch.no_grad():
@@ -277,9 +308,7 @@ def test_a_checkpoint_with_a_changed_byte_is_not_used(finished: Launched, tmp_pa
     changed[-5] ^= 1
     (newest / "shard-0.safetensors").write_bytes(changed)
     seen: list[tuple[str, int, int]] = []
-    sampling = plan_sampling(
-        run, ["w"], SamplingSettings(), MACHINE, on_verify=lambda *said: seen.append(said)
-    )
+    sampling = plan_sampling(run, ["w"], SamplingSettings(), MACHINE, on_verify=lambda *said: seen.append(said))
     evaluation = plan_evaluation(run, [], MACHINE)
     for trained in (sampling.trained, evaluation.trained):
         assert trained.step == 10
@@ -291,14 +320,11 @@ def test_a_checkpoint_with_a_changed_byte_is_not_used(finished: Launched, tmp_pa
             open_trained(path, step=step)
 
 
-def test_a_missing_model_is_reported(
-    finished: Launched, tmp_path: Path, call: Callable[..., Said]
-) -> None:
+def test_a_missing_model_is_reported(finished: Launched, tmp_path: Path, call: Callable[..., Said]) -> None:
     run = shutil.copytree(finished.run_dir, tmp_path / "run")
     shutil.rmtree(run / "checkpoints")
     calls = (("sample", "--prompt", "x"), ("eval",), ("weights", "export", tmp_path / "out"))
-    for path, message in ((tmp_path / "nowhere", "no such file or folder"),
-                          (run, "is a run, but has no checkpoint")):  # fmt: skip
+    for path, message in ((tmp_path / "nowhere", "no such file or folder"), (run, "is a run, but has no checkpoint")):
         for words in calls:
             given = [*words[:2], path, words[2]] if "export" in words else [*words, path]
             said = call(*given, "--json")
@@ -344,9 +370,7 @@ def test_a_stop_string_ends_a_text_and_is_never_shown(finished: Launched) -> Non
 
 
 def test_characters_of_several_tokens_are_written_at_once(finished: Launched) -> None:
-    tokenizer = plan_sampling(
-        finished.run_dir, ["w"], SamplingSettings(), MACHINE
-    ).encoder.tokenizer
+    tokenizer = plan_sampling(finished.run_dir, ["w"], SamplingSettings(), MACHINE).encoder.tokenizer
     text = "é漢w7"
     stream = TextStream(tokenizer, tokenizer.encode("w").ids)
     pieces = [stream.push(token) for token in tokenizer.encode(text).ids]
@@ -355,12 +379,8 @@ def test_characters_of_several_tokens_are_written_at_once(finished: Launched) ->
     assert "" in pieces
 
 
-def test_a_long_text_is_written_like_a_short_one_without_storing_its_beginning(
-    finished: Launched,
-) -> None:
-    tokenizer = plan_sampling(
-        finished.run_dir, ["w"], SamplingSettings(), MACHINE
-    ).encoder.tokenizer
+def test_a_long_text_is_written_like_a_short_one_without_storing_its_beginning(finished: Launched) -> None:
+    tokenizer = plan_sampling(finished.run_dir, ["w"], SamplingSettings(), MACHINE).encoder.tokenizer
     text = " ".join(f"é漢w{number}\n" for number in range(200))
     stream = TextStream(tokenizer)
     pieces = [stream.push(token) for token in tokenizer.encode(text).ids]
@@ -369,9 +389,7 @@ def test_a_long_text_is_written_like_a_short_one_without_storing_its_beginning(
     assert len(stream.tokens) < 100
 
 
-def test_text_of_a_model_steers_no_terminal(
-    finished: Launched, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_text_of_a_model_steers_no_terminal(finished: Launched, capsys: pytest.CaptureFixture[str]) -> None:
     """The prompt too, streamed or not; line breaks and tabs stay."""
     hostile = "a\x1b[31m\nb\x9b2J\tc\x07"
     for prompts in ([hostile], [hostile, "w"]):

@@ -33,10 +33,7 @@ class Saying:
     is_asked = False
 
     def __init__(self, *words: str) -> None:
-        ranks = {
-            rank: RankState("running", 0.0, BreadcrumbState(text))
-            for rank, text in enumerate(words)
-        }
+        ranks = {rank: RankState("running", 0.0, BreadcrumbState(text)) for rank, text in enumerate(words)}
         self.state = AttemptState([NodeState(host="n1", ranks=ranks)])
 
     def poll(self) -> AttemptPhase:

@@ -31,8 +31,7 @@ def arguments(data: Path, run_dir: Path, *more: str) -> list[str]:
     sizes = [int(more[more.index(flag) + 1]) for flag in ("--tp", "--dp") if flag in more]
     given = {**SETTINGS, "data.path": str(data), "cluster.gpus_per_node": math.prod(sizes)}
     sets = [f"{key}={json.dumps(value)}" for key, value in given.items()]
-    return ["launch", *(part for one in sets for part in ("--set", one)),
-            "--run-dir", str(run_dir), *more]  # fmt: skip
+    return ["launch", *(part for one in sets for part in ("--set", one)), "--run-dir", str(run_dir), *more]
 
 
 def wait_for(condition: Callable[[], Any], seconds: float = PATIENCE) -> Any:
@@ -112,14 +111,15 @@ def start(argv: list[str], run_dir: Path, *, cwd: Path | None = None) -> Launche
     """`mpctl ARGV`; its output goes next to the run directory."""
     run_dir.parent.mkdir(parents=True, exist_ok=True)
     environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "FORCE_COLOR")}
-    with (
-        run_dir.with_suffix(".out").open("wb") as out,
-        run_dir.with_suffix(".err").open("wb") as err,
-    ):
+    with run_dir.with_suffix(".out").open("wb") as out, run_dir.with_suffix(".err").open("wb") as err:
         process = subprocess.Popen(
-            [sys.executable, "-m", "mpctl", *argv], stdout=out, stderr=err, cwd=cwd,
-            stdin=subprocess.DEVNULL, env=environment,
-        )  # fmt: skip
+            [sys.executable, "-m", "mpctl", *argv],
+            stdout=out,
+            stderr=err,
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            env=environment,
+        )
     STARTED.append(Launched(process, run_dir))
     return STARTED[-1]
 
@@ -153,8 +153,9 @@ def poison(data: Path, out: Path, *, dp_rank: int, dp: int, micro_batch: int = 0
     tokens = np.fromfile(train.prefix.with_suffix(".bin"), np.uint16)
     windows = np.lib.stride_tricks.sliding_window_view(tokens, 33)
     for step in itertools.count(2):
-        numbers = sample_numbers(step=step, micro_batch=micro_batch, micro_batch_size=2,
-                                 dp_rank=dp_rank, dp_size=dp, global_batch_size=8)  # fmt: skip
+        numbers = sample_numbers(
+            step=step, micro_batch=micro_batch, micro_batch_size=2, dp_rank=dp_rank, dp_size=dp, global_batch_size=8
+        )
         (found,) = np.nonzero((windows == samples.sample(numbers[0])).all(axis=1))
         if len(found) == 1:  # it does not straddle two documents
             tokens[found[0] + 16] = 60_000

@@ -210,11 +210,21 @@ torchtitan.train.main()
 """torchtitan's own command on CPU ranks, with the layout of the file that is its only argument."""
 
 TORCHTITAN_SHAPE = {
-    "runtime": "torchtitan", "model": "llama-3-8b", "model.layers": 2, "model.hidden": 256,
-    "model.heads": 16, "model.kv_heads": 16, "model.ffn": 768, "model.vocab": 2048,
-    "model.seq_length": 64, "training.micro_batch_size": 2, "training.dtype": "fp32",
-    "training.steps": 6, "training.warmup_steps": 2, "training.recompute": "none",
-}  # fmt: skip
+    "runtime": "torchtitan",
+    "model": "llama-3-8b",
+    "model.layers": 2,
+    "model.hidden": 256,
+    "model.heads": 16,
+    "model.kv_heads": 16,
+    "model.ffn": 768,
+    "model.vocab": 2048,
+    "model.seq_length": 64,
+    "training.micro_batch_size": 2,
+    "training.dtype": "fp32",
+    "training.steps": 6,
+    "training.warmup_steps": 2,
+    "training.recompute": "none",
+}
 """Its llama3_debugmodel, with two layers, as a job."""
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "train_ddp.py"

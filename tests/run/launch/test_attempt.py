@@ -25,17 +25,11 @@ def test_the_state_is_read_back_as_it_was(tmp_path: Path) -> None:
     progress = CollectiveProgress(groups=(group,))
     crumb = BreadcrumbState("step 3", JOINED, 12, 100.5, 100.25, progress)
     attempt = Saying()
-    attempt.state = AttemptState(
-        [NodeState(node=1, host="n2", ranks={3: RankState("stopped", 1.5, crumb)})]
-    )
+    attempt.state = AttemptState([NodeState(node=1, host="n2", ranks={3: RankState("stopped", 1.5, crumb)})])
     before = time.time()
     StatusFile(tmp_path / "nodes" / "status.json").write(attempt.state, AttemptPhase.FAILING)
     report = read_status(tmp_path / "nodes" / "status.json")
-    assert (
-        report is not None
-        and report.phase is AttemptPhase.FAILING
-        and before <= report.time <= time.time()
-    )
+    assert report is not None and report.phase is AttemptPhase.FAILING and before <= report.time <= time.time()
     assert report.state.nodes[0].host == "n2" and report.state.ranks == attempt.state.ranks
     read = report.state.ranks[3].breadcrumb
     assert (read.beat_time, read.text_time) == pytest.approx((100.5, 100.25), abs=0.01)

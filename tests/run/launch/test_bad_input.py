@@ -65,10 +65,7 @@ SETTINGS_REFUSED = [
     ([*XPU, "--set", "cluster.device.kind=tpu"], "ranks run on cpu, cuda or rocm"),
     ([*XPU, "--dry-run"], "is of kind xpu"),
     (["--resume", "--overwrite"], "exclude each other"),
-    (
-        ["--profile", "7-5"],
-        "launch.profile: '7-5' is not allowed: input should be steps in rising order",
-    ),
+    (["--profile", "7-5"], "launch.profile: '7-5' is not allowed: input should be steps in rising order"),
     (["--profile", "3-90000"], "launch.profile: step 90000 is to be recorded, but the run has"),
 ]
 
@@ -79,9 +76,7 @@ def test_settings(data: Path, tmp_path: Path, capsys: Capture, more: list[str], 
     assert not (tmp_path / "run").exists()
 
 
-def test_gpus_that_are_not_there(
-    data: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpus_that_are_not_there(data: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     argv = arguments(data, tmp_path / "run", "--set", "launch.device=cuda")
     assert "this machine shows 0" in refused(argv, capsys)
@@ -108,16 +103,16 @@ def _garbage_index(data: Path) -> None:
 
 
 HARMS = [
-    (_truncate, "train.bin"), (_foreign_index, "train.idx"), (_garbage_index, "train"),
+    (_truncate, "train.bin"),
+    (_foreign_index, "train.idx"),
+    (_garbage_index, "train"),
     (lambda data: (data / "tokenizer.json").unlink(), "tokenizer.json"),
     (lambda data: (data / "data.json").write_text("{"), "data.json"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("harm", "words"), HARMS)
-def test_damaged_data(
-    data: Path, tmp_path: Path, capsys: Capture, harm: Callable[[Path], None], words: str
-) -> None:
+def test_damaged_data(data: Path, tmp_path: Path, capsys: Capture, harm: Callable[[Path], None], words: str) -> None:
     copy = tmp_path / "data"
     shutil.copytree(data, copy)
     harm(copy)
@@ -128,8 +123,7 @@ def _with_corpus(tmp_path: Path, corpus: Path) -> list[str]:
     job = {key: value for key, value in settings().items() if key != "data.path"}
     sets = [f"{key}={json.dumps(value)}" for key, value in job.items()]
     sets.append(f"data.corpus={json.dumps([str(corpus)])}")
-    return ["launch", *(part for one in sets for part in ("--set", one)),
-            "--run-dir", str(tmp_path / "run")]  # fmt: skip
+    return ["launch", *(part for one in sets for part in ("--set", one)), "--run-dir", str(tmp_path / "run")]
 
 
 def test_a_corpus_that_is_missing_empty_or_too_small(tmp_path: Path, capsys: Capture) -> None:
@@ -206,8 +200,9 @@ class TestRunDir:
         run.torchrun_log.write_text("\n$ python -m torch.distributed.run train.py x\n")
         with pytest.raises(InputError, match="nothing was removed"):
             run.require_replaceable()
-        run.torchrun_log.write_text("\n$ python -m torch.distributed.run --nnodes=1 "
-                                    "-m mpctl.train.runtime.worker /a/run\nwords\n")  # fmt: skip
+        run.torchrun_log.write_text(
+            "\n$ python -m torch.distributed.run --nnodes=1 -m mpctl.train.runtime.worker /a/run\nwords\n"
+        )
         run.require_replaceable()
         run.clear()
         assert list(tmp_path.iterdir()) == []
@@ -261,6 +256,4 @@ def test_a_job_by_path_with_its_own_name(
 
 
 def test_a_run_is_named_after_its_preset_or_file() -> None:
-    assert [_name_of(source) for source in ("demo-t5", "jobs/mine.toml", None)] == [
-        "demo-t5", "mine", "run",
-    ]  # fmt: skip
+    assert [_name_of(source) for source in ("demo-t5", "jobs/mine.toml", None)] == ["demo-t5", "mine", "run"]

@@ -27,9 +27,7 @@ REACTION_SECONDS = 8.0
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["lines", "line"])
-def test_the_status_is_written_beside_a_flood_and_a_stop_is_heard(
-    tmp_path: Path, what: str
-) -> None:
+def test_the_status_is_written_beside_a_flood_and_a_stop_is_heard(tmp_path: Path, what: str) -> None:
     """100 MB of lines or 300 MB without a line's end, of each of two ranks."""
     write(tmp_path / "here", "chatty.sh", CHATTY)
     more = ("--set", "launch.stop_seconds=1")

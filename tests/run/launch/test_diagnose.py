@@ -68,9 +68,7 @@ class Attempt:
 
     def node(self, ranks: range = range(4), **seen: Any) -> NodeState:
         said = {
-            "ranks": {
-                rank: RankState("", 0.0, self.crumbs.get(rank, BreadcrumbState())) for rank in ranks
-            },
+            "ranks": {rank: RankState("", 0.0, self.crumbs.get(rank, BreadcrumbState())) for rank in ranks},
             "exit_codes": self.codes,
             "terminated": self.terminated,
             "failures": [self.records[rank] for rank in ranks if rank in self.records],
@@ -98,8 +96,7 @@ LOST = PeerLost("Connection closed by peer [127.0.0.1]:4711")
 
 
 def test_a_rank_of_a_grid_is_named_by_its_place_in_it(attempt: Attempt) -> None:
-    attempt.job = load_job(None, {"parallel.tp": 4, "parallel.tensor_mode": "2d",
-                                  "training.micro_batch_size": 2})  # fmt: skip
+    attempt.job = load_job(None, {"parallel.tp": 4, "parallel.tensor_mode": "2d", "training.micro_batch_size": 2})
     attempt.raised(0, LOST)
     attempt.raised(3, LOST)
     attempt.ended({0: 1, 3: 1, 1: -15})
@@ -137,9 +134,7 @@ def program(tmp_path: Path) -> ProgramAttempt:
     return ProgramAttempt(tmp_path)
 
 
-def test_a_rank_of_a_program_that_left_before_others_lost_it_is_named(
-    program: ProgramAttempt,
-) -> None:
+def test_a_rank_of_a_program_that_left_before_others_lost_it_is_named(program: ProgramAttempt) -> None:
     """Rank 1 left at step 15, rank 3 a moment later; rank 0 lost it, torchrun terminated rank 2."""
     program.left(1, "step 15", after=-2.0)
     program.left(3, "step 16", after=-1.0)
@@ -161,9 +156,7 @@ def test_a_rank_that_ended_well_after_a_failure_is_not_named(program: ProgramAtt
 
 
 @pytest.mark.parametrize(("code", "words"), [(3, "exited with code 3"), (-9, "killed by signal 9")])
-def test_a_shell_s_rank_that_failed_first_is_named(
-    program: ProgramAttempt, code: int, words: str
-) -> None:
+def test_a_shell_s_rank_that_failed_first_is_named(program: ProgramAttempt, code: int, words: str) -> None:
     """It leaves no record, and neither do the others, whose logs say that they lost a peer."""
     program.log(0, "RuntimeError: [...gloo/pair.cc:553] Connection closed by peer [::1]:4711\n")
     program.log(2, "step 15\n")
@@ -210,11 +203,20 @@ def test_all_ranks_that_left_with_exit_code_0(attempt: Attempt) -> None:
 
 
 def test_nccl_words_of_a_lost_peer_are_echoes(attempt: Attempt) -> None:
-    attempt.raised(0, RuntimeError("ncclSystemError: ... It can be also caused by unexpected exit "
-                                   "of a remote peer, see if there is connection closure by a "
-                                   "peer."))  # fmt: skip
-    attempt.raised(1, RuntimeError("ncclRemoteError: A call failed possibly due to a network error "
-                                   "or a remote process exiting prematurely."))  # fmt: skip
+    attempt.raised(
+        0,
+        RuntimeError(
+            "ncclSystemError: ... It can be also caused by unexpected exit "
+            "of a remote peer, see if there is connection closure by a "
+            "peer."
+        ),
+    )
+    attempt.raised(
+        1,
+        RuntimeError(
+            "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely."
+        ),
+    )
     attempt.ended({0: 1, 1: 1, 2: -11, 3: -15})
     failure = attempt.failure()
     assert failure.rank == 2 and "killed by signal 11 (SIGSEGV)" in failure.error
@@ -239,8 +241,7 @@ def test_who_timed_out_waits_for_one_that_waits_itself(attempt: Attempt) -> None
     failure = attempt.failure()
     assert (failure.rank, failure.would_repeat) == (3, False)
     assert failure.error == (
-        "did not join all_reduce #1 (4.0 KiB) of group pp (ranks 1, 3), in which rank 1 waits; the "
-        "others timed out"
+        "did not join all_reduce #1 (4.0 KiB) of group pp (ranks 1, 3), in which rank 1 waits; the others timed out"
     )
 
 
@@ -262,15 +263,11 @@ def test_watchdog_messages_replace_a_missing_collective_log(attempt: Attempt) ->
         "PG status: last enqueued work: 8, last completed work: 7"
     )
     for rank in (0, 1, 2):
-        attempt.log(
-            rank, f"{WATCHDOG} WorkNCCL(SeqNum=8, OpType=ALLREDUCE\n{words if rank else ''}"
-        )
+        attempt.log(rank, f"{WATCHDOG} WorkNCCL(SeqNum=8, OpType=ALLREDUCE\n{words if rank else ''}")
     attempt.log(1, WATCHDOG)
     attempt.ended({0: -6, 1: -6, 2: -6, 3: -15})
     failure = attempt.failure()
-    assert failure.rank == 3 and "did not join collective #8 of group dp (ranks 2-3)" in (
-        failure.error
-    )
+    assert failure.rank == 3 and "did not join collective #8 of group dp (ranks 2-3)" in (failure.error)
 
 
 def test_a_recorded_error_would_repeat_and_may_ask_for_a_rollback(attempt: Attempt) -> None:
@@ -313,8 +310,7 @@ def test_memory_that_ran_out_is_reported(attempt: Attempt) -> None:
     assert "(SIGKILL: memory ran out" in killed
     assert "often sent by the kernel" in attempt.failure(code=-9).error
     attempt.started(2)
-    assert attempt.failure(code=-15).error == (
-        "torchrun, with its ranks, was killed by signal 15 (SIGTERM)")  # fmt: skip
+    assert attempt.failure(code=-15).error == ("torchrun, with its ranks, was killed by signal 15 (SIGTERM)")
     attempt.ended({1: -9, 0: -15, 2: -15, 3: -15})
     failure = attempt.failure(memory_kills=1)
     assert failure.rank == 1 and "memory ran out" in failure.error
@@ -337,9 +333,7 @@ def test_a_torchrun_that_was_killed_on_another_host_is_named(attempt: Attempt) -
     attempt.started(2)
     attempt.ended({0: 1, 1: 1})
     first = attempt.node(range(2))
-    second = attempt.node(
-        range(2, 4), node=1, host="n2", code=-9, killed_by=9, exit_codes={}, terminated=()
-    )
+    second = attempt.node(range(2, 4), node=1, host="n2", code=-9, killed_by=9, exit_codes={}, terminated=())
     failure = attempt.failure_of(first, second)
     assert failure.rank is None and not failure.would_repeat
     assert failure.error == (
@@ -375,8 +369,15 @@ def test_a_failure_is_json_and_words(attempt: Attempt) -> None:
 
 
 def failed(rank: int, error: str, *, is_echo: bool = False) -> FailureRecord:
-    return {"rank": rank, "coords": {"tp": rank % 2}, "doing": "step 3", "error": error,
-            "is_echo": is_echo, "time": 100.0 + rank, "traceback": []}  # type: ignore[typeddict-item]  # fmt: skip
+    return {
+        "rank": rank,
+        "coords": {"tp": rank % 2},
+        "doing": "step 3",
+        "error": error,
+        "is_echo": is_echo,
+        "time": 100.0 + rank,
+        "traceback": [],
+    }  # type: ignore[typeddict-item]
 
 
 def state(records: list[FailureRecord], **codes: int) -> AttemptState:
@@ -390,14 +391,10 @@ LOST_PEER = "RuntimeError: Connection closed by peer [10.0.0.{}]:29500"
 
 
 def test_echoes_are_one_number() -> None:
-    records = [
-        failed(rank, LOST_PEER.format(rank), is_echo=True) for rank in range(512) if rank != 7
-    ]
+    records = [failed(rank, LOST_PEER.format(rank), is_echo=True) for rank in range(512) if rank != 7]
     (echo,) = other_failures(state([failed(7, "ValueError: bad token"), *records]), 7)
     assert echo == OtherFailure(
-        (*range(7), *range(8, 512)),
-        "RuntimeError: Connection closed by peer […]:29500",
-        is_echo=True,
+        (*range(7), *range(8, 512)), "RuntimeError: Connection closed by peer […]:29500", is_echo=True
     )
     assert str(echo).startswith("511 ranks lost their peers (ranks 0-6, 8-511): RuntimeError")
 
@@ -459,8 +456,7 @@ def test_the_first_failure_is_on_top(
 def on_two_hosts(attempt: Attempt, **seen: Any) -> Failure:
     """Ranks 0 and 1 on n1, 2 and 3 on n2; `seen` is of both hosts."""
     return attempt.failure_of(
-        attempt.node(range(2), host="n1", node=0, **seen),
-        attempt.node(range(2, 4), host="n2", node=1, **seen),
+        attempt.node(range(2), host="n1", node=0, **seen), attempt.node(range(2, 4), host="n2", node=1, **seen)
     )
 
 
@@ -474,9 +470,7 @@ def on_two_hosts(attempt: Attempt, **seen: Any) -> Failure:
         ({3: -9, 0: -15}, "n2"),  # torchrun ended rank 0
     ],
 )
-def test_a_host_is_blamed_for_its_killed_ranks(
-    attempt: Attempt, codes: dict[int, int], blamed: str
-) -> None:
+def test_a_host_is_blamed_for_its_killed_ranks(attempt: Attempt, codes: dict[int, int], blamed: str) -> None:
     for rank in range(4):
         attempt.started(rank)
     attempt.ended(codes)
@@ -498,9 +492,7 @@ def test_a_host_is_not_blamed_for_a_rank_that_needed_too_much_memory(attempt: At
         (LOST, ""),
     ],
 )
-def test_a_host_is_blamed_for_its_device_and_its_disk(
-    attempt: Attempt, error: Exception, blamed: str
-) -> None:
+def test_a_host_is_blamed_for_its_device_and_its_disk(attempt: Attempt, error: Exception, blamed: str) -> None:
     attempt.raised(2, error)
     attempt.raised(0, LOST)
     attempt.ended({0: 1, 1: 1, 2: 1, 3: 1})
@@ -530,10 +522,7 @@ def test_no_host_is_blamed_for_a_launcher_that_was_stopped(attempt: Attempt) -> 
 
 
 def test_the_host_of_a_stopped_or_hung_rank_is_blamed(attempt: Attempt) -> None:
-    hosts = [
-        attempt.node(range(2), host="n1", code=None),
-        attempt.node(range(2, 4), host="n2", code=None),
-    ]
+    hosts = [attempt.node(range(2), host="n1", code=None), attempt.node(range(2, 4), host="n2", code=None)]
     assert attempt.failure_of(*hosts, code=None, stopped=(3,)).blamed == "n2"
     assert attempt.failure_of(*hosts, code=None, stopped=(0, 3)).blamed == ""
     assert attempt.failure_of(*hosts, code=None, hang=Verdict(0, "it computes")).blamed == "n1"

@@ -56,9 +56,7 @@ CASES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("changes", CASES)
-def test_a_checkpoint_has_the_planned_size(
-    data: Path, tmp_path: Path, changes: dict[str, Any]
-) -> None:
+def test_a_checkpoint_has_the_planned_size(data: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
     job = tiny_job(data, **ONE, **changes)
     trainer = make_trainer(job, tmp_path)
     trainer.step = 1
@@ -71,17 +69,19 @@ def test_a_checkpoint_has_the_planned_size(
 @pytest.mark.parametrize(
     ("tp", "dp", "changes"),
     [
-        pytest.param(2, 2, {"parallel__zero": 3, "training__freeze": ["layers.1.mlp.*"]},
-                     marks=pytest.mark.slow),
-        pytest.param(1, 1, {"parallel__pp": 2, "cluster__gpus_per_node": 2,
-                            "training__dtype": "bf16"}, marks=pytest.mark.slow),
-        pytest.param(2, 1, {"parallel__pp": 2, "cluster__gpus_per_node": 4, "parallel__vpp": 1,
-                            "parallel__sequence_parallel": True}, marks=pytest.mark.slow),
+        pytest.param(2, 2, {"parallel__zero": 3, "training__freeze": ["layers.1.mlp.*"]}, marks=pytest.mark.slow),
+        pytest.param(
+            1, 1, {"parallel__pp": 2, "cluster__gpus_per_node": 2, "training__dtype": "bf16"}, marks=pytest.mark.slow
+        ),
+        pytest.param(
+            2,
+            1,
+            {"parallel__pp": 2, "cluster__gpus_per_node": 4, "parallel__vpp": 1, "parallel__sequence_parallel": True},
+            marks=pytest.mark.slow,
+        ),
     ],
-)  # fmt: skip
-def test_so_it_has_of_several_ranks(
-    data: Path, tmp_path: Path, tp: int, dp: int, changes: dict[str, Any]
-) -> None:
+)
+def test_so_it_has_of_several_ranks(data: Path, tmp_path: Path, tp: int, dp: int, changes: dict[str, Any]) -> None:
     """Each tp rank writes what is not split; a table that two stages hold is written once."""
     job = tiny_job(data, tp, dp, **ONE, **changes)
     train(job, tmp_path)
@@ -113,9 +113,7 @@ def test_the_most_by_hand() -> None:
     assert most_at_once(few.model_copy(update={"keep_every": 20}), 100) == 6
     assert most_at_once(CheckpointSpec(), 100) == 1
     endless = CheckpointSpec(interval=1, keep_last=3, keep_every=10**6)
-    assert (
-        most_at_once(endless, 2**31 - 1) == 2147 + 3 + 1
-    )  # in no time: nothing of that length is made
+    assert most_at_once(endless, 2**31 - 1) == 2147 + 3 + 1  # in no time: nothing of that length is made
 
 
 def test_a_disk_that_is_too_small_is_refused(
@@ -130,8 +128,12 @@ def test_a_disk_that_is_too_small_is_refused(
     argv = arguments(data, tmp_path / "run", "--dry-run")
     assert mpctl(argv) == 2
     said = capsys.readouterr().err
-    for words in (f"2 checkpoints of {bytes_text(one)}", f"{bytes_text(free)} are free",
-                  "disk-holds-checkpoints", "checkpoint.interval"):  # fmt: skip
+    for words in (
+        f"2 checkpoints of {bytes_text(one)}",
+        f"{bytes_text(free)} are free",
+        "disk-holds-checkpoints",
+        "checkpoint.interval",
+    ):
         assert words in said
     assert mpctl([*argv, "--set", "checkpoint.interval=0"]) == 0
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(1 << 40, 0, 2 * one))
@@ -154,8 +156,12 @@ def test_a_save_that_fails_ends_with_words(data: Path, tmp_path: Path) -> None:
     assert run.ended().process.returncode == 1
     failure = run.summary["failure"]
     assert failure["rank"] == 0 and failure["doing"].startswith("saving step 1")
-    for words in ("the checkpoint could not be saved", "shard-0.safetensors: File too large",
-                  "97.7 KiB could be written", "none was saved before"):  # fmt: skip
+    for words in (
+        "the checkpoint could not be saved",
+        "shard-0.safetensors: File too large",
+        "97.7 KiB could be written",
+        "none was saved before",
+    ):
         assert words in failure["error"] and words in run.stderr.replace("\n", " ")
     assert "Traceback" not in run.stderr
     assert list((run.run_dir / "checkpoints").iterdir()) == []
@@ -231,8 +237,7 @@ def test_a_recorded_error_of_a_full_disk_comes_before_others(tmp_path: Path) -> 
     run, number = RunDir(tmp_path), errno.ENOSPC
     errors = ValueError("half a file"), OSError(number, os.strerror(number), "/tmp/cache")
     records = [
-        failure_record(error, rank=rank, coords={"dp": rank}, doing="step 3")
-        for rank, error in enumerate(errors)
+        failure_record(error, rank=rank, coords={"dp": rank}, doing="step 3") for rank, error in enumerate(errors)
     ]
     evidence = AttemptEvidence(state=AttemptState([NodeState(code=1, failures=records)]))
     failure = find_failure(run, load_job(None, {"parallel.dp": 2}), evidence)

@@ -30,8 +30,13 @@ from tests.train.runtime.tiny import tiny_job, tiny_plan
 
 def _job(**settings: object) -> JobSpec:
     """4 nodes of 8 GPUs: tp 8, dp 4, a global batch of 12."""
-    keys = {"cluster.nodes": 4, "cluster.gpus_per_node": 8, "parallel.tp": 8,
-            "training.global_batch_size": 12, "launch.elastic": True}  # fmt: skip
+    keys = {
+        "cluster.nodes": 4,
+        "cluster.gpus_per_node": 8,
+        "parallel.tp": 8,
+        "training.global_batch_size": 12,
+        "launch.elastic": True,
+    }
     more = {key.replace("__", "."): value for key, value in settings.items()}
     return load_job(None, {**keys, **more})
 
@@ -120,9 +125,7 @@ class Elastic:
 
 
 @pytest.mark.slow
-def test_a_run_shrinks_and_grows_back_with_the_same_losses(
-    data: Path, finished: Launched, tmp_path: Path
-) -> None:
+def test_a_run_shrinks_and_grows_back_with_the_same_losses(data: Path, finished: Launched, tmp_path: Path) -> None:
     elastic = Elastic(data, tmp_path / "run")
     outcome, run = elastic.launch(), elastic.run
     assert outcome.status == "finished", outcome.failure

@@ -48,9 +48,7 @@ def test_another_mpctl_and_another_torch(tmp_path: Path, monkeypatch: pytest.Mon
     assert f"{tmp_path / 'torch.py'} is found as 'torch'" in torch.message
 
 
-def test_the_working_directory_is_not_the_ranks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_working_directory_is_not_the_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first entry of the path is this process's own: ranks start with PYTHONSAFEPATH."""
     (tmp_path / "torch.py").write_text("")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path, OWN])
@@ -60,8 +58,9 @@ def test_the_working_directory_is_not_the_ranks(
 def test_a_module_that_hides_python_s_own(tmp_path: Path) -> None:
     (tmp_path / "json.py").write_text("x = 1\n")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    ended = subprocess.run([sys.executable, "-m", "mpctl", "plan", "demo", "--json"],
-                           env=environment, capture_output=True, text=True)  # fmt: skip
+    ended = subprocess.run(
+        [sys.executable, "-m", "mpctl", "plan", "demo", "--json"], env=environment, capture_output=True, text=True
+    )
     assert ended.returncode == 2 and "Traceback" not in ended.stderr
     assert f"{tmp_path}/json.py hides Python's own module 'json'" in ended.stderr
 
@@ -73,9 +72,7 @@ def test_a_path_that_is_no_text() -> None:
     assert "LC_ALL=C.UTF-8" in issue.hint
 
 
-def test_a_run_directory_that_is_no_text_can_be_logged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_directory_that_is_no_text_can_be_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """torchrun's command line goes into the log byte by byte."""
     run = RunDir(tmp_path / "l\udcc3")
     run.torchrun_log.parent.mkdir(parents=True)
@@ -91,12 +88,7 @@ def test_a_name_of_300_characters(
     name = "x" * 300
     given = arguments(data, tmp_path / name)
     unnamed = [*given[: given.index("--run-dir")], "--set", f"name={name}"]
-    for argv in (
-        given,
-        [*given, "--overwrite"],
-        ["launch", "--resume", "--run-dir", name],
-        unnamed,
-    ):
+    for argv in (given, [*given, "--overwrite"], ["launch", "--resume", "--run-dir", name], unnamed):
         assert run(argv) == 2
         assert ": File name too long" in capsys.readouterr().err
 
@@ -113,9 +105,8 @@ def test_the_load_of_a_busy_host_is_reported_with_the_forecast() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("load", [0.0, 50.0])
 def test_a_run_reports_it_before_its_first_step(
-    load: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    load: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(os, "getloadavg", lambda: (load, load, load))
     texts = tmp_path / "texts"
     texts.mkdir()
@@ -123,10 +114,28 @@ def test_a_run_reports_it_before_its_first_step(
         words = "".join(f"line {n} of text {number}, {n * n}\n" for n in range(200))
         (texts / f"{number}.txt").write_text(words)
     said = caller(capsys)(
-        "launch", "demo", "--tp", 1, "--gpus-per-node", 1, "--steps", 1, "--run-dir",
-        tmp_path / "run", "--set", f'data.corpus=["{texts}"]', "--set", "model.layers=1",
-        "--set", "model.hidden=32", "--set", "model.vocab=512", "--set", "model.seq_length=32",
-        "--set", "training.warmup_steps=0",
-    )  # fmt: skip
+        "launch",
+        "demo",
+        "--tp",
+        1,
+        "--gpus-per-node",
+        1,
+        "--steps",
+        1,
+        "--run-dir",
+        tmp_path / "run",
+        "--set",
+        f'data.corpus=["{texts}"]',
+        "--set",
+        "model.layers=1",
+        "--set",
+        "model.hidden=32",
+        "--set",
+        "model.vocab=512",
+        "--set",
+        "model.seq_length=32",
+        "--set",
+        "training.warmup_steps=0",
+    )
     assert said.code == 0, said.err
     assert ("this host is busy: 50.0 processes" in said.err) == (load > 1)

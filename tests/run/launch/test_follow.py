@@ -25,10 +25,20 @@ BOTH = {"launch.csv": True, "launch.tensorboard": True, "data.validation": {"old
 
 
 def record(step: int, **more: Any) -> dict[str, Any]:
-    return {"step": step, "loss": 9.0 - step, "tokens": 100 * step, "step_seconds": 0.5,
-            "cpu_seconds": 0.4, "tokens_per_second": 200.0, "grad_norm": 1.5,
-            "learning_rate": 1e-3, "memory_bytes": [5, 7], "predicted_step_seconds": None,
-            "time": 1.7e9 + step, **more}  # fmt: skip
+    return {
+        "step": step,
+        "loss": 9.0 - step,
+        "tokens": 100 * step,
+        "step_seconds": 0.5,
+        "cpu_seconds": 0.4,
+        "tokens_per_second": 200.0,
+        "grad_norm": 1.5,
+        "learning_rate": 1e-3,
+        "memory_bytes": [5, 7],
+        "predicted_step_seconds": None,
+        "time": 1.7e9 + step,
+        **more,
+    }
 
 
 class Run:
@@ -193,9 +203,7 @@ def test_a_message_is_a_line_with_its_time(tmp_path: Path) -> None:
     log = EventLog(tmp_path / "logs" / "launcher.log", told.append, clock=lambda: 0.0)
     log.event("first\nsecond")
     log.write("third")
-    assert log.path.read_text().splitlines() == [
-        "1970-01-01T00:00:00Z first second", "1970-01-01T00:00:00Z third",
-    ]  # fmt: skip
+    assert log.path.read_text().splitlines() == ["1970-01-01T00:00:00Z first second", "1970-01-01T00:00:00Z third"]
     assert told == ["first\nsecond"]
 
 

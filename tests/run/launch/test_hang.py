@@ -62,9 +62,7 @@ def test_a_rank_that_computes_for_ever_is_named(data: Path, tmp_path: Path) -> N
 @pytest.mark.slow
 @pytest.mark.usefixtures("spinning")
 @pytest.mark.parametrize("transport", ["true", "false"])
-def test_the_rank_at_the_end_of_the_chain_is_named(
-    data: Path, tmp_path: Path, transport: str
-) -> None:
+def test_the_rank_at_the_end_of_the_chain_is_named(data: Path, tmp_path: Path, transport: str) -> None:
     """tp 2, pp 2: rank 3 holds up 2 in tp, and 2 and 3 hold up the first stage; through shared
     memory and through gloo."""
     layout = ("--set", "parallel.pp=2", "--set", "cluster.gpus_per_node=4", "--tp", "2")

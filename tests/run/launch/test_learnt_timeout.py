@@ -17,8 +17,16 @@ def learnt(*seconds: float, between: float = 0.0, **launch: Any) -> LearntTimeou
     timeout, now = LearntTimeout(LaunchSpec(**launch)), 1e9
     for number, length in enumerate(seconds, start=1):
         now += length + between
-        timeout.learn({"step": number, "loss": 1.0, "tokens": number, "step_seconds": length,
-                       "tokens_per_second": 1.0, "time": now})  # fmt: skip
+        timeout.learn(
+            {
+                "step": number,
+                "loss": 1.0,
+                "tokens": number,
+                "step_seconds": length,
+                "tokens_per_second": 1.0,
+                "time": now,
+            }
+        )
     return timeout
 
 
@@ -46,18 +54,20 @@ def test_saves_and_validations_between_steps_count() -> None:
 def test_a_clock_that_is_set_back_is_no_length_of_a_step() -> None:
     timeout = learnt(*[1.0] * 20)
     timeout.before = 2e9
-    timeout.learn({"step": 21, "loss": 1.0, "tokens": 1, "step_seconds": 1.0,
-                   "tokens_per_second": 1.0, "time": 1e9})  # fmt: skip
+    timeout.learn({"step": 21, "loss": 1.0, "tokens": 1, "step_seconds": 1.0, "tokens_per_second": 1.0, "time": 1e9})
     assert timeout.seconds == LEAST_SECONDS
 
 
 @pytest.mark.parametrize(
     "other",
     [
-        "validation after step 20", "saving step 20: 1 MiB of 2 MiB written", "loading step-20",
-        "step 21; saving step 20: 1 MiB of 2 MiB written", "",
+        "validation after step 20",
+        "saving step 20: 1 MiB of 2 MiB written",
+        "loading step-20",
+        "step 21; saving step 20: 1 MiB of 2 MiB written",
+        "",
     ],
-)  # fmt: skip
+)
 def test_whatever_is_no_step_has_the_whole_limit(other: str) -> None:
     """One rank does it for 100 s, for which another waits; then both are in steps again."""
     timeout = learnt(*[1.0] * 20)
@@ -88,7 +98,6 @@ def test_ranks_give_up_later_than_the_launcher() -> None:
 def test_the_report_says_what_was_learnt() -> None:
     timeout = learnt(*[1.2] * 20)
     assert timeout.words(31) == (
-        "; the limit of 30 s was learnt from 20 steps, the longest 1.2 s "
-        "(launch.timeout_seconds sets another)"
+        "; the limit of 30 s was learnt from 20 steps, the longest 1.2 s (launch.timeout_seconds sets another)"
     )
     assert timeout.words(300) == ""

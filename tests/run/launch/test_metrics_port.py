@@ -30,10 +30,7 @@ def port() -> Iterator[int]:
 @contextmanager
 def connections(port: int, count: int) -> Iterator[list[socket.socket]]:
     with ExitStack() as stack:
-        yield [
-            stack.enter_context(socket.create_connection(("127.0.0.1", port), 5))
-            for _ in range(count)
-        ]
+        yield [stack.enter_context(socket.create_connection(("127.0.0.1", port), 5)) for _ in range(count)]
 
 
 def is_closed(connection: socket.socket) -> bool:

@@ -35,8 +35,15 @@ def job(**settings: Any) -> Any:
 
 
 def record(step: int, time: float, **more: Any) -> Any:
-    return {"step": step, "loss": 5.0 / step, "tokens": 64 * step, "step_seconds": 1.0,
-            "tokens_per_second": 64.0, "time": time, **more}  # fmt: skip
+    return {
+        "step": step,
+        "loss": 5.0 / step,
+        "tokens": 64 * step,
+        "step_seconds": 1.0,
+        "tokens_per_second": 64.0,
+        "time": time,
+        **more,
+    }
 
 
 def read(text: str) -> dict[str, float]:
@@ -50,10 +57,7 @@ def test_a_file_has_what_happened_and_stays(tmp_path: Path) -> None:
     target, run = tmp_path / "a.prom", RunDir(tmp_path / "run")
     (run.checkpoints / "step-2").mkdir(parents=True)
     seen: list[int] = []
-    with monitored(run, job(metrics=str(target)), print, lambda r: seen.append(r["step"])) as (
-        on_record,
-        on_change,
-    ):
+    with monitored(run, job(metrics=str(target)), print, lambda r: seen.append(r["step"])) as (on_record, on_change):
         assert read(target.read_text())["mpctl_up"] == 1
         on_record(record(1, 11.0, mfu=0.4, grad_norm=None))
         on_record(record(2, 12.0, skipped=True))
@@ -63,11 +67,20 @@ def test_a_file_has_what_happened_and_stays(tmp_path: Path) -> None:
         on_record(record(2, 20.0))
     values = read(target.read_text())
     assert seen == [1, 2, 2]
-    assert values.items() >= {
-        "mpctl_up": 0, "mpctl_step": 2, "mpctl_steps": 9, "mpctl_loss": 2.5,
-        "mpctl_mfu_ratio": 0.4, "mpctl_failures_total": 1, "mpctl_restarts_total": 1,
-        "mpctl_skipped_steps_total": 1, "mpctl_goodput_ratio": 0.2,
-    }.items()  # fmt: skip
+    assert (
+        values.items()
+        >= {
+            "mpctl_up": 0,
+            "mpctl_step": 2,
+            "mpctl_steps": 9,
+            "mpctl_loss": 2.5,
+            "mpctl_mfu_ratio": 0.4,
+            "mpctl_failures_total": 1,
+            "mpctl_restarts_total": 1,
+            "mpctl_skipped_steps_total": 1,
+            "mpctl_goodput_ratio": 0.2,
+        }.items()
+    )
     assert "mpctl_gradient_norm" not in values and values.keys() <= METRICS.keys()
 
 
@@ -92,9 +105,7 @@ def test_ranks_that_are_no_longer_heard_are_a_metric(tmp_path: Path) -> None:
     run.nodes.mkdir(parents=True)
     now = time.time()
     beats = {0: now, 1: now - 60.0, 2: 0.0}  # the last has not begun
-    ranks = {
-        rank: RankState(breadcrumb=BreadcrumbState(beat_time=at)) for rank, at in beats.items()
-    }
+    ranks = {rank: RankState(breadcrumb=BreadcrumbState(beat_time=at)) for rank, at in beats.items()}
     StatusFile(run.status).write(AttemptState([NodeState(ranks=ranks)]), AttemptPhase.RUNNING)
     with monitored(run, job(metrics=str(target)), print, lambda r: None) as (on_record, _):
         on_record(record(1, 11.0))
@@ -135,17 +146,13 @@ def test_an_endpoint_answers_while_the_run_goes_on(tmp_path: Path) -> None:
         ({"hook": ["/no/such/program"]}, "launch.hook", "list"),
     ],
 )
-def test_what_cannot_work_is_refused_before_the_start(
-    settings: dict[str, Any], where: str, way_out: str
-) -> None:
+def test_what_cannot_work_is_refused_before_the_start(settings: dict[str, Any], where: str, way_out: str) -> None:
     (issue,) = monitoring_issues(job(**settings))
     assert issue.where == where and way_out in issue.hint
     assert list(monitoring_issues(job(metrics="[::1]:9400", hook=[sys.executable]))) == []
 
 
-HOOK = (
-    "import json, sys; d = json.load(sys.stdin); open(sys.argv[1], 'a').write(json.dumps(d)+'\\n')"
-)
+HOOK = "import json, sys; d = json.load(sys.stdin); open(sys.argv[1], 'a').write(json.dumps(d)+'\\n')"
 
 
 def test_the_hook_gets_each_change_in_order(tmp_path: Path) -> None:
@@ -165,9 +172,7 @@ def test_the_hook_gets_each_change_in_order(tmp_path: Path) -> None:
 
 def test_a_hook_that_fails_or_hangs_is_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
     python = [sys.executable, "-c"]
-    assert call_hook([*python, "import sys; sys.exit('no mail server')"], {}) == (
-        "it ended with 1: no mail server"
-    )
+    assert call_hook([*python, "import sys; sys.exit('no mail server')"], {}) == ("it ended with 1: no mail server")
     assert "cannot be run" in call_hook(["/no/such/program"], {})
     monkeypatch.setattr(monitoring, "HOOK_SECONDS", 0.2)
     assert "ended after 0.2 s" in call_hook([*python, "import time; time.sleep(60)"], {})
@@ -186,9 +191,16 @@ def test_a_launch_is_watched_from_outside(tmp_path: Path, data: Path) -> None:
     log, target = tmp_path / "log", tmp_path / "a.prom"
     hook = json.dumps([sys.executable, "-c", HOOK, str(log)])
     ran = launch(
-        data, tmp_path / "run", "--set", f"launch.hook={hook}", "--set",
-        f"launch.metrics={json.dumps(str(target))}", "--set", "training.steps=3", "--json",
-    ).ended()  # fmt: skip
+        data,
+        tmp_path / "run",
+        "--set",
+        f"launch.hook={hook}",
+        "--set",
+        f"launch.metrics={json.dumps(str(target))}",
+        "--set",
+        "training.steps=3",
+        "--json",
+    ).ended()
     assert 0 < ran.summary["goodput"] <= 1
     (document,) = [json.loads(line) for line in log.read_text().splitlines()]
     assert (document["event"], document["status"], document["step"]) == ("end", "finished", 3)

@@ -18,18 +18,21 @@ from tests.train.runtime.tiny import SETTINGS
     ("changes", "says"),
     [
         ({"parallel.tp": 2, "cluster.gpus_per_node": 2}, "with parallel.tp 2 layers are"),
-        ({"parallel.cp": 2, "parallel.tp": 2, "cluster.gpus_per_node": 4},
-         "with parallel.tp 2 and parallel.cp 2 layers are"),
+        (
+            {"parallel.cp": 2, "parallel.tp": 2, "cluster.gpus_per_node": 4},
+            "with parallel.tp 2 and parallel.cp 2 layers are",
+        ),
         ({"training.dtype": "fp8"}, "with training.dtype fp8 layers are"),
         ({"model.experts": 4, "model.experts_per_token": 2}, "with model.experts layers are"),
         ({"training.recompute": "full", "training.dropout": 0.2}, ""),
         ({"training.recompute": "selective", "training.attention_dropout": 0.1}, ""),
     ],
-)  # fmt: skip
+)
 def test_layers_compiled_in_pieces_are_reported(changes: dict[str, Any], says: str) -> None:
     for on in (True, False):
-        job = load_job(None, {**SETTINGS, "cluster.gpus_per_node": 1, "launch.device": "cpu",
-                              **changes, "launch.compile": on})  # fmt: skip
+        job = load_job(
+            None, {**SETTINGS, "cluster.gpus_per_node": 1, "launch.device": "cpu", **changes, "launch.compile": on}
+        )
         words = " ".join(launch_warnings(job, Machine(8, 0, 2**40)))
         assert ("launch.compile:" in words) == (on and bool(says))
         assert not on or says in words

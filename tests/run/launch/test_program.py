@@ -39,14 +39,18 @@ def ended(run: Launched, status: str) -> Launched:
 
 
 def test_a_trainer_gets_its_place_its_variables_and_its_records(tmp_path: Path) -> None:
-    write(tmp_path / "here", "show.py", """\
+    write(
+        tmp_path / "here",
+        "show.py",
+        """\
         import json, os, sys
         names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "OMP_NUM_THREADS")
         found = {n: v for n, v in os.environ.items() if n in names or n.startswith("MPCTL_")}
         found |= {"cuda": os.environ["CUDA_VISIBLE_DEVICES"], "argv": sys.argv, "cwd": os.getcwd()}
         found["safe"] = os.environ.get("PYTHONSAFEPATH")
         print(json.dumps(found))
-        """)  # fmt: skip
+        """,
+    )
     hostile = ["$(touch no)", "; touch no", "a b", "*", "--run-dir", "", "{tp}", "ä\n"]
     command = shlex.join(["python", "show.py", *hostile])
     run = ended(run_program(tmp_path / "run", command, "--tp", "2"), "finished")
@@ -54,13 +58,26 @@ def test_a_trainer_gets_its_place_its_variables_and_its_records(tmp_path: Path) 
     here = (tmp_path / "here").resolve()
     assert not (here / "no").exists()
     assert [s["RANK"] for s in said] == [s["MPCTL_TP_RANK"] for s in said] == ["0", "1"]
-    assert said[1] | {
-        "LOCAL_RANK": "1", "WORLD_SIZE": "2", "cuda": "", "safe": None, "MPCTL_ATTEMPT": "0",
-        "MPCTL_TP_SIZE": "2", "MPCTL_TP_GROUP": "0,1", "MPCTL_DP_SIZE": "1", "MPCTL_DP_GROUP": "1",
-        "argv": [str(here / "show.py"), *hostile], "cwd": str(here),
-        "MPCTL_RUN_DIR": str(run.run_dir.resolve()), "OMP_NUM_THREADS": "1",
-        "MPCTL_PLAN": str(run.run_dir.resolve() / "plan.json"),
-    } == said[1]  # fmt: skip
+    assert (
+        said[1]
+        | {
+            "LOCAL_RANK": "1",
+            "WORLD_SIZE": "2",
+            "cuda": "",
+            "safe": None,
+            "MPCTL_ATTEMPT": "0",
+            "MPCTL_TP_SIZE": "2",
+            "MPCTL_TP_GROUP": "0,1",
+            "MPCTL_DP_SIZE": "1",
+            "MPCTL_DP_GROUP": "1",
+            "argv": [str(here / "show.py"), *hostile],
+            "cwd": str(here),
+            "MPCTL_RUN_DIR": str(run.run_dir.resolve()),
+            "OMP_NUM_THREADS": "1",
+            "MPCTL_PLAN": str(run.run_dir.resolve() / "plan.json"),
+        }
+        == said[1]
+    )
     assert Path(said[0]["MPCTL_CHECKPOINT_DIR"]).is_dir()
     assert run.summary["program"] == ["python", "show.py", *hostile]
     assert "mpctl_" not in run.stdout and run.records == []
@@ -93,13 +110,17 @@ def test_a_program_may_end_while_gloo_holds_a_tensor(tmp_path: Path, how: str) -
 
 @pytest.mark.slow
 def test_a_script_that_always_fails_is_named_with_its_line(tmp_path: Path) -> None:
-    write(tmp_path / "here", "bad.py", """\
+    write(
+        tmp_path / "here",
+        "bad.py",
+        """\
         import sys
         def main():
             raise KeyError("no such layer")
         if __name__ == "__main__":
             main()
-        """)  # fmt: skip
+        """,
+    )
     more = ("--set", "launch.max_restarts=5")
     run = ended(run_program(tmp_path / "run", "python bad.py", *more), "failed")
     assert run.summary["attempts"] == 2 and "twice in a row" in run.summary["failure"]["error"]
@@ -111,7 +132,10 @@ def test_a_script_that_always_fails_is_named_with_its_line(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_a_rank_that_leaves_before_the_others_is_named_first(tmp_path: Path) -> None:
-    write(tmp_path / "here", "leaves.py", """\
+    write(
+        tmp_path / "here",
+        "leaves.py",
+        """\
         import sys, torch, torch.distributed as dist, mpctl
         dist.init_process_group("gloo")
         for step in range(1, 100):
@@ -119,7 +143,8 @@ def test_a_rank_that_leaves_before_the_others_is_named_first(tmp_path: Path) -> 
             mpctl.heartbeat(step)
             if step == 15 and dist.get_rank() == 1:
                 sys.exit(0)
-        """)  # fmt: skip
+        """,
+    )
     run = ended(run_program(tmp_path / "run", "python leaves.py"), "failed")
     failure = run.summary["failure"]
     assert (failure["rank"], failure["doing"]) == (1, "step 15")
@@ -129,7 +154,10 @@ def test_a_rank_that_leaves_before_the_others_is_named_first(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_a_hang_is_seen_and_the_places_of_the_ranks_are_named(tmp_path: Path) -> None:
-    write(tmp_path / "here", "hang.py", """\
+    write(
+        tmp_path / "here",
+        "hang.py",
+        """\
         import time, torch, torch.distributed as dist, mpctl
         dist.init_process_group("gloo")
         def read_batch():
@@ -138,7 +166,8 @@ def test_a_hang_is_seen_and_the_places_of_the_ranks_are_named(tmp_path: Path) ->
         if dist.get_rank() == 1:
             read_batch()
         dist.all_reduce(torch.ones(1))
-        """)  # fmt: skip
+        """,
+    )
     more = ("--set", "launch.timeout_seconds=4")
     run = ended(run_program(tmp_path / "run", "python hang.py", *more), "failed")
     error = run.summary["failure"]["error"]
@@ -148,9 +177,7 @@ def test_a_hang_is_seen_and_the_places_of_the_ranks_are_named(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_a_program_that_computes_and_sends_no_heartbeat_is_hung_if_it_has_to(
-    tmp_path: Path,
-) -> None:
+def test_a_program_that_computes_and_sends_no_heartbeat_is_hung_if_it_has_to(tmp_path: Path) -> None:
     text = "import mpctl\nmpctl.heartbeat(3)\nwhile True: pass\n"
     write(tmp_path / "here", "spin.py", text)
     more = ("--set", "launch.heartbeat_seconds=4", "--set", "launch.timeout_seconds=1")
@@ -162,7 +189,10 @@ def test_a_program_that_computes_and_sends_no_heartbeat_is_hung_if_it_has_to(
 
 @pytest.mark.slow
 def test_a_shell_script_reports_by_its_file(tmp_path: Path) -> None:
-    path = write(tmp_path / "here", "train.sh", """\
+    path = write(
+        tmp_path / "here",
+        "train.sh",
+        """\
         #!/bin/bash
         for step in 1 2 3; do
           echo "{\\"step\\": $step, \\"loss\\": 0.$step, \\"tokens\\": ${step}00}"
@@ -170,7 +200,8 @@ def test_a_shell_script_reports_by_its_file(tmp_path: Path) -> None:
           sleep 0.2
         done >> "$MPCTL_HEARTBEAT"
         [ "$MPCTL_ATTEMPT" = 1 ] || exit $((3 + RANK * 0))
-        """)  # fmt: skip
+        """,
+    )
     path.chmod(0o755)
     more = ("--set", "launch.max_restarts=1")
     run = ended(run_program(tmp_path / "run", "./train.sh", *more), "finished")
@@ -204,8 +235,7 @@ Path(os.environ["MPCTL_CHECKPOINT_DIR"], "saved-" + os.environ["RANK"]).write_te
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("how", "signal_name"),
-    [("SIGTERM", "SIGTERM"), ("SIGUSR1", "SIGUSR1"), ("file", "none"), ("library", "none")],
+    ("how", "signal_name"), [("SIGTERM", "SIGTERM"), ("SIGUSR1", "SIGUSR1"), ("file", "none"), ("library", "none")]
 )
 def test_a_stop_reaches_the_program(tmp_path: Path, how: str, signal_name: str) -> None:
     write(tmp_path / "here", "stops.py", STOPS)
@@ -221,14 +251,18 @@ def test_a_stop_reaches_the_program(tmp_path: Path, how: str, signal_name: str) 
 
 @pytest.mark.slow
 def test_a_program_that_hears_no_stop_is_ended_and_may_be_resumed(tmp_path: Path) -> None:
-    write(tmp_path / "here", "deaf.py", """\
+    write(
+        tmp_path / "here",
+        "deaf.py",
+        """\
         import mpctl, os, sys, time
         if os.environ["MPCTL_ATTEMPT"] == "1":
             sys.exit(0)
         for step in range(1, 1000):
             mpctl.heartbeat(step, loss=1.0)
             time.sleep(0.05)
-        """)  # fmt: skip
+        """,
+    )
     more = ("--set", "launch.stop_signal=none", "--set", "launch.stop_seconds=1")
     run = run_program(tmp_path / "run", "python deaf.py", *more).at_step(3)
     run.process.send_signal(signal.SIGINT)
@@ -238,9 +272,7 @@ def test_a_program_that_hears_no_stop_is_ended_and_may_be_resumed(tmp_path: Path
 
     again = start(["launch", "--resume", "--run-dir", str(run.run_dir)], run.run_dir)
     ended(again, "finished")
-    assert (
-        again.summary["program"] == ["python", "deaf.py"] and again.records
-    )  # kept, none repeated
+    assert again.summary["program"] == ["python", "deaf.py"] and again.records  # kept, none repeated
 
 
 @pytest.mark.slow
@@ -254,9 +286,7 @@ def test_the_children_of_a_program_count_as_its_work(tmp_path: Path) -> None:
 
     def computed() -> bool:
         report = read_status(status)
-        return report is not None and any(
-            state.processor_seconds > 4 for state in report.state.ranks.values()
-        )
+        return report is not None and any(state.processor_seconds > 4 for state in report.state.ranks.values())
 
     wait_for(lambda: computed() or run.process.poll() is not None)
     assert run.process.poll() is None, run.stderr
@@ -269,12 +299,9 @@ def test_the_children_of_a_program_count_as_its_work(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("package", "text", "layout"),
-    [("accelerate", ACCELERATE, ()), ("megatron.core", MEGATRON_CORE, ("--tp", "2"))],
+    ("package", "text", "layout"), [("accelerate", ACCELERATE, ()), ("megatron.core", MEGATRON_CORE, ("--tp", "2"))]
 )
-def test_trainers_of_others(
-    tmp_path: Path, package: str, text: str, layout: tuple[str, ...]
-) -> None:
+def test_trainers_of_others(tmp_path: Path, package: str, text: str, layout: tuple[str, ...]) -> None:
     """torch's DDP by accelerate; tensor parallelism by Megatron-Core, with the plan's groups."""
     pytest.importorskip(package, reason=f"{package} is not installed")
     write(tmp_path / "here", "theirs.py", text)
@@ -284,13 +311,9 @@ def test_trainers_of_others(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", [("--tp", "2"), ("--set", "parallel.zero=2")])
-def test_torchtitan_s_command_with_the_plan_s_layout(
-    tmp_path: Path, layout: tuple[str, ...]
-) -> None:
+def test_torchtitan_s_command_with_the_plan_s_layout(tmp_path: Path, layout: tuple[str, ...]) -> None:
     """Its steps are read from its log. tests/interop/test_torchtitan.py says how to install it."""
-    pytest.importorskip(
-        "torchtitan.trainer", reason="torchtitan is not installed", exc_type=ImportError
-    )
+    pytest.importorskip("torchtitan.trainer", reason="torchtitan is not installed", exc_type=ImportError)
     torchtitan_files(tmp_path / "here")
     write(tmp_path / "here", "titan.py", TORCHTITAN)
     shape = [f"{key}={json.dumps(value)}" for key, value in TORCHTITAN_SHAPE.items()]
@@ -329,8 +352,11 @@ if os.environ["MPCTL_ATTEMPT"] == "0" and sys.argv[1] == "waits":
 def daemons(here: Path) -> list[psutil.Process]:
     """The daemons of a program that still run."""
     pids = [int(line) for line in (here / "daemons").read_text().split()]
-    return [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)
-            and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]  # fmt: skip
+    return [
+        psutil.Process(pid)
+        for pid in pids
+        if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    ]
 
 
 @pytest.mark.slow

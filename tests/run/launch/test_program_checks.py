@@ -33,9 +33,8 @@ HERE = str(Path(__file__).parent)
 def planned(program: list[str], **settings: Any) -> Plan:
     more = {name.replace("__", "."): value for name, value in settings.items()}
     return load_plan(
-        None, {**SIZES, "launch.program": program, "launch.device": "cpu",
-               "launch.program_dir": HERE, **more},
-    )  # fmt: skip
+        None, {**SIZES, "launch.program": program, "launch.device": "cpu", "launch.program_dir": HERE, **more}
+    )
 
 
 def launched(plan: Plan, run: Path) -> LaunchPlan:
@@ -53,16 +52,25 @@ def issues(plan: Plan) -> dict[str, str]:
 
 def test_what_only_own_workers_do_is_refused_all_at_once() -> None:
     wrong = planned(
-        ["python", "no.py", "x{megatron}"], launch__elastic=True, launch__profile="3-4",
-        training__skip_batches="7", training__on_spike="skip", training__init_from="/there",
-    )  # fmt: skip
+        ["python", "no.py", "x{megatron}"],
+        launch__elastic=True,
+        launch__profile="3-4",
+        training__skip_batches="7",
+        training__on_spike="skip",
+        training__init_from="/there",
+    )
     found = issues(wrong)
     assert found.keys() >= {
-        "launch.elastic", "launch.profile", "training.skip_batches", "training.on_spike",
-        "training.init_from", "launch.program",
-    }  # fmt: skip
-    assert all("mpctl's own workers" in text for where, text in found.items()
-               if where not in ("launch.program", "model"))  # fmt: skip
+        "launch.elastic",
+        "launch.profile",
+        "training.skip_batches",
+        "training.on_spike",
+        "training.init_from",
+        "launch.program",
+    }
+    assert all(
+        "mpctl's own workers" in text for where, text in found.items() if where not in ("launch.program", "model")
+    )
 
 
 @pytest.mark.parametrize(
@@ -82,9 +90,15 @@ def test_a_program_that_is_not_there(program: list[str], said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "program", [["python", "test_program.py"], ["python", "-m", "json.tool"], ["bash", "-c", "x"],
-                ["python", "-u", "-m", "tests"], ["python3", "-c", "pass"]],
-)  # fmt: skip
+    "program",
+    [
+        ["python", "test_program.py"],
+        ["python", "-m", "json.tool"],
+        ["bash", "-c", "x"],
+        ["python", "-u", "-m", "tests"],
+        ["python3", "-c", "pass"],
+    ],
+)
 def test_a_program_that_is_there(program: list[str]) -> None:
     assert issues(planned(program)) == {}
 
@@ -115,9 +129,12 @@ def test_the_flags_of_the_plan_become_words(tmp_path: Path) -> None:
 
 def test_a_launcher_that_reads_a_file_gets_its_path(tmp_path: Path) -> None:
     plan = planned(
-        ["python", "-m", "torchtitan.train", "--config={torchtitan}"], model="llama-3-8b",
-        training__dtype="bf16", parallel__zero=3, parallel__pp=1,
-    )  # fmt: skip
+        ["python", "-m", "torchtitan.train", "--config={torchtitan}"],
+        model="llama-3-8b",
+        training__dtype="bf16",
+        parallel__zero=3,
+        parallel__pp=1,
+    )
     launch = launched(plan, tmp_path / "run")
     text = launch.files["program/torchtitan.py"]
     assert "tensor_parallel_degree=2" in text
@@ -139,17 +156,27 @@ def test_coordinates_are_those_of_the_plan(tmp_path: Path) -> None:
     assert [found[f"MPCTL_{axis}_RANK"] for axis in ("TP", "PP", "DP")] == ["1", "0", "1"]
     assert found["MPCTL_PP_GROUP"] == "5,7" and found["MPCTL_DP_GROUP"] == "1,5"
     assert recording_ranks(job) == (0, 2)
-    moe = load_plan(None, {"cluster.nodes": 1, "cluster.gpus_per_node": 8, "parallel.ep": 4,
-                           "parallel.tp": 2}).job  # fmt: skip
+    moe = load_plan(None, {"cluster.nodes": 1, "cluster.gpus_per_node": 8, "parallel.ep": 4, "parallel.tp": 2}).job
     assert program_variables(RunDir(tmp_path), moe, 3)["MPCTL_EP_GROUP"] == "0,1,2,3"
 
 
 @pytest.mark.parametrize(
     "line",
-    [b"", b"12", b"[1]", b'{"step": 0}', b'{"step": 1.5}', b'{"step": true}', b'{"step": "3"}',
-     b'{"step": NaN}', b'{"step": 1e400}', b"\xff\xfe", b'{"step": 3' + b" " * 9000 + b"}",
-     b"[" * 5000],
-)  # fmt: skip
+    [
+        b"",
+        b"12",
+        b"[1]",
+        b'{"step": 0}',
+        b'{"step": 1.5}',
+        b'{"step": true}',
+        b'{"step": "3"}',
+        b'{"step": NaN}',
+        b'{"step": 1e400}',
+        b"\xff\xfe",
+        b'{"step": 3' + b" " * 9000 + b"}",
+        b"[" * 5000,
+    ],
+)
 def test_lines_that_are_no_reports(line: bytes) -> None:
     assert parse_report(line) is None
 
@@ -219,8 +246,7 @@ TORCHTITAN = (
 )
 
 
-@pytest.mark.parametrize(("line", "rank", "seconds", "rate"),
-                         [(MEGATRON, 7, 2.5, 0.0), (TORCHTITAN, 0, 4.0, 8000.0)])  # fmt: skip
+@pytest.mark.parametrize(("line", "rank", "seconds", "rate"), [(MEGATRON, 7, 2.5, 0.0), (TORCHTITAN, 0, 4.0, 8000.0)])
 def test_steps_are_read_from_logs_that_mpctl_knows(
     tmp_path: Path, line: str, rank: int, seconds: float, rate: float
 ) -> None:

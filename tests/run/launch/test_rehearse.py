@@ -92,9 +92,7 @@ def test_a_rank_of_every_stage_unless_one_is_chosen(mpctl: Mpctl) -> None:
     said = mpctl(*job)
     assert said.code == 0, said.err
     lines = said.out.splitlines()
-    assert [line.split()[:2] for line in lines[:4]] == [
-        ["cpu,", "fp32"], ["rank", "stage"], ["0", "0"], ["6", "1"]
-    ]  # fmt: skip
+    assert [line.split()[:2] for line in lines[:4]] == [["cpu,", "fp32"], ["rank", "stage"], ["0", "0"], ["6", "1"]]
     assert re.search(r"; steps peak \S+ to \S+ off the plan, rank [06] at ", lines[-1])
     assert "fits: 2 of 12 ranks rehearsed; the fullest, rank 0, peaks at" in said.out
     assert "≠" not in said.out and said.out.count("=") == 10
@@ -132,9 +130,7 @@ def test_a_rank_is_judged_as_its_plan_is(mpctl: Mpctl, capsys: pytest.CaptureFix
     assert ", 128.0 MiB free (headroom 5 %)" in printed({**document, "fits": True}, capsys)
 
 
-def test_the_last_line_has_the_error_of_the_peaks(
-    mpctl: Mpctl, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_last_line_has_the_error_of_the_peaks(mpctl: Mpctl, capsys: pytest.CaptureFixture[str]) -> None:
     """Megabytes of a zero-bubble job whose plan forgot gradients: 34 planned, 47.2 measured."""
     document = mpctl(*tiny(), "--json").document
     (rank,) = document["ranks"]
@@ -144,9 +140,7 @@ def test_the_last_line_has_the_error_of_the_peaks(
     assert last.endswith("; a step peaks at 47.2 MiB, +38.8% off the planned 34.0 MiB")
     below = rank | {"rank": 1, "peak_bytes": {"planned": 50 * mib, "measured": 49 * mib}}
     last = printed({**document, "ranks": [off, below]}, capsys).splitlines()[-1]
-    assert last.endswith(
-        "; steps peak -2.0% to +38.8% off the plan, rank 0 at 47.2 MiB, planned 34.0 MiB"
-    )
+    assert last.endswith("; steps peak -2.0% to +38.8% off the plan, rank 0 at 47.2 MiB, planned 34.0 MiB")
 
 
 @pytest.mark.parametrize(
@@ -161,9 +155,7 @@ def test_the_last_line_has_the_error_of_the_peaks(
         (tiny(data__path="nowhere"), "data-not-prepared"),
     ],
 )
-def test_what_a_launch_refuses_is_refused(
-    mpctl: Mpctl, arguments: list[str], rule: str, tmp_path: Path
-) -> None:
+def test_what_a_launch_refuses_is_refused(mpctl: Mpctl, arguments: list[str], rule: str, tmp_path: Path) -> None:
     said = mpctl(*arguments, "--json")
     assert said.code == 2
     assert rule in said.issues
@@ -189,9 +181,7 @@ def test_what_is_not_as_planned_is_named(part: str, capsys: pytest.CaptureFixtur
         memory = estimate.memory[0]
         vars(changed)["memory"] = (replace(memory, **{part: getattr(memory, part) + 1}),)
     found: list[dict[str, Any]] = []
-    document = rehearse(
-        replace(plan, estimate=changed), HERE, [0], command="", on_rank=found.append
-    )
+    document = rehearse(replace(plan, estimate=changed), HERE, [0], command="", on_rank=found.append)
     assert found == document["ranks"]
     assert not document["agrees"] and exit_code(document) == 1
     lines = [line for line in printed(document, capsys).splitlines() if line.startswith("✗")]
@@ -202,17 +192,20 @@ def test_what_is_not_as_planned_is_named(part: str, capsys: pytest.CaptureFixtur
 def test_a_rank_that_fails_fails_the_rehearsal(capsys: pytest.CaptureFixture[str]) -> None:
     document = rehearse(tiny_plan(), HERE, [0], command="", on_rank=lambda _: None)
     (rank,) = document["ranks"]
-    failed = {"rank": 0, "coords": rank["coords"], "agrees": False, "over_bytes": None,
-              "failure": {"doing": "step 1", "error": "ValueError: 3 of 4"}}  # fmt: skip
+    failed = {
+        "rank": 0,
+        "coords": rank["coords"],
+        "agrees": False,
+        "over_bytes": None,
+        "failure": {"doing": "step 1", "error": "ValueError: 3 of 4"},
+    }
     text = printed({**document, "agrees": False, "ranks": [failed, rank]}, capsys)
     assert "✗ rank 0 (stage 0) failed at step 1: ValueError: 3 of 4\n" in text
     assert text.splitlines()[-1] == "2 of 1 rank rehearsed, 1 failed"
 
 
 @pytest.mark.parametrize(("says", "printed"), [("Killed", "Killed"), ("", "it printed no error")])
-def test_a_process_that_ends_early_reports_why(
-    tmp_path: Path, monkeypatch, says: str, printed: str
-) -> None:
+def test_a_process_that_ends_early_reports_why(tmp_path: Path, monkeypatch, says: str, printed: str) -> None:
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\necho '{says}' >&2\nexit 3\n")
     python.chmod(0o755)

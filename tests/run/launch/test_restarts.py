@@ -52,10 +52,7 @@ def test_the_same_error_at_the_same_step_ends_the_run() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("failure", "step"),
-    [(CRASH, 7), (replace(CRASH, error="KeyError: 'x'"), 6), (LOST, 6)],
-)
+@pytest.mark.parametrize(("failure", "step"), [(CRASH, 7), (replace(CRASH, error="KeyError: 'x'"), 6), (LOST, 6)])
 def test_other_failures_are_tried_again(failure: Failure, step: int) -> None:
     one = policy(launch__max_restarts=9)
     assert decided(one, (CRASH, 6, 5), (failure, step, 5), (CRASH, 6, 5)) == [True] * 3
@@ -95,9 +92,14 @@ def test_the_ranks_read_what_is_left_out(data: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_run_rolls_back_and_continues(data: Path, tmp_path: Path) -> None:
     """Losses that hardly fall count as spikes: from step 13 on, with a checkpoint at 10."""
-    keys = {"training.on_spike": '"rollback"', "training.spike_factor": 1.0001,
-            "training.spike_window": 12, "training.learning_rate": 1e-9,
-            "training.max_rollbacks": 1, "checkpoint.interval": 5}  # fmt: skip
+    keys = {
+        "training.on_spike": '"rollback"',
+        "training.spike_factor": 1.0001,
+        "training.spike_window": 12,
+        "training.learning_rate": 1e-9,
+        "training.max_rollbacks": 1,
+        "checkpoint.interval": 5,
+    }
     sets = [part for key, value in keys.items() for part in ("--set", f"{key}={value}")]
     run = launch(data, tmp_path / "run", "--tp", "1", *sets).ended()
     assert "rolling back to step 10, without batch" in run.stderr

@@ -56,9 +56,7 @@ def _dry(run_dir: Path, capsys: Capture, *more: str, code: int = 0) -> str:
     return said
 
 
-def test_a_finished_run_is_left_as_it_is(
-    finished: Launched, tmp_path: Path, capsys: Capture
-) -> None:
+def test_a_finished_run_is_left_as_it_is(finished: Launched, tmp_path: Path, capsys: Capture) -> None:
     run_dir = _copy(finished, tmp_path / "run")
     before = _snapshot(run_dir)
     argv = ["launch", "--resume", "--run-dir", str(run_dir)]
@@ -110,9 +108,7 @@ NEWEST: list[tuple[Harm, str]] = [
 ]
 
 
-def test_another_model_cannot_resume_it(
-    finished: Launched, tmp_path: Path, capsys: Capture
-) -> None:
+def test_another_model_cannot_resume_it(finished: Launched, tmp_path: Path, capsys: Capture) -> None:
     run_dir = _copy(finished, tmp_path / "run")
     argv = ["launch", "--resume", "--run-dir", str(run_dir), "--json"]
     assert mpctl([*argv, "--model", "gpt2"]) == 2  # also where nothing is left to train
@@ -175,8 +171,10 @@ def test_it_resumes_in_spite_of_all_of_it(finished: Launched, tmp_path: Path) ->
     for words in ("job.json is damaged: its copy", "line 21 is not a record"):
         assert words in run.stderr and any(words in warning for warning in run.summary["warnings"])
     said = " ".join(run.stderr.split())
-    for words in ("step-20/shard-1.safetensors: its bytes are not those that were written (CRC-32",
-                  "damaged-step-20, starting from step 10"):  # fmt: skip
+    for words in (
+        "step-20/shard-1.safetensors: its bytes are not those that were written (CRC-32",
+        "damaged-step-20, starting from step 10",
+    ):
         assert words in said
     assert run.summary["attempts"] == 1  # launch.max_restarts is for failures of training
 
@@ -197,9 +195,7 @@ def test_the_last_checkpoint_is_not_renamed(finished: Launched, tmp_path: Path) 
     assert "there is no checkpoint before it" in failure["error"]
 
 
-def test_a_copy_replaces_a_damaged_document(
-    finished: Launched, tmp_path: Path, capsys: Capture
-) -> None:
+def test_a_copy_replaces_a_damaged_document(finished: Launched, tmp_path: Path, capsys: Capture) -> None:
     run_dir = _copy(finished, tmp_path / "run", half=True)
     for name, text in product(("job.json", "plan.json"), ("", "{", "[]", "\0" * 100)):
         (run_dir / name).write_text(text)
@@ -211,9 +207,7 @@ def test_a_copy_replaces_a_damaged_document(
 
 
 @pytest.mark.slow
-def test_the_launcher_reads_no_tensor(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_launcher_reads_no_tensor(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether a run is gone on from or started from: a terabyte would take it minutes."""
     job = tiny_job(data, 2, training__steps=1, training__eval_samples=0)
     (tmp_path / "run").mkdir()
@@ -236,17 +230,15 @@ def test_the_launcher_reads_no_tensor(
 CHANGES = {
     "training.seed=7": "training.seed is 7, but was 1234: from step 11 on samples come in",
     "training.global_batch_size=4": "step 11 begins with sample 40 of the data instead of 80, so "
-                                    "40 samples are used again",
+    "40 samples are used again",
     "training.learning_rate=0.01": "but was 0.003: the learning rate follows the new schedule",
     "training.warmup_steps=0": "the learning rate follows the new schedule from step 11 on",
     "training.weight_decay=0.0": "from step 11 on it applies to training",
     "model.norm_epsilon=0.1": "model.norm_epsilon is 0.1, but was 1e-05: from step 11 on it",
-}  # fmt: skip
+}
 
 
-def test_changed_settings_are_reported(
-    finished: Launched, data: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_changed_settings_are_reported(finished: Launched, data: Path, tmp_path: Path, capsys: Capture) -> None:
     run_dir = _copy(finished, tmp_path / "run", half=True)
     shutil.copytree(data, tmp_path / "data")
     changes = [*CHANGES, f"data.path={tmp_path / 'data'}"]
@@ -257,12 +249,19 @@ def test_changed_settings_are_reported(
     assert "from step 11 on the samples come from other data" in said
 
 
-def test_what_changes_nothing_is_not_reported(
-    finished: Launched, tmp_path: Path, capsys: Capture
-) -> None:
+def test_what_changes_nothing_is_not_reported(finished: Launched, tmp_path: Path, capsys: Capture) -> None:
     run_dir = _copy(finished, tmp_path / "run", half=True)
-    argv = ["launch", "--resume", "--run-dir", str(run_dir), "--dry-run",
-            "--micro-batch-size", "4", "--set", "checkpoint.interval=3"]  # fmt: skip
+    argv = [
+        "launch",
+        "--resume",
+        "--run-dir",
+        str(run_dir),
+        "--dry-run",
+        "--micro-batch-size",
+        "4",
+        "--set",
+        "checkpoint.interval=3",
+    ]
     assert mpctl(argv) == 0
     assert "but was" not in capsys.readouterr().err
 
@@ -275,21 +274,13 @@ def test_every_setting_is_reported_or_known_to_be_neutral(tmp_path: Path) -> Non
             changed = getattr(then, table).model_copy(update={key: 77})
             now = then.model_copy(update={table: changed})
             said = list(changed_settings(now, then, Resumption(RunDir(tmp_path), 10)))
-            assert [words.split(" is ")[0] for words in said] == (
-                [] if key in NEUTRAL[table] else [f"{table}.{key}"]
-            )
+            assert [words.split(" is ")[0] for words in said] == ([] if key in NEUTRAL[table] else [f"{table}.{key}"])
 
 
-@pytest.mark.parametrize(
-    "schedule", [{"training.lr_schedule": "constant"}, {"training.lr_decay_steps": 50}]
-)
-def test_steps_are_reported_only_if_rates_need_them(
-    tmp_path: Path, schedule: dict[str, object]
-) -> None:
+@pytest.mark.parametrize("schedule", [{"training.lr_schedule": "constant"}, {"training.lr_decay_steps": 50}])
+def test_steps_are_reported_only_if_rates_need_them(tmp_path: Path, schedule: dict[str, object]) -> None:
     def said(**keys: object) -> list[str]:
-        now, then = (
-            load_job(None, {**settings(), **keys, "training.steps": steps}) for steps in (77, 20)
-        )
+        now, then = (load_job(None, {**settings(), **keys, "training.steps": steps}) for steps in (77, 20))
         return list(changed_settings(now, then, Resumption(RunDir(tmp_path), 10)))
 
     (words,) = said()
@@ -320,10 +311,20 @@ def test_another_layout_is_reported_in_one_line(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- metrics.jsonl and attempts
 
 LINE = b'{"step": 3, "loss": 5.1, "tokens": 9, "step_seconds": 0.1, "tokens_per_second": 90.0}\n'
-FOREIGN = [b"\n", LINE[:-9], LINE[:-2], b"null\n", b"[1]\n", b'"a"\n', b"\xff\xfe\n",
-           b'{"step": 3}\n',
-           LINE.replace(b"3,", b"true,"), LINE.replace(b"3,", b"0,"), LINE.replace(b"5.1", b'"x"'),
-           b"[" * 100_000 + b"\n"]  # fmt: skip
+FOREIGN = [
+    b"\n",
+    LINE[:-9],
+    LINE[:-2],
+    b"null\n",
+    b"[1]\n",
+    b'"a"\n',
+    b"\xff\xfe\n",
+    b'{"step": 3}\n',
+    LINE.replace(b"3,", b"true,"),
+    LINE.replace(b"3,", b"0,"),
+    LINE.replace(b"5.1", b'"x"'),
+    b"[" * 100_000 + b"\n",
+]
 
 
 def test_a_foreign_or_torn_line_is_no_record(tmp_path: Path) -> None:
@@ -334,9 +335,7 @@ def test_a_foreign_or_torn_line_is_no_record(tmp_path: Path) -> None:
         assert [record["step"] for record in run.records()] == [3] and run.last_step() == 3
 
 
-def test_an_attempt_begins_with_the_records_of_its_checkpoint(
-    finished: Launched, tmp_path: Path
-) -> None:
+def test_an_attempt_begins_with_the_records_of_its_checkpoint(finished: Launched, tmp_path: Path) -> None:
     """A newest checkpoint of the wrong size is renamed; foreign lines and later records go."""
     run = RunDir(_copy(finished, tmp_path / "run"))
     path = run.path / "checkpoints/step-20/shard-0.safetensors"

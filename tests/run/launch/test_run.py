@@ -25,9 +25,7 @@ def one_process(data: Path, tmp_path_factory: pytest.TempPathFactory) -> list[fl
     return column(train(tiny_job(data), tmp_path_factory.mktemp("one")))
 
 
-def test_it_finishes_with_the_curve_of_one_process(
-    finished: Launched, one_process: list[float]
-) -> None:
+def test_it_finishes_with_the_curve_of_one_process(finished: Launched, one_process: list[float]) -> None:
     assert finished.process.returncode == 0, finished.stderr
     assert finished.losses == pytest.approx(one_process, rel=1e-5)
     assert [record["step"] for record in finished.records] == list(range(1, 21))
@@ -36,9 +34,17 @@ def test_it_finishes_with_the_curve_of_one_process(
 def test_its_files_logs_and_summary(finished: Launched) -> None:
     run = finished.run_dir
     assert sorted(path.name for path in run.iterdir()) == [
-        ".mpctl-run", "checkpoints", "job.json", "launcher.json", "logs",
-        "metrics.jsonl", "nodes", "plan.json", "ranks", "summary.json",
-    ]  # fmt: skip
+        ".mpctl-run",
+        "checkpoints",
+        "job.json",
+        "launcher.json",
+        "logs",
+        "metrics.jsonl",
+        "nodes",
+        "plan.json",
+        "ranks",
+        "summary.json",
+    ]
     summary = finished.summary
     assert summary["schema"] == "mpctl.run/2"
     assert (summary["status"], summary["steps"], summary["attempts"]) == ("finished", 20, 1)
@@ -58,22 +64,21 @@ def test_its_files_logs_and_summary(finished: Launched) -> None:
     compared = finished.summary["plan_beside_run"]
     assert [rank["rank"] for rank in compared] == [0, 1]
     assert all(rank["agrees"] for rank in compared)
-    assert all(
-        rank[f"{of}_traffic"]["measured"] for rank in compared for of in ("step", "validation")
-    )
+    assert all(rank[f"{of}_traffic"]["measured"] for rank in compared for of in ("step", "validation"))
 
 
-def test_a_run_that_differs_from_its_plan_is_noticed(
-    data: Path, finished: Launched, tmp_path: Path
-) -> None:
+def test_a_run_that_differs_from_its_plan_is_noticed(data: Path, finished: Launched, tmp_path: Path) -> None:
     plan = tiny_plan(tiny_job(data, 2))
     prepared = plan_launch(plan, RunDir(tmp_path), Machine(2, 0, 2**40))
     shutil.copytree(finished.run_dir / "ranks", tmp_path / "ranks")
     path = tmp_path / "ranks/rank-1.json"
     measured = path.read_text()
-    for key in (("parameters",), ("step_traffic", "tp all_reduce", "count"),
-                ("step_traffic", "world all_reduce", "bytes"),
-                ("validation", "traffic", "tp all_reduce", "bytes")):  # fmt: skip
+    for key in (
+        ("parameters",),
+        ("step_traffic", "tp all_reduce", "count"),
+        ("step_traffic", "world all_reduce", "bytes"),
+        ("validation", "traffic", "tp all_reduce", "bytes"),
+    ):
         report = entry = json.loads(measured)
         for part in key[:-1]:
             entry = entry[part]

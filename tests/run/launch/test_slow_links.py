@@ -28,23 +28,16 @@ class Scene:
         times, progress = {}, {}
         for rank in self.watch.hosts:
             mine = {key: of[rank] for key, of in waits.items() if rank in of}
-            groups = [
-                GroupProgress(*key, 1, 1, (kinds or {}).get(key, "all_reduce"), 8) for key in mine
-            ]
+            groups = [GroupProgress(*key, 1, 1, (kinds or {}).get(key, "all_reduce"), 8) for key in mine]
             spent = tuple(round(1e3 * ms) for ms in mine.values())
-            times[rank] = StepTimes(
-                self.last, (50_000,) * WINDOW, 100_000, 0, spent, (self.size,) * len(spent)
-            )
+            times[rank] = StepTimes(self.last, (50_000,) * WINDOW, 100_000, 0, spent, (self.size,) * len(spent))
             progress[rank] = CollectiveProgress(tuple(groups))
         return self.watch.find(times, progress, dict.fromkeys(self.watch.hosts, growth))
 
 
 def dp(fast: float, late: float = 0.0) -> Waits:
     """Two groups between the hosts, in which the wire takes `fast`; ranks 2 and 3 come `late`."""
-    return {
-        ("dp_cp", "0,2"): {0: fast + late, 2: fast},
-        ("dp_cp", "1,3"): {1: fast + late, 3: fast},
-    }
+    return {("dp_cp", "0,2"): {0: fast + late, 2: fast}, ("dp_cp", "1,3"): {1: fast + late, 3: fast}}
 
 
 def test_the_example_of_the_module() -> None:

@@ -21,8 +21,7 @@ PATIENCE = 4  # seconds for a collective
 
 def begin(data: Path, run_dir: Path, *flags: str, ranks: int = 2) -> Launched:
     """Steps of 64 micro batches."""
-    sets = (f"cluster.gpus_per_node={ranks}", f"launch.timeout_seconds={PATIENCE}",
-            "training.global_batch_size=128")  # fmt: skip
+    sets = (f"cluster.gpus_per_node={ranks}", f"launch.timeout_seconds={PATIENCE}", "training.global_batch_size=128")
     return endless(data, run_dir, *flags, *(part for one in sets for part in ("--set", one)))
 
 
@@ -85,9 +84,7 @@ def test_a_rank_killed_inside_a_step_is_named_with_its_micro_batch(
 
 
 @SLOW
-@pytest.mark.parametrize(
-    ("flags", "ranks", "rank"), [(("--pp", "2"), 2, 1), (("--pp", "2", "--tp", "2"), 4, 3)]
-)
+@pytest.mark.parametrize(("flags", "ranks", "rank"), [(("--pp", "2"), 2, 1), (("--pp", "2", "--tp", "2"), 4, 3)])
 def test_a_rank_stopped_inside_a_step_is_named_with_its_micro_batch(
     data: Path, tmp_path: Path, flags: tuple[str, ...], ranks: int, rank: int
 ) -> None:
@@ -102,8 +99,9 @@ def test_a_rank_that_raises_in_a_micro_batch_names_it(data: Path, tmp_path: Path
     """Both stages read the sample: the first to meet it is blamed, and both know where."""
     step = poison(data, tmp_path / "data", dp_rank=0, dp=1, micro_batch=2)
     sets = ("cluster.gpus_per_node=2", "model.layers=4", f"parallel.vpp={vpp}")
-    run = launch(tmp_path / "data", tmp_path / "run", "--pp", "2",
-                 *(part for one in sets for part in ("--set", one))).ended()  # fmt: skip
+    run = launch(
+        tmp_path / "data", tmp_path / "run", "--pp", "2", *(part for one in sets for part in ("--set", one))
+    ).ended()
     rank = run.summary["failure"]["rank"]
     chunk = " in chunk 0" if vpp > 1 else ""
     doing = f"step {step}, stage {rank}, forward of micro batch 2{chunk}"

@@ -17,9 +17,7 @@ Compute = Callable[[int, int], float]
 FOUR_HOSTS = {rank: f"n{rank // 2}" for rank in range(8)}
 
 
-def logs(
-    compute: Compute, ranks: int, last: int, processor: Mapping[int, int] | None = None
-) -> dict[int, StepTimes]:
+def logs(compute: Compute, ranks: int, last: int, processor: Mapping[int, int] | None = None) -> dict[int, StepTimes]:
     """What ranks have logged of the steps up to `last`, each as long as its slowest rank."""
     steps = range(max(1, last - WINDOW + 1), last + 1)
     own = {r: tuple(round(1e3 * compute(r, step)) for step in steps) for r in range(ranks)}
@@ -28,9 +26,7 @@ def logs(
     return {r: StepTimes(last, own[r], length, used.get(r, 35_000)) for r in range(ranks)}
 
 
-def first_named(
-    watch: StragglerWatch, compute: Compute, ranks: int, steps: int
-) -> tuple[int, list[SlowPart]]:
+def first_named(watch: StragglerWatch, compute: Compute, ranks: int, steps: int) -> tuple[int, list[SlowPart]]:
     """The first step after which somebody is named, checked after every step; `steps` for none."""
     for last in range(WINDOW, steps):
         if found := watch.find(logs(compute, ranks, last)):
@@ -116,9 +112,7 @@ def test_stages_of_unequal_work_are_compared_by_their_past() -> None:
 
     last, (part,) = first_named(StragglerWatch([0, 1, 2]), compute, 3, 120)
     assert last == 61 + NAMED - 1 and part.ranks == (0,) and part.ratio == 1.5
-    assert (
-        "1.5 times as long as it did at first, against the other stages, since step 61" in part.text
-    )
+    assert "1.5 times as long as it did at first, against the other stages, since step 61" in part.text
     everybody: Compute = lambda rank, step: usual[rank] * (2 if step >= 61 else 1)  # noqa: E731
     assert first_named(StragglerWatch([0, 1, 2]), everybody, 3, 150) == (150, [])
 
@@ -128,9 +122,7 @@ def test_a_host_whose_ranks_are_all_slow_is_named_once() -> None:
     slow: Compute = lambda rank, step: 70 if rank in (2, 3) else 35  # noqa: E731
     (part,) = StragglerWatch([0] * 8, hosts=FOUR_HOSTS).find(logs(slow, 8, 30))
     assert (part.ranks, part.hosts) == ((2, 3), ("n1",))
-    assert part.text.startswith(
-        "host n1 (ranks 2-3) computes 2.0 times as long as its equals since"
-    )
+    assert part.text.startswith("host n1 (ranks 2-3) computes 2.0 times as long as its equals since")
     later: Compute = lambda rank, step: 70 if rank < 2 and step >= 61 else 35  # noqa: E731
     hosts = {0: "n0", 1: "n0", 2: "n1", 3: "n1"}
     _, (part,) = first_named(StragglerWatch([0, 0, 1, 1], hosts=hosts), later, 4, 120)
@@ -157,9 +149,7 @@ def test_steps_with_a_checkpoint_count_for_nobody() -> None:
 
 def test_hosts_that_report_at_different_times_are_compared_in_common_steps() -> None:
     one = (35_000,) * ROWS
-    mixed = {
-        r: StepTimes(90 if r < 2 else 60, one if r < 3 else (70_000,) * ROWS) for r in range(4)
-    }
+    mixed = {r: StepTimes(90 if r < 2 else 60, one if r < 3 else (70_000,) * ROWS) for r in range(4)}
     assert common_steps(mixed.values()) == range(41, 61)
     assert [part.ranks for part in StragglerWatch([0] * 4).find(mixed)] == [(3,)]
     far = {**mixed, 0: StepTimes(500, one)}

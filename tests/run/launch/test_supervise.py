@@ -71,9 +71,7 @@ class Unstartable(LocalCluster):
         return super().start(plan)
 
 
-@pytest.mark.parametrize(
-    ("restarts", "status"), [pytest.param(2, "finished", marks=pytest.mark.slow), (1, "failed")]
-)
+@pytest.mark.parametrize(("restarts", "status"), [pytest.param(2, "finished", marks=pytest.mark.slow), (1, "failed")])
 def test_ranks_that_cannot_be_started_cost_a_restart(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: int, status: str
 ) -> None:
@@ -135,9 +133,7 @@ def test_a_process_that_cannot_be_killed_is_reported_and_left(data: Path, tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 138)])
-def test_a_signal_finishes_the_step_and_saves(
-    data: Path, tmp_path: Path, number: signal.Signals, code: int
-) -> None:
+def test_a_signal_finishes_the_step_and_saves(data: Path, tmp_path: Path, number: signal.Signals, code: int) -> None:
     """SIGINT: test_terminal.py."""
     run = endless(data, tmp_path / "run", "--tp", "2").at_step(3)
     run.process.send_signal(number)
@@ -287,8 +283,9 @@ def test_a_loss_that_explodes_is_a_failure(data: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_restart_continues_the_same_curve(data: Path, finished: Launched, tmp_path: Path) -> None:
-    run = launch(data, tmp_path / "run", "--tp", "2", "--set", "launch.max_restarts=1",
-                 "--set", "checkpoint.interval=3")  # fmt: skip
+    run = launch(
+        data, tmp_path / "run", "--tp", "2", "--set", "launch.max_restarts=1", "--set", "checkpoint.interval=3"
+    )
     wait_for(lambda: list_checkpoints(run.run_dir / "checkpoints"))
     run.remember()
     run.worker(0).kill()
@@ -302,9 +299,7 @@ def test_a_restart_continues_the_same_curve(data: Path, finished: Launched, tmp_
 
 
 @pytest.mark.slow
-def test_a_taken_port_costs_one_more_try(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_taken_port_costs_one_more_try(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepared = written(tmp_path / "run", tiny_job(data, training__steps=2))
     events: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -28,9 +28,7 @@ def options(mode: str, tp: int, model: dict[str, Any]) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(("shape", "mode", "tp"), MODES)
-def test_a_grid_is_launched_evaluated_and_sampled(
-    data: Path, tmp_path: Path, shape: str, mode: str, tp: int
-) -> None:
+def test_a_grid_is_launched_evaluated_and_sampled(data: Path, tmp_path: Path, shape: str, mode: str, tp: int) -> None:
     model = SHAPES[shape]
     run = launch(data, tmp_path / "run", *options(mode, tp, model)).ended()
     assert run.process.returncode == 0, run.stderr
@@ -52,9 +50,7 @@ def test_a_grid_is_launched_evaluated_and_sampled(
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("transport", ["true", "false"])
-def test_a_stopped_rank_of_a_grid_is_named_with_its_collective(
-    data: Path, tmp_path: Path, transport: str
-) -> None:
+def test_a_stopped_rank_of_a_grid_is_named_with_its_collective(data: Path, tmp_path: Path, transport: str) -> None:
     shared = ("--set", f"launch.shared_memory={transport}")
     run = endless(data, tmp_path / "run", *options("2d", 4, SHAPES["gpt"]), *shared).at_step(2)
     run.worker(3).suspend()

@@ -37,10 +37,13 @@ class Terminal:
         self.shown = b""
         self.open = True
         process = subprocess.Popen(
-            [sys.executable, "-c", _CHILD, *argv], stdin=slave, stdout=slave, stderr=slave,
+            [sys.executable, "-c", _CHILD, *argv],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
             start_new_session=True,
             env={**os.environ, "TERM": "xterm-256color", "PYTHONIOENCODING": encoding},
-        )  # fmt: skip
+        )
         self.run = Launched(process, run_dir)
         self.slave = slave
         self.reader = threading.Thread(target=self._read, daemon=True)
@@ -74,9 +77,7 @@ _CHILD = (
 
 
 @pytest.fixture
-def terminal(
-    data: Path, tmp_path: Path, request: pytest.FixtureRequest
-) -> Iterator[Terminal]:  # fmt: skip
+def terminal(data: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Terminal]:
     columns, encoding = request.param
     argv = arguments(data, tmp_path / "run", *ENDLESS)
     shown = Terminal(argv, tmp_path / "run", columns, encoding)
@@ -127,7 +128,5 @@ def test_closing_a_narrow_terminal_still_saves(terminal: Terminal) -> None:
     run.ended()
     assert not run.left_behind()
     assert (run.summary["status"], run.summary["signal"]) == ("stopped", signal.SIGHUP)
-    assert [step for step, _ in list_checkpoints(run.run_dir / "checkpoints")] == [
-        run.summary["steps"]
-    ]
+    assert [step for step, _ in list_checkpoints(run.run_dir / "checkpoints")] == [run.summary["steps"]]
     assert not psutil.pid_exists(run.process.pid) or run.process.returncode is not None

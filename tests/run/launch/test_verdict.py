@@ -130,9 +130,7 @@ class Ranks:
     states: dict[int, list[GroupProgress]] = field(default_factory=dict)
     waiting: dict[int, tuple[int, int]] = field(default_factory=dict)
 
-    def at(
-        self, rank: int, group: str, number: int, *, finished: int | None = None, kind: str = "r"
-    ) -> Ranks:
+    def at(self, rank: int, group: str, number: int, *, finished: int | None = None, kind: str = "r") -> Ranks:
         name, members = group.split()
         done = number if finished is None else finished
         progress = GroupProgress(name, members, number, done, LETTERS[kind], 4096)
@@ -256,8 +254,7 @@ def test_logs_that_name_nobody() -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        "ncclRemoteError: A call failed possibly due to a network error or a remote process "
-        "exiting prematurely.",
+        "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.",
         "NCCL error in: ProcessGroupNCCL.cpp:3356, remote process exited or there was a network "
         "error, NCCL version 2.26.2",
         "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or "

@@ -13,10 +13,7 @@ import pytest
 
 from tests.run.launch.command import Launched, launch, wait_for
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked on Linux"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked on Linux")]
 STEPS = 60
 FORKED, ANEW = "forked from torchrun, which had imported torch", "started anew"
 
@@ -150,9 +147,7 @@ if "mpctl.train.runtime.torchrun" in sys.orig_argv:
 """
 
 
-def test_a_forked_rank_imports_next_to_nothing(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_forked_rank_imports_next_to_nothing(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it imports itself, every rank does once more, and at every restart."""
     (tmp_path / "sitecustomize.py").write_text(IMPORTED)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")

@@ -110,9 +110,7 @@ def test_all_ranks_and_torchrun_stopped(scene: Scene) -> None:
     assert words.startswith("0: ") and words.endswith("so is rank 1")
 
 
-def test_no_time_counts_while_no_check_is_made(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_time_counts_while_no_check_is_made(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """The launcher was stopped for an hour: one check, not 3600 seconds."""
     now = [0.0]
     monkeypatch.setattr(watch.time, "monotonic", lambda: now[0])
@@ -120,9 +118,7 @@ def test_no_time_counts_while_no_check_is_made(
     assert scene.watch.is_healthy(scene.processes)
     now[0] += 3600  # and then at most one check a second
     assert scene.watch.is_healthy(scene.processes) and scene.watch.stopped[1] == 2
-    assert (
-        scene.watch.is_healthy(scene.processes) and scene.watch.stopped[1] == 2
-    )  # at most one a second
+    assert scene.watch.is_healthy(scene.processes) and scene.watch.stopped[1] == 2  # at most one a second
 
 
 def test_a_silent_rank(scene: Scene) -> None:
@@ -131,10 +127,7 @@ def test_a_silent_rank(scene: Scene) -> None:
 
     assert scene.checks(4, one_beats) == ""
     words = scene.checks(1, one_beats)
-    assert (
-        words.startswith("1: no heartbeat and no processor time used for 4 s")
-        and "state 'running'" in words
-    )
+    assert words.startswith("1: no heartbeat and no processor time used for 4 s") and "state 'running'" in words
 
 
 def test_a_rank_that_computes_without_a_heartbeat_is_not_silent(scene: Scene) -> None:

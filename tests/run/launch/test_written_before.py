@@ -53,7 +53,17 @@ def test_its_files_are_listed_and_shown(folder: Path, capsys: Capture) -> None:
 @pytest.mark.slow
 def test_another_layout_loads_its_checkpoint(folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "one-rank"
-    argv = ["launch", str(folder / "job.toml"), "--tp", "1", "--run-dir", str(run), "--steps", "1",
-            "--set", f"training.init_from={folder / 'run'}"]  # fmt: skip
+    argv = [
+        "launch",
+        str(folder / "job.toml"),
+        "--tp",
+        "1",
+        "--run-dir",
+        str(run),
+        "--steps",
+        "1",
+        "--set",
+        f"training.init_from={folder / 'run'}",
+    ]
     assert mpctl(argv) == 0
     assert losses(run / "metrics.jsonl")[1] < 5.59

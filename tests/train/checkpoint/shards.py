@@ -19,28 +19,19 @@ Dims = tuple[str, ...]
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-def grid_shard(
-    grid: TensorGrid, rank: int, shape: tuple[int, ...], dims: Dims, fused: Sequence[int] = ()
-) -> Shard:
+def grid_shard(grid: TensorGrid, rank: int, shape: tuple[int, ...], dims: Dims, fused: Sequence[int] = ()) -> Shard:
     """The part of a parameter that a tp rank holds. fused: rows of the parts of its first
     dimension, each cut by itself."""
     return View(grid=grid).shard(shape, dims, rank, fused or None)
 
 
-def save_shards(
-    folder: Path, full: Mapping[str, Tensor], ranks: Sequence[Mapping[str, Shard]]
-) -> Path:
+def save_shards(folder: Path, full: Mapping[str, Tensor], ranks: Sequence[Mapping[str, Shard]]) -> Path:
     """A checkpoint `step-1` of the values `full`, a file a rank."""
     folder = folder / "step-1"
     folder.mkdir(parents=True)
     for index, shards in enumerate(ranks):
         entries = [
-            Entry(
-                f"{name}/value",
-                NAMES[full[name].dtype],
-                shard.local_shape,
-                partial(take, shard, full[name]),
-            )
+            Entry(f"{name}/value", NAMES[full[name].dtype], shard.local_shape, partial(take, shard, full[name]))
             for name, shard in shards.items()
         ]
         file = write_file(shard_path(folder, index), entries, lambda count: None)

@@ -47,10 +47,7 @@ GRIDS = {
 def shards_of(grid: TensorGrid) -> list[dict[str, Shard]]:
     """By rank: the part of each parameter."""
     return [
-        {
-            name: grid_shard(grid, rank, shape, dims, fused)
-            for name, (shape, dims, fused) in PARAMETERS.items()
-        }
+        {name: grid_shard(grid, rank, shape, dims, fused) for name, (shape, dims, fused) in PARAMETERS.items()}
         for rank in range(grid.size)
     ]
 
@@ -87,9 +84,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     return read
 
 
-def test_what_several_ranks_hold_is_read_once(
-    saved: dict[str, Path], reads: list[tuple[str, int]]
-) -> None:
+def test_what_several_ranks_hold_is_read_once(saved: dict[str, Path], reads: list[tuple[str, int]]) -> None:
     """Of 2.5d each matrix is in d files, of 1d each norm in all."""
     for kind in GRIDS:
         checkpoint = OpenCheckpoint.of(saved[kind])
@@ -107,18 +102,14 @@ def test_rows_alone_are_read(saved: dict[str, Path], reads: list[tuple[str, int]
 
 @settings(max_examples=30, deadline=None)
 @given(draws=st.data())
-def test_any_cuts_read_any_others(
-    tmp_path_factory: pytest.TempPathFactory, draws: st.DataObject
-) -> None:
+def test_any_cuts_read_any_others(tmp_path_factory: pytest.TempPathFactory, draws: st.DataObject) -> None:
     """Random parts of random files: what some file holds is read, what no file holds is counted."""
     shape = tuple(draws.draw(st.lists(st.integers(1, 6), min_size=1, max_size=3)))
     full = numbers(*shape)
     parts = draws.draw(st.lists(some_shards(shape), min_size=1, max_size=4))
     target = draws.draw(some_shards(shape))
     folder = tmp_path_factory.mktemp("cuts")
-    checkpoint = OpenCheckpoint.of(
-        save_shards(folder, {"w": full}, [{"w": part} for part in parts])
-    )
+    checkpoint = OpenCheckpoint.of(save_shards(folder, {"w": full}, [{"w": part} for part in parts]))
     wanted, known = take(target, full), torch.zeros(shape, dtype=torch.bool)
     for part in parts:
         for box in part.boxes():
@@ -139,10 +130,7 @@ def padded(kind: str, rows: int, folder: Path) -> OpenCheckpoint:
     grid = GRIDS[kind]
     full = torch.full((rows, H), torch.nan, dtype=torch.float64)
     full[:130] = FULL["word"][:130]
-    ranks = [
-        {"word": grid_shard(grid, rank, (rows, H), ("vocab", "hidden"))}
-        for rank in range(grid.size)
-    ]
+    ranks = [{"word": grid_shard(grid, rank, (rows, H), ("vocab", "hidden"))} for rank in range(grid.size)]
     return OpenCheckpoint.of(save_shards(folder, {"word": full}, ranks))
 
 
@@ -194,9 +182,7 @@ def test_parts_that_leave_a_gap_are_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cuts", [{"0": [[36, 72]], "1": [[72, 73]]}, {"1": [[72, 144]]}, {}])
-def test_a_tensor_of_another_shape_than_recorded_is_damage(
-    tmp_path: Path, cuts: dict[str, Any]
-) -> None:
+def test_a_tensor_of_another_shape_than_recorded_is_damage(tmp_path: Path, cuts: dict[str, Any]) -> None:
     """Also where torch would repeat a single column for the others."""
     folder = save_shards(tmp_path, FULL, shards_of(GRIDS["2d 4"]))
     checkpoint = harmed(folder, 3, cuts)

@@ -135,8 +135,7 @@ def test_dying_while_saving_costs_nothing_saved_before(
     trainer, root = make_trainer(tiny_job(data), tmp_path), tmp_path / "checkpoints"
     trainer.step = saved = 2
     trainer.save()
-    for where in ("writer.write_file", "manifest.write_json", "writer.sync_folder",
-                  "writer.publish"):  # fmt: skip
+    for where in ("writer.write_file", "manifest.write_json", "writer.sync_folder", "writer.publish"):
         trainer.step = saved + 1
         with monkeypatch.context() as patched, pytest.raises(Killed):
             patched.setattr(f"mpctl.train.checkpoint.{where}", _die)
@@ -241,13 +240,8 @@ def _go_on(job: JobSpec, run_dir: Path, step: int) -> list[float]:
     return [record["loss"] for record in trainer.run()]
 
 
-@pytest.mark.parametrize(
-    "frozen",
-    [pytest.param(["layers.0.*"], marks=pytest.mark.slow), ["*.mlp.*", "embedding.*"]],
-)
-def test_what_was_unfrozen_mid_run_resumes_to_the_bit(
-    data: Path, tmp_path: Path, frozen: list[str]
-) -> None:
+@pytest.mark.parametrize("frozen", [pytest.param(["layers.0.*"], marks=pytest.mark.slow), ["*.mlp.*", "embedding.*"]])
+def test_what_was_unfrozen_mid_run_resumes_to_the_bit(data: Path, tmp_path: Path, frozen: list[str]) -> None:
     """Trained from step 4 on, stopped at 7: its AdamW has seen 3 updates, not 7."""
     every = {"checkpoint__interval": 1, "training__eval_samples": 0}
     before = tiny_job(data, **every, training__steps=4, training__freeze=frozen)
@@ -261,8 +255,12 @@ def test_what_was_unfrozen_mid_run_resumes_to_the_bit(
 
 
 def test_steps_that_fp16_skipped_are_no_updates_of_a_later_bf16(data: Path, tmp_path: Path) -> None:
-    often = {"checkpoint__interval": 1, "training__eval_samples": 0,
-             "training__loss_scale": 2.0**23, "training__warmup_steps": 0}  # fmt: skip
+    often = {
+        "checkpoint__interval": 1,
+        "training__eval_samples": 0,
+        "training__loss_scale": 2.0**23,
+        "training__warmup_steps": 0,
+    }
     half = tiny_job(data, **often, training__dtype="fp16", training__steps=7)
     skips = [record.get("skipped", False) for record in make_trainer(half, tmp_path / "run").run()]
     assert 0 < sum(skips) < 7
@@ -274,8 +272,7 @@ def test_steps_that_fp16_skipped_are_no_updates_of_a_later_bf16(data: Path, tmp_
 
 def test_a_checkpoint_without_updates_by_parameter_is_read(data: Path, tmp_path: Path) -> None:
     """As older versions wrote them: the manifest's count holds for all."""
-    job = tiny_job(data, checkpoint__interval=1, training__eval_samples=0,
-                   training__steps=4)  # fmt: skip
+    job = tiny_job(data, checkpoint__interval=1, training__eval_samples=0, training__steps=4)
     losses = column([{"records": list(make_trainer(job, tmp_path / "run").run())}])
     path = tmp_path / "run/checkpoints/step-2/shard-0.json"
     record = json.loads(path.read_text())

@@ -25,9 +25,7 @@ from tests.train.runtime.test_views import ranks_of, toy_job, toy_layout, toy_mo
 from tests.train.runtime.tiny import column, make_trainer, tiny_job, train
 
 # 300 words are 300 rows at every tp: padding that was not saved would become zeros.
-SETTINGS: dict[str, Any] = {
-    "training__steps": 4, "checkpoint__interval": 2, "model__vocab_divisor": 2,
-}  # fmt: skip
+SETTINGS: dict[str, Any] = {"training__steps": 4, "checkpoint__interval": 2, "model__vocab_divisor": 2}
 
 
 def _saved(job: JobSpec, run: Path) -> Path:
@@ -43,9 +41,7 @@ def _hashes(folder: Path) -> list[str]:
 
 def _reshard(source: Path, out: Path, tp: int, pp: int) -> Path:
     seen: list[tuple[int, int]] = []
-    reshard_checkpoint(
-        source, out, tp=tp, pp=pp, on_progress=lambda stage, done, total: seen.append((done, total))
-    )
+    reshard_checkpoint(source, out, tp=tp, pp=pp, on_progress=lambda stage, done, total: seen.append((done, total)))
     assert seen[-1][0] <= seen[-1][1]
     assert find_damage(out / "checkpoints/step-2") == []
     return out / "checkpoints/step-2"
@@ -55,11 +51,18 @@ def _reshard(source: Path, out: Path, tp: int, pp: int) -> Path:
     "changes",
     [
         {"training__freeze": ["layers.1.mlp.*"]},
-        pytest.param({"model__norm": "rmsnorm", "model__position": "rotary", "model__bias": False,
-                      "model__activation": "swiglu", "training__dtype": "bf16"},
-                     marks=pytest.mark.slow),
+        pytest.param(
+            {
+                "model__norm": "rmsnorm",
+                "model__position": "rotary",
+                "model__bias": False,
+                "model__activation": "swiglu",
+                "training__dtype": "bf16",
+            },
+            marks=pytest.mark.slow,
+        ),
     ],
-)  # fmt: skip
+)
 def test_it_is_resumed_to_the_bit(data: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
     """From tp 2 to pp 2, and to one rank: the same losses as from the original, and the way back
     gives the original's bytes."""
@@ -79,9 +82,7 @@ def test_it_is_resumed_to_the_bit(data: Path, tmp_path: Path, changes: dict[str,
     assert _hashes(back) == _hashes(source)
 
 
-def test_one_tensor_is_in_memory_at_a_time(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_tensor_is_in_memory_at_a_time(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tensor is made when it is written, not before."""
     trainer = make_trainer(tiny_job(data, **SETTINGS), tmp_path / "run")
     trainer.step = 2
@@ -176,9 +177,7 @@ def test_experts_go_to_the_ranks_of_another_ep(data: Path, tmp_path: Path) -> No
     for sizes, dp in ((["ep=1"], 1), (["ep=2", "etp=2"], 4), (["ep=2", "etp=1"], 2)):
         assert plan_of_layout(steps[-1], None, None, sizes).job.parallel.dp == dp
         out = tmp_path / "-".join(sizes)
-        reshard_checkpoint(
-            steps[-1], out, tp=None, pp=None, settings=sizes, on_progress=lambda *_: None
-        )
+        reshard_checkpoint(steps[-1], out, tp=None, pp=None, settings=sizes, on_progress=lambda *_: None)
         steps.append(out / "checkpoints/step-2")
         assert find_damage(steps[-1]) == []
         assert read_manifest(steps[-1]).router_bias == read_manifest(source).router_bias

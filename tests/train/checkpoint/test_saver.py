@@ -57,17 +57,13 @@ class SlowDisk:
 def _digests(run_dir: Path) -> dict[tuple[int, int], str]:
     """sha256 of every shard, by (step, shard)."""
     return {
-        (step, int(path.stem.partition("-")[2])): shard_record(
-            folder, int(path.stem.partition("-")[2])
-        ).sha256
+        (step, int(path.stem.partition("-")[2])): shard_record(folder, int(path.stem.partition("-")[2])).sha256
         for step, folder in list_checkpoints(run_dir / "checkpoints")
         for path in folder.glob("shard-*.json")
     }
 
 
-def test_training_continues_while_a_thread_writes(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_continues_while_a_thread_writes(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The files are those of a synchronous run, to the byte, though the parameters have changed
     before they were written."""
     synchronous = tiny_job(data, **EVERY, checkpoint__asynchronous=False)
@@ -95,13 +91,11 @@ def test_training_continues_while_a_thread_writes(
 @pytest.mark.parametrize(
     ("tp", "dp", "changes"),
     [
-        (1, 2, {"parallel__zero": 3, "training__dtype": "bf16",
-                "training__freeze": ["layers.1.mlp.*"]}),
+        (1, 2, {"parallel__zero": 3, "training__dtype": "bf16", "training__freeze": ["layers.1.mlp.*"]}),
         pytest.param(2, 2, {"parallel__zero": 1}, marks=pytest.mark.slow),
-        pytest.param(1, 1, {"parallel__pp": 2, "cluster__gpus_per_node": 2},
-                     marks=pytest.mark.slow),
+        pytest.param(1, 1, {"parallel__pp": 2, "cluster__gpus_per_node": 2}, marks=pytest.mark.slow),
     ],
-)  # fmt: skip
+)
 def test_several_ranks_write_the_same_bytes(
     data: Path, tmp_path: Path, tp: int, dp: int, changes: dict[str, Any]
 ) -> None:
@@ -145,9 +139,7 @@ def _reserved(rank: int, size: int, raw: dict[str, Any], run_dir: str) -> int:
     [{**layout(2), "model__layers": 4}, {"dp": 2, "parallel__ep": 2, **MOE}, {"tp": 2, "dp": 2}],
     ids=["stages", "experts", "replicas"],
 )
-def test_the_rank_with_the_largest_shard_is_planned(
-    data: Path, tmp_path: Path, how: dict[str, Any]
-) -> None:
+def test_the_rank_with_the_largest_shard_is_planned(data: Path, tmp_path: Path, how: dict[str, Any]) -> None:
     """All ranks together reserve what a checkpoint has."""
     job = tiny_job(data, **{**EVERY, **how})
     raw, plan = job.model_dump(mode="json"), JobLayout.of(job)
@@ -242,9 +234,7 @@ def test_whatever_goes_wrong_in_the_thread_is_raised(
     assert isinstance(trainer.saver.failure, ZeroDivisionError)
 
 
-def test_a_checkpoint_that_cannot_fit_is_not_begun(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_that_cannot_fit_is_not_begun(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = make_trainer(tiny_job(data, training__steps=1, training__eval_samples=0), tmp_path)
     list(trainer.run())
     needed = trainer.saver.writer.total_bytes
@@ -254,8 +244,7 @@ def test_a_checkpoint_that_cannot_fit_is_not_begun(
     trainer.step = 2
     with pytest.raises(SaveFailed) as caught:
         trainer.save()
-    for words in (" are needed and ", " are free, ", " are missing; ",
-                  "the last good checkpoint is step 1"):  # fmt: skip
+    for words in (" are needed and ", " are free, ", " are missing; ", "the last good checkpoint is step 1"):
         assert words in str(caught.value)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-1"]
     monkeypatch.undo()
@@ -264,9 +253,7 @@ def test_a_checkpoint_that_cannot_fit_is_not_begun(
     assert find_damage(tmp_path / "checkpoints/step-2") == []
 
 
-def test_training_that_fails_lets_its_save_end(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_that_fails_lets_its_save_end(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = make_trainer(tiny_job(data, **EVERY), tmp_path)
     monkeypatch.setattr(writing, "write_file", SlowDisk(0.5))
     steps = trainer.run()

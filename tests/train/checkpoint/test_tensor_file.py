@@ -30,9 +30,7 @@ def shard(tmp_path: Path) -> tuple[Path, ShardRecord]:
     path = tmp_path / "checkpoints/step-4/shard-0.safetensors"
     path.parent.mkdir(parents=True)
     names = {dtype: name for name, dtype in DTYPES.items()}
-    entries = [
-        Entry(name, names[t.dtype], tuple(t.shape), lambda t=t: t) for name, t in TENSORS.items()
-    ]
+    entries = [Entry(name, names[t.dtype], tuple(t.shape), lambda t=t: t) for name, t in TENSORS.items()]
     written = write_file(path, entries, lambda count: None)
     blocks = BlockChecksums(BLOCK)
     blocks.update(memoryview(path.read_bytes()))

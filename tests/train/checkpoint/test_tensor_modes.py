@@ -23,9 +23,7 @@ from tests.train.checkpoint.shards import shard_path
 from tests.train.runtime.test_tensor_modes import GPT, LLAMA, grid
 from tests.train.runtime.tiny import column, tiny_job, train
 
-SAVING: dict[str, Any] = {
-    "training__steps": 4, "checkpoint__interval": 2, "training__eval_samples": 0
-}  # fmt: skip
+SAVING: dict[str, Any] = {"training__steps": 4, "checkpoint__interval": 2, "training__eval_samples": 0}
 MODELS = {"gpt": {**GPT, **SAVING}, "llama": {**LLAMA, **SAVING}}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "alone": {},
@@ -99,8 +97,7 @@ def test_any_mode_continues_in_any_other(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("model", "layout"),
-    [("gpt", "2d"), *(("llama", layout) for layout in ("2.5d", "2.5d-dp", "3d", "2d-pp"))],
+    ("model", "layout"), [("gpt", "2d"), *(("llama", layout) for layout in ("2.5d", "2.5d-dp", "3d", "2d-pp"))]
 )
 def test_a_checkpoint_has_its_planned_size(saved_runs: SavedRuns, model: str, layout: str) -> None:
     folder = saved_runs.checkpoint(model, layout)

@@ -102,9 +102,7 @@ class Hasty(Group):
         return Pending(tensor)
 
 
-def _save_slowly(
-    rank: int, size: int, raw: dict[str, Any], run_dir: str, slow: int, seconds: float
-) -> list[str]:
+def _save_slowly(rank: int, size: int, raw: dict[str, Any], run_dir: str, slow: int, seconds: float) -> list[str]:
     """Save once, where one rank needs `seconds` to write; what is damaged when `save` returns."""
     trainer = make_trainer(parse(raw), Path(run_dir), rank)
     trainer.mesh = replace(trainer.mesh, world=Hasty(rank, size, None, "world"))
@@ -153,9 +151,7 @@ def _fail(rank: int, size: int, raw: dict[str, Any], run_dir: str) -> list[str]:
     return []
 
 
-def test_a_file_that_cannot_be_written_ends_the_save_of_all_ranks(
-    data: Path, tmp_path: Path
-) -> None:
+def test_a_file_that_cannot_be_written_ends_the_save_of_all_ranks(data: Path, tmp_path: Path) -> None:
     """By the kernel: a file may not grow beyond a limit. The partial folder is removed."""
     raw = tiny_job(data, 2).model_dump(mode="json")
     first, second = run_ranks(_fail, 2, raw, str(tmp_path))
@@ -179,8 +175,11 @@ def test_a_full_disk_is_reported_with_the_missing_bytes(
     trainer.step = 2
     with pytest.raises(SaveFailed) as caught:
         trainer.save()
-    for words in ("No space left on device: of ", " the first 2.0 KiB could be written, ",
-                  " more are needed; the last good checkpoint is step 1"):  # fmt: skip
+    for words in (
+        "No space left on device: of ",
+        " the first 2.0 KiB could be written, ",
+        " more are needed; the last good checkpoint is step 1",
+    ):
         assert words in str(caught.value)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-1"]
 
@@ -203,14 +202,11 @@ def test_it_reports_what_it_is_doing(data: Path, tmp_path: Path) -> None:
 def test_a_file_is_hashed_while_it_is_written(tmp_path: Path) -> None:
     """And is read by safetensors to the bit: all dtypes, an empty tensor, more than a chunk."""
     torch.manual_seed(1)
-    kinds = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16,
-             "BF16": torch.bfloat16}  # fmt: skip
+    kinds = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
     tensors = {name: torch.randn(3, 5).to(dtype) for name, dtype in kinds.items()}
     tensors |= {"empty": torch.zeros(0, 4), "long": torch.randn(5_000_000)}
     names = {dtype: name for name, dtype in kinds.items()}
-    entries = [
-        Entry(name, names[t.dtype], tuple(t.shape), lambda t=t: t) for name, t in tensors.items()
-    ]
+    entries = [Entry(name, names[t.dtype], tuple(t.shape), lambda t=t: t) for name, t in tensors.items()]
     counts: list[int] = []
     written = write_file(tmp_path / "x.safetensors", entries, counts.append)
     held = (tmp_path / "x.safetensors").read_bytes()
@@ -268,8 +264,12 @@ def test_which_checkpoints_are_pruned() -> None:
 
 
 def test_older_checkpoints_are_removed_after_a_new_one(data: Path, tmp_path: Path) -> None:
-    keep = {"checkpoint__interval": 1, "checkpoint__keep_last": 2, "checkpoint__keep_every": 3,
-            "checkpoint__asynchronous": False}  # fmt: skip
+    keep = {
+        "checkpoint__interval": 1,
+        "checkpoint__keep_last": 2,
+        "checkpoint__keep_every": 3,
+        "checkpoint__asynchronous": False,
+    }
     job = tiny_job(data, **keep, training__steps=7)
     (tmp_path / "job.json").write_text('{"its": "job"}')
     trainer, kept = make_trainer(job, tmp_path), []
@@ -278,8 +278,6 @@ def test_older_checkpoints_are_removed_after_a_new_one(data: Path, tmp_path: Pat
     assert kept[:-1] == [[], [1], [1, 2], [2, 3], [3, 4], [3, 4, 5]]
     names = {path.name for path in (tmp_path / "checkpoints").iterdir()}
     assert names == {"step-3", "step-6", "step-7"}
-    assert all(
-        find_damage(folder) == [] for _, folder in list_checkpoints(tmp_path / "checkpoints")
-    )
+    assert all(find_damage(folder) == [] for _, folder in list_checkpoints(tmp_path / "checkpoints"))
     copy = tmp_path / "checkpoints/step-7/job.json"
     assert json.loads(copy.read_text()) == {"its": "job"}

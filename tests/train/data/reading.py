@@ -17,9 +17,5 @@ def find_paths(sources: Any, **settings: Any) -> list[Path]:
 def read_all(paths: Iterable[Path], findings: Findings | None = None, **reading: Any) -> list[str]:
     """Every text that is not blank."""
     findings = findings or Findings()
-    texts = (
-        "".join(chunks)
-        for path in paths
-        for chunks in read_texts(path, Reading(**reading), findings)
-    )
+    texts = ("".join(chunks) for path in paths for chunks in read_texts(path, Reading(**reading), findings))
     return [text for text in texts if text.strip()]

@@ -136,10 +136,7 @@ def test_python_stdlib_is_its_own_code():
 
 def test_jsonl_is_a_document_a_line(tmp_path):
     texts = ["one\ntwo", "  ", "\ud800 half", "é\u2028x"]
-    lines = (
-        "\n".join(json.dumps({"text": text, "id": 1}) for text in texts)
-        + '\n\r\n{"text":\r"cr"}\r\n'
-    )
+    lines = "\n".join(json.dumps({"text": text, "id": 1}) for text in texts) + '\n\r\n{"text":\r"cr"}\r\n'
     fill(tmp_path, {"a.jsonl": lines, "b.txt": b"\xef\xbb\xbfbom\xff"})
     findings = Findings()
     found = read_all(find_paths([tmp_path]), findings)
@@ -169,13 +166,16 @@ def test_equal_faults_are_one_issue_each_with_its_count(tmp_path):
 @pytest.mark.parametrize("pack", ["gz", "zst"])
 def test_packed_files_are_read_as_what_they_hold(tmp_path, pack):
     line = json.dumps({"text": "a line"}) + "\n"
-    fill(tmp_path, {
-        f"a.txt.{pack}": packed(pack, b"first ") + packed(pack, b"second"),  # two members
-        f"b.JSONL.{pack}": packed(pack, line.encode() * 3),
-        f"c.{pack}": packed(pack, b"text without a suffix"),
-        f"d.tar.{pack}": packed(pack, b"name\0\0\0"),
-        f"e.txt.{pack}": packed(pack, b""),
-    })  # fmt: skip
+    fill(
+        tmp_path,
+        {
+            f"a.txt.{pack}": packed(pack, b"first ") + packed(pack, b"second"),  # two members
+            f"b.JSONL.{pack}": packed(pack, line.encode() * 3),
+            f"c.{pack}": packed(pack, b"text without a suffix"),
+            f"d.tar.{pack}": packed(pack, b"name\0\0\0"),
+            f"e.txt.{pack}": packed(pack, b""),
+        },
+    )
     findings = Findings()
     paths = find_paths([tmp_path], findings=findings)
     assert read_all(paths, findings) == ["first second", *["a line"] * 3, "text without a suffix"]
@@ -258,11 +258,14 @@ def test_parquet_without_its_extra_offers_the_install_command(tmp_path, monkeypa
 
 
 def test_other_encodings(tmp_path):
-    fill(tmp_path, {
-        "a.txt": "café".encode("latin-1"),
-        "b.dat": "déjà".encode("latin-1"),
-        "c.jsonl": json.dumps({"text": "né"}, ensure_ascii=False).encode("latin-1"),
-    })  # fmt: skip
+    fill(
+        tmp_path,
+        {
+            "a.txt": "café".encode("latin-1"),
+            "b.dat": "déjà".encode("latin-1"),
+            "c.jsonl": json.dumps({"text": "né"}, ensure_ascii=False).encode("latin-1"),
+        },
+    )
     paths = find_paths([tmp_path], encoding="latin-1")
     assert read_all(paths, encoding="latin-1") == ["café", "déjà", "né"]
     fill(tmp_path / "wide", {"a.txt": "wide é".encode("utf-16")})

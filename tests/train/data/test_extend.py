@@ -44,13 +44,7 @@ from tests.train.data.languages import ENGLISH, FRENCH, sentences
 
 OLD_TEXTS, NEW_TEXTS = sentences(ENGLISH, 400, seed=1), sentences(FRENCH, 400, seed=2)
 HELD_BACK = sentences(ENGLISH, 100, seed=3), sentences(FRENCH, 100, seed=4)
-ODD = [
-    "",
-    " ",
-    "naïve 🙂 \x00\x7f 中文字 \t\n\n  x",
-    "<|endoftext|> a <|end_of_text|>",
-    "e\u0301té",
-]
+ODD = ["", " ", "naïve 🙂 \x00\x7f 中文字 \t\n\n  x", "<|endoftext|> a <|end_of_text|>", "e\u0301té"]
 ADDED = 120
 CUT = r"'s|\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\s+"
 
@@ -181,8 +175,9 @@ def test_a_new_piece_spells_what_its_old_ids_spell_and_most_are_used(pair: Exten
 
 def test_hashes_name_both_tokenizers_bytes_repeat_and_progress_rises(pair: Extension) -> None:
     calls: list[tuple[str, int, int]] = []
-    again = extend_tokenizer(pair.path, iter(NEW_TEXTS), vocab_size=400 + ADDED, total=400,
-                             on_progress=lambda *call: calls.append(call))  # fmt: skip
+    again = extend_tokenizer(
+        pair.path, iter(NEW_TEXTS), vocab_size=400 + ADDED, total=400, on_progress=lambda *call: calls.append(call)
+    )
     assert again == pair.made
     counted = [call for call in calls if call[0] == "count words"]
     assert counted == [("count words", i, 400) for i in range(1, 401)]
@@ -283,12 +278,21 @@ def test_extension_comes_back(tmp_path: Path) -> None:
 
 def test_damaged_extensions(tmp_path: Path) -> None:
     changes: list[dict[str, Any]] = [
-        {"schema": "mpctl.extension/2"}, {"old_vocab_size": "300"}, {"old_vocab_size": 9},
-        {"old_vocab_size": True}, {"pieces": []}, {"pieces": [[5]]}, {"pieces": [[5, 300]]},
-        {"pieces": [[5, -1]]}, {"pieces": [[5, 1.0]]}, {"pieces": [[True, 5]]},
-        {"pieces": {"300": [5, 9]}}, {"pieces": None}, {"tokenizer_sha256": "../../x"},
+        {"schema": "mpctl.extension/2"},
+        {"old_vocab_size": "300"},
+        {"old_vocab_size": 9},
+        {"old_vocab_size": True},
+        {"pieces": []},
+        {"pieces": [[5]]},
+        {"pieces": [[5, 300]]},
+        {"pieces": [[5, -1]]},
+        {"pieces": [[5, 1.0]]},
+        {"pieces": [[True, 5]]},
+        {"pieces": {"300": [5, 9]}},
+        {"pieces": None},
+        {"tokenizer_sha256": "../../x"},
         {"old_tokenizer_sha256": None},
-    ]  # fmt: skip
+    ]
     good, path = EXAMPLE.to_json(), tmp_path / EXTENSION
     texts = [json.dumps(json.loads(good) | change) for change in changes]
     for text in (*texts, "", good[:-20], "[]", "[" * 100_000, "\x00"):
@@ -350,21 +354,12 @@ def counted_again(words: Words, first: int, most: int) -> list[tuple[Pair, int]]
 
 def test_by_hand() -> None:
     """abc seven times, xbc twice; then `bonjour`, as in extend.py."""
-    assert learned({(0, 1, 2): 7, (9, 1, 2): 2}, 10, 9) == [
-        ((1, 2), 10), ((0, 10), 11), ((9, 10), 12),
-    ]  # fmt: skip
-    assert learned({(0, 6, 1, 3, 5, 4): 5}, 7, 4) == [
-        ((0, 6), 7), ((1, 3), 8), ((5, 4), 9), ((7, 8), 10),
-    ]  # fmt: skip
+    assert learned({(0, 1, 2): 7, (9, 1, 2): 2}, 10, 9) == [((1, 2), 10), ((0, 10), 11), ((9, 10), 12)]
+    assert learned({(0, 6, 1, 3, 5, 4): 5}, 7, 4) == [((0, 6), 7), ((1, 3), 8), ((5, 4), 9), ((7, 8), 10)]
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    st.dictionaries(
-        st.lists(st.integers(0, 3), min_size=1, max_size=9).map(tuple), st.integers(1, 9),
-        max_size=12,
-    )
-)  # fmt: skip
+@given(st.dictionaries(st.lists(st.integers(0, 3), min_size=1, max_size=9).map(tuple), st.integers(1, 9), max_size=12))
 def test_the_same_as_counting_again(words: Words) -> None:
     assert learned(words, 4, 30) == counted_again(words, 4, 30)
 
@@ -385,8 +380,7 @@ def test_words_of_one_letter_and_rare_pairs() -> None:
 def test_thousands_of_merges_take_seconds() -> None:
     """Recounting these 20,000 words 2,000 times would take minutes."""
     draw = random.Random(7)
-    words = {tuple(draw.choices(range(60), k=draw.randint(2, 9))): draw.randint(1, 50)
-             for _ in range(20_000)}  # fmt: skip
+    words = {tuple(draw.choices(range(60), k=draw.randint(2, 9))): draw.randint(1, 50) for _ in range(20_000)}
     began = time.process_time()
     assert len(learned(words, 97, 2000)) == 2000
     assert time.process_time() - began < 20

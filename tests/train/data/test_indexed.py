@@ -152,11 +152,7 @@ def test_header_fields_that_lie(tmp_path):
         (9, struct.pack("<Q", 2), "found version 2, expected 1"),
         (17, b"\x07", "found token type code 7, expected an integer type"),
         (17, b"\x63", "found token type code 99, expected an integer type"),
-        (
-            18,
-            struct.pack("<Q", 2**63),
-            f"expected {34 + 12 * 2**63 + 8 * 4} (9223372036854775808 sequences",
-        ),
+        (18, struct.pack("<Q", 2**63), f"expected {34 + 12 * 2**63 + 8 * 4} (9223372036854775808 sequences"),
         (26, struct.pack("<Q", 2**40), f"expected {34 + 12 * 3 + 8 * 2**40} (3 sequences"),
         (34, struct.pack("<i", -3), "sequence 0 has a negative length"),
         (46, struct.pack("<q", 8), "sequence 0: found byte pointer 8, expected 0"),

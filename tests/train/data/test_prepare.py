@@ -198,9 +198,14 @@ def test_all_bad_settings_at_once(tmp_path, corpus):
 
 @pytest.mark.parametrize(
     ("stage", "error"),
-    [("read", RuntimeError), ("count words", KeyboardInterrupt),
-     ("learn merges", KeyboardInterrupt), ("encode", KeyboardInterrupt), ("encode", RuntimeError)],
-)  # fmt: skip
+    [
+        ("read", RuntimeError),
+        ("count words", KeyboardInterrupt),
+        ("learn merges", KeyboardInterrupt),
+        ("encode", KeyboardInterrupt),
+        ("encode", RuntimeError),
+    ],
+)
 def test_interruption_leaves_nothing(tmp_path, corpus, whole, stage, error):
     def stop(name: str, done: int, total: int) -> None:
         if name == stage:
@@ -337,9 +342,13 @@ def test_what_differs_from_the_manifest(whole):
 def test_damaged_manifests(whole):
     manifest = json.loads((whole / "data.json").read_text())
     changes = (
-        {"schema": "mpctl.data/2"}, {"files": {}}, {"vocab_size": "300"}, {"vocab_size": -1},
-        {"splits": None}, {"tokenizer_sha256": "0"},
-    )  # fmt: skip
+        {"schema": "mpctl.data/2"},
+        {"files": {}},
+        {"vocab_size": "300"},
+        {"vocab_size": -1},
+        {"splits": None},
+        {"tokenizer_sha256": "0"},
+    )
     texts = ["", "{", "[]", "[" * 100_000, "x" * 2_000_000, "\x00"]
     for text in (*texts, *(json.dumps(manifest | change) for change in changes)):
         (whole / "data.json").write_text(text)
@@ -373,10 +382,7 @@ def test_prepared_data_know_what_they_extend(english, french):
     manifest = json.loads((french / "data.json").read_text())
     assert manifest == new.as_dict()
     assert manifest["schema"] == "mpctl.data/1"
-    assert manifest["extended_from"] == {
-        "vocab_size": 400,
-        "tokenizer_sha256": old.tokenizer_sha256,
-    }
+    assert manifest["extended_from"] == {"vocab_size": 400, "tokenizer_sha256": old.tokenizer_sha256}
     assert manifest["settings"]["extend_tokenizer"] is True
     assert "extended_from" not in old.as_dict()
     assert old.extension is None

@@ -13,9 +13,7 @@ from mpctl.spec.model import ModelSpec
 from mpctl.train.data.prompts import PromptEncoder, filled_text
 from mpctl.train.data.tokenizer import train_tokenizer
 
-SHAPE: dict[str, Any] = {
-    "layers": 1, "hidden": 8, "heads": 2, "vocab": 270, "seq_length": 16, "decoder_seq_length": 8,
-}  # fmt: skip
+SHAPE: dict[str, Any] = {"layers": 1, "hidden": 8, "heads": 2, "vocab": 270, "seq_length": 16, "decoder_seq_length": 8}
 
 
 @pytest.fixture(scope="module")

@@ -41,9 +41,7 @@ def epoch_of(samples: PackedSamples, epoch: int) -> np.ndarray:
     st.integers(0, 2**64 - 1),
     st.integers(0, 3),
 )
-def test_an_epoch_covers_every_position_at_most_once(
-    tmp_path_factory, lengths, seq_length, seed, epoch
-):
+def test_an_epoch_covers_every_position_at_most_once(tmp_path_factory, lengths, seq_length, seed, epoch):
     data = dataset(tmp_path_factory.mktemp("samples"), lengths)
     if data.tokens <= seq_length:
         return
@@ -109,12 +107,7 @@ def gathered(layout: tuple[int, int], step: int, g: int) -> list[int]:
         number
         for micro_batch, rank in product(range(g // (dp * b)), range(dp))
         for number in sample_numbers(
-            step=step,
-            micro_batch=micro_batch,
-            micro_batch_size=b,
-            dp_rank=rank,
-            dp_size=dp,
-            global_batch_size=g,
+            step=step, micro_batch=micro_batch, micro_batch_size=b, dp_rank=rank, dp_size=dp, global_batch_size=g
         )
     ]
 
@@ -135,9 +128,7 @@ def test_shards_partition_the_global_batch(dp, b, micro_batches, step):
     assert sorted(gathered((dp, b), step, g)) == list(range(step * g, step * g + g))
 
 
-@pytest.mark.parametrize(
-    "change", [{"dp_rank": 2}, {"dp_rank": -1}, {"micro_batch": 2}, {"global_batch_size": 9}]
-)
+@pytest.mark.parametrize("change", [{"dp_rank": 2}, {"dp_rank": -1}, {"micro_batch": 2}, {"global_batch_size": 9}])
 def test_numbers_out_of_range(change):
     good = {"micro_batch_size": 2, "dp_rank": 1, "dp_size": 2, "global_batch_size": 8}
     with pytest.raises(ValueError, match=r"of 2|batches of 4"):
@@ -152,21 +143,14 @@ def philox(counter: list[int], key: list[int]) -> list[int]:
     """Philox4x64 of ten rounds, Salmon et al. 2011, section 3.3; constants of its table 2."""
     for _ in range(10):
         low, high = 0xD2E7470EE14C6C93 * counter[0], 0xCA5A826395121157 * counter[2]
-        counter = [
-            high >> 64 ^ counter[1] ^ key[0],
-            high & WORD,
-            low >> 64 ^ counter[3] ^ key[1],
-            low & WORD,
-        ]
+        counter = [high >> 64 ^ counter[1] ^ key[0], high & WORD, low >> 64 ^ counter[3] ^ key[1], low & WORD]
         key = [key[0] + 0x9E3779B97F4A7C15 & WORD, key[1] + 0xBB67AE8584CAA73B & WORD]
     return counter
 
 
 def test_the_oracle_gives_the_authors_answers():
     """kat_vectors of Random123, philox4x64 10."""
-    assert philox([0] * 4, [0] * 2) == [
-        0x16554D9ECA36314C, 0xDB20FE9D672D0FDC, 0xD7E772CEE186176B, 0x7E68B68AEC7BA23B,
-    ]  # fmt: skip
+    assert philox([0] * 4, [0] * 2) == [0x16554D9ECA36314C, 0xDB20FE9D672D0FDC, 0xD7E772CEE186176B, 0x7E68B68AEC7BA23B]
 
 
 @settings(max_examples=40, deadline=None)

@@ -57,9 +57,7 @@ def test_any_text_comes_back_and_none_holds_end_of_text(trained, text):
 
 def test_training_in_a_separate_process_gives_the_same(trained):
     calls = []
-    text = train_apart(
-        TEXTS, vocab_size=300, total=50, on_progress=lambda *call: calls.append(call)
-    )
+    text = train_apart(TEXTS, vocab_size=300, total=50, on_progress=lambda *call: calls.append(call))
     assert text == trained.to_str(pretty=True)
     assert calls == [*(("count words", i, 50) for i in range(1, 51)), ("learn merges", 0, 0)]
 
@@ -134,9 +132,7 @@ NAMES = ("[CLS]", "[SEP]", "[MASK]")
 
 
 def test_reserved_ids_stay_above_the_text():
-    assert special_ids({}, NAMES, vocab=100, words=97) == dict(
-        zip(NAMES, (99, 98, 97), strict=True)
-    )
+    assert special_ids({}, NAMES, vocab=100, words=97) == dict(zip(NAMES, (99, 98, 97), strict=True))
     known = special_ids({"[SEP]": 5}, NAMES, vocab=100, words=97)
     assert known == dict(zip(NAMES, (99, 5, 98), strict=True))
     with pytest.raises(InputError) as caught:
@@ -171,17 +167,26 @@ def test_added_tokens_are_those_that_the_library_saves(tmp_path):
     ("read", "contents"),
     [
         (load_tokenizer, ("", "[1]", '{"model": {}}', "\x00")),
-        (added_tokens, (
-            "", "[1]", "3", "[" * 100_000, '{"added_tokens": 3}', '{"added_tokens": [3]}',
-            '{"added_tokens": ["ab"]}', '{"added_tokens": [{"id": 1}]}',
-            '{"added_tokens": [{"id": -1, "content": "a"}]}',
-            '{"added_tokens": [{"id": true, "content": "a"}]}',
-            '{"added_tokens": [{"id": 1.0, "content": "a"}]}',
-            '{"added_tokens": [{"id": 1, "content": null}]}',
-            '{"added_tokens": [{"id": ' + "9" * 5000 + ', "content": "a"}]}',
-        )),
+        (
+            added_tokens,
+            (
+                "",
+                "[1]",
+                "3",
+                "[" * 100_000,
+                '{"added_tokens": 3}',
+                '{"added_tokens": [3]}',
+                '{"added_tokens": ["ab"]}',
+                '{"added_tokens": [{"id": 1}]}',
+                '{"added_tokens": [{"id": -1, "content": "a"}]}',
+                '{"added_tokens": [{"id": true, "content": "a"}]}',
+                '{"added_tokens": [{"id": 1.0, "content": "a"}]}',
+                '{"added_tokens": [{"id": 1, "content": null}]}',
+                '{"added_tokens": [{"id": ' + "9" * 5000 + ', "content": "a"}]}',
+            ),
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_tokenizer(tmp_path, read, contents):
     path = tmp_path / "tokenizer.json"
     for content in contents:

@@ -123,9 +123,7 @@ def test_bits_are_fair_and_bytes_uniform_by_chi_square() -> None:
             assert 255 - 4.5 * 22.6 < chi < 255 + 5 * 22.6
 
 
-@pytest.mark.parametrize(
-    "step", [(0, 1), (1, 0), (1, 1), (1, -1), (0, 2), (2, 0), (0, 512), (512, 0)]
-)
+@pytest.mark.parametrize("step", [(0, 1), (1, 0), (1, 1), (1, -1), (0, 2), (2, 0), (0, 512), (512, 0)])
 def test_pairs_of_neighbours_are_uniform_by_chi_square(step: tuple[int, int]) -> None:
     top = (_grid(2) >> 28) & 15
     other = top.roll(step, (0, 1))
@@ -193,9 +191,7 @@ def test_dropout_knows_its_global_place() -> None:
     y = dropped(x, whole, 0.4, rng_site="x")
     pick = torch.tensor([5, 0, 3])
     part = CounterRNG(1, 2, pick)
-    z = dropped(
-        x[pick, 7:20, 11:52], part, 0.4, rng_site="x", rows=range(7, 20),
-                columns=range(11, 52))  # fmt: skip
+    z = dropped(x[pick, 7:20, 11:52], part, 0.4, rng_site="x", rows=range(7, 20), columns=range(11, 52))
     assert torch.equal(z, y[pick, 7:20, 11:52])
 
 

@@ -26,8 +26,7 @@ from mpctl.train.kernels.fp8 import (
 
 
 @pytest.mark.parametrize("dtype", [E4M3, E5M2])
-@pytest.mark.parametrize("amax", [1e-30, 3e-5, 0.99, 1.0, 3.0, 3.4999, 3.5, 3.5001, 3.6, 448.0,
-                                  449.0, 5.7344e4, 1e12])  # fmt: skip
+@pytest.mark.parametrize("amax", [1e-30, 3e-5, 0.99, 1.0, 3.0, 3.4999, 3.5, 3.5001, 3.6, 448.0, 449.0, 5.7344e4, 1e12])
 def test_a_scale_is_the_last_power_of_two_that_fits(amax: float, dtype: torch.dtype) -> None:
     (exact,) = struct.unpack("f", struct.pack("f", amax))
     scale = power_of_two_scale(torch.tensor(amax), dtype).item()
@@ -110,9 +109,7 @@ def test_a_cpu_multiplies_as_tensor_cores_do() -> None:
     a, _ = _matrix(32, 64, 3, E5M2)
     b, _ = _matrix(16, 64, 4, E4M3)
     ours = scaled_product(a, b, out=torch.bfloat16, fast=False)
-    theirs = torch._scaled_mm(
-        a.values, b.values.t(), scale_a=a.inverse, scale_b=b.inverse, out_dtype=torch.bfloat16
-    )
+    theirs = torch._scaled_mm(a.values, b.values.t(), scale_a=a.inverse, scale_b=b.inverse, out_dtype=torch.bfloat16)
     torch.testing.assert_close(ours, theirs, rtol=2**-8, atol=1e-6)
 
 

@@ -53,9 +53,7 @@ def test_each_group_has_a_matrix_of_its_own(
 def test_one_kernel_where_torch_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[torch.dtype] = []
     kernel = grouped.F.grouped_mm
-    monkeypatch.setattr(
-        grouped.F, "grouped_mm", lambda a, b, **how: calls.append(a.dtype) or kernel(a, b, **how)
-    )
+    monkeypatch.setattr(grouped.F, "grouped_mm", lambda a, b, **how: calls.append(a.dtype) or kernel(a, b, **how))
     for dtype in DTYPES:
         _products(SIZES[0], dtype)
     _products(SIZES[0], torch.float32, inputs=6)  # 24 bytes: only a multiple of 16 will do

@@ -77,9 +77,7 @@ def test_near_ties_count_what_rounding_could_choose() -> None:
     assert choose_experts(scores, 2, rounding=1e-4).near_ties.item() == 0
     assert choose_experts(scores, 2, rounding=1e-3).near_ties.item() == 1
     assert choose_experts(scores, 1, rounding=1e-3).near_ties.item() == 0
-    groups = choose_experts(
-        scores[:, :2].repeat(1, 2), 1, groups=2, groups_per_token=1, rounding=1e-9
-    )
+    groups = choose_experts(scores[:, :2].repeat(1, 2), 1, groups=2, groups_per_token=1, rounding=1e-9)
     assert groups.near_ties.item() == 2
 
 
@@ -165,13 +163,9 @@ def test_rows_are_sorted_by_block_copy_expert_and_token(copies: int, parts: int)
 def test_rows_go_and_come_back(copies: int) -> None:
     experts, made = _experts(9), torch.Generator().manual_seed(4)
     order = rows_by_expert(experts, expert_counts(experts, 1, E)[0], parts=2, copies=copies)
-    x, weights = (
-        torch.randn(T, n, generator=made, dtype=torch.float64).requires_grad_() for n in (H, K)
-    )
+    x, weights = (torch.randn(T, n, generator=made, dtype=torch.float64).requires_grad_() for n in (H, K))
     factors = torch.arange(1.0, copies * K * T + 1, dtype=torch.float64)[:, None]
-    y = combined_rows(
-        dispatched_rows(x, order, TORCH_BACKEND) * factors, weights, order.places, TORCH_BACKEND
-    )
+    y = combined_rows(dispatched_rows(x, order, TORCH_BACKEND) * factors, weights, order.places, TORCH_BACKEND)
     # [x, k, T] of factors: their sums over the copies
     totals = factors[:, 0][order.places].sum(0).T
     expected = x * (weights * totals).sum(-1, keepdim=True)

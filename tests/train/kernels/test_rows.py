@@ -22,9 +22,7 @@ def summed(rows: Tensor, vectors: Tensor, out: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("count", [1, 7, 300])
-def test_vectors_are_added_to_their_rows(
-    dtype: torch.dtype, count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_vectors_are_added_to_their_rows(dtype: torch.dtype, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In blocks of two rows where they are converted."""
     monkeypatch.setattr(kernel, "ROWS_BLOCK", 2 * WIDTH)
     draw = torch.Generator().manual_seed(count)
@@ -37,8 +35,7 @@ def test_vectors_are_added_to_their_rows(
     assert torch.equal(out, expected)
 
 
-@pytest.mark.parametrize(("count", "dtype"), [(7, torch.float64), (7, torch.bfloat16),
-                                              (300, torch.float32)])  # fmt: skip
+@pytest.mark.parametrize(("count", "dtype"), [(7, torch.float64), (7, torch.bfloat16), (300, torch.float32)])
 def test_a_device_sums_equal_rows_first(count: int, dtype: torch.dtype) -> None:
     """What a GPU is given, computed here: sums of equal rows, then each row once; with more vectors
     than the table has rows its own gradient."""

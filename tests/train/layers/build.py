@@ -12,24 +12,16 @@ from mpctl.train.layers.shard_context import ShardContext
 from mpctl.train.layers.transformer_layer import ParallelDecoderLayer, ParallelTransformerLayer
 
 
-def make_attention(
-    hidden: int, heads: int, rng_site: str, **settings: Any
-) -> ParallelSelfAttention:
+def make_attention(hidden: int, heads: int, rng_site: str, **settings: Any) -> ParallelSelfAttention:
     own = _taken(settings, "recompute")
     context = ShardContext(**_fields(settings, ShardContext))
-    return ParallelSelfAttention(
-        AttentionConfig(hidden, heads, **settings), context, rng_site, **own
-    )
+    return ParallelSelfAttention(AttentionConfig(hidden, heads, **settings), context, rng_site, **own)
 
 
-def make_cross_attention(
-    hidden: int, heads: int, rng_site: str, **settings: Any
-) -> ParallelCrossAttention:
+def make_cross_attention(hidden: int, heads: int, rng_site: str, **settings: Any) -> ParallelCrossAttention:
     own = _taken(settings, "recompute")
     context = ShardContext(**_fields(settings, ShardContext))
-    return ParallelCrossAttention(
-        AttentionConfig(hidden, heads, **settings), context, rng_site, **own
-    )
+    return ParallelCrossAttention(AttentionConfig(hidden, heads, **settings), context, rng_site, **own)
 
 
 def make_mlp(hidden: int, ffn: int, **settings: Any) -> ParallelMLP:
@@ -37,16 +29,12 @@ def make_mlp(hidden: int, ffn: int, **settings: Any) -> ParallelMLP:
     return ParallelMLP(MLPConfig(hidden, ffn, **settings), context)
 
 
-def make_layer(
-    hidden: int, heads: int, ffn: int, rng_site: str, **settings: Any
-) -> ParallelTransformerLayer:
+def make_layer(hidden: int, heads: int, ffn: int, rng_site: str, **settings: Any) -> ParallelTransformerLayer:
     context = ShardContext(**_fields(settings, ShardContext))
     return ParallelTransformerLayer(layer_config(hidden, heads, ffn, **settings), context, rng_site)
 
 
-def make_decoder_layer(
-    hidden: int, heads: int, ffn: int, rng_site: str, **settings: Any
-) -> ParallelDecoderLayer:
+def make_decoder_layer(hidden: int, heads: int, ffn: int, rng_site: str, **settings: Any) -> ParallelDecoderLayer:
     context = ShardContext(**_fields(settings, ShardContext))
     return ParallelDecoderLayer(layer_config(hidden, heads, ffn, **settings), context, rng_site)
 

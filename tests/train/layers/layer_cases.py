@@ -14,20 +14,24 @@ from tests.train.layers.oracle import close, joined, whole
 Kind = tuple[bool, str, bool]  # sequence_parallel, recompute, partition and offload
 Layout = tuple[int, int]  # tp, cp
 KINDS: tuple[Kind, ...] = (
-    (False, "none", False), (False, "selective", False), (False, "full", False),
-    (False, "full", True), (True, "none", False), (True, "full", False),
-)  # fmt: skip
+    (False, "none", False),
+    (False, "selective", False),
+    (False, "full", False),
+    (False, "full", True),
+    (True, "none", False),
+    (True, "full", False),
+)
 LAYOUTS = (
-    (1, 1), (2, 1), (1, 2), pytest.param((2, 2), marks=pytest.mark.slow),
+    (1, 1),
+    (2, 1),
+    (1, 2),
+    pytest.param((2, 2), marks=pytest.mark.slow),
     pytest.param((4, 1), marks=pytest.mark.slow),
-)  # fmt: skip
+)
 
 
 def run_cases(
-    one: Callable[..., list],
-    every: Callable[..., list],
-    cases: Iterable[Sequence[Any]],
-    layout: Layout,
+    one: Callable[..., list], every: Callable[..., list], cases: Iterable[Sequence[Any]], layout: Layout
 ) -> list[list]:
     """For every case what each rank of the layout got. one(rank, layout, *case) computes a case;
     every(rank, ranks, layout) all of them on one rank, as a function that ranks can import."""
@@ -38,10 +42,7 @@ def run_cases(
 
 
 def assert_as_formula(
-    ranks: Sequence[Sequence[Any]],
-    expected: tuple[list[Tensor], dict[str, Tensor]],
-    layout: Layout,
-    kind: Kind,
+    ranks: Sequence[Sequence[Any]], expected: tuple[list[Tensor], dict[str, Tensor]], layout: Layout, kind: Kind
 ) -> None:
     """Outputs and gradients of all ranks together are those of the formula.
 

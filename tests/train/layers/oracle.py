@@ -36,10 +36,7 @@ def grouped(rank: int, size: int, log: list[Collective] | None = None, name: str
 def axes(rank: int, tp: int, cp: int, log: list[Collective] | None = None) -> tuple[Group, Group]:
     """The groups of a rank of tp x cp: rank = tp + tp_size cp."""
     row = range(rank // tp * tp, (rank // tp + 1) * tp)
-    return (
-        group_of(rank, row, "tp", log),
-        group_of(rank, range(rank % tp, tp * cp, tp), "cp", log),
-    )
+    return (group_of(rank, row, "tp", log), group_of(rank, range(rank % tp, tp * cp, tp), "cp", log))
 
 
 def context_split(whole: Tensor, cp: Group, *, dim: int = 1) -> Tensor:
@@ -125,9 +122,7 @@ def heads_of(x: Tensor, d: int) -> Tensor:
     return x.reshape(b, s, n // d, d).permute(0, 2, 1, 3)
 
 
-def attention(
-    w: dict[str, Tensor], x: Tensor, d: int, causal: bool, mask: Tensor | None = None
-) -> Tensor:
+def attention(w: dict[str, Tensor], x: Tensor, d: int, causal: bool, mask: Tensor | None = None) -> Tensor:
     """Textbook attention with full weights; mask multiplies the probabilities."""
     columns = w["output.weight"].shape[1]
     rest = (w["qkv.weight"].shape[0] - columns) // 2

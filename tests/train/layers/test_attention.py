@@ -44,20 +44,25 @@ CASES: dict[str, dict] = {
     "scale": {"scale": 1.0, "kv_heads": 2},
     "scale bias": {"scale": 1.0, "causal": False, "bias": True},
     "scale dropout": {"scale": 0.2, "bias": True, "dropout": 0.2},
-    "all": {
-        "rotary": True, "mask": True, "bias": True, "dropout": 0.2, "recompute": True,
-        "kv_heads": 2,
-    },
-}  # fmt: skip
+    "all": {"rotary": True, "mask": True, "bias": True, "dropout": 0.2, "recompute": True, "kv_heads": 2},
+}
 
 
 def _made(case: str, group: Group, split: bool = False, **more) -> ParallelSelfAttention:
     wanted = {k: v for k, v in CASES[case].items() if k not in ("mask", "bias", "rotary")}
     rotary = Rotary(D, 100.0) if "rotary" in CASES[case] else None
     made = make_attention(
-        H, A, head_dim=D, tp=group, rng_site="x", rotary=rotary, sequence_parallel=split,
-        dtype=torch.float64, **wanted, **more,
-    )  # fmt: skip
+        H,
+        A,
+        head_dim=D,
+        tp=group,
+        rng_site="x",
+        rotary=rotary,
+        sequence_parallel=split,
+        dtype=torch.float64,
+        **wanted,
+        **more,
+    )
     fill(made)
     return made
 
@@ -83,10 +88,7 @@ def _run(rank: int, size: int, split: bool) -> dict:
         heads = slice(module.local_heads.start, module.local_heads.stop)
         x = numbers(B, S, H, seed=8)[:, own].clone().requires_grad_()
         bias = numbers(1, A, S, S, seed=22)[:, heads].clone().requires_grad_()
-        y = module(
-            x, _rng(), mask=_mask() if "mask" in wanted else None,
-            bias=bias if "bias" in wanted else None,
-        )  # fmt: skip
+        y = module(x, _rng(), mask=_mask() if "mask" in wanted else None, bias=bias if "bias" in wanted else None)
         y.backward(numbers(B, S, H, seed=9)[:, own])
         for parameter in module.parameters():
             if partial_kind(parameter):
@@ -127,10 +129,13 @@ def _formula(case: str, w: dict[str, Tensor], x: Tensor, bias: Tensor) -> Tensor
 @pytest.mark.parametrize(
     ("size", "split"),
     [
-        (1, False), (2, False), (2, True), pytest.param(4, False, marks=pytest.mark.slow),
+        (1, False),
+        (2, False),
+        (2, True),
+        pytest.param(4, False, marks=pytest.mark.slow),
         pytest.param(4, True, marks=pytest.mark.slow),
     ],
-)  # fmt: skip
+)
 def test_every_case_against_its_formula(size: int, split: bool) -> None:
     results = [_run(0, 1, split)] if size == 1 else run_ranks(_run, size, split)
     for case, wanted in CASES.items():
@@ -199,9 +204,7 @@ def _traffic(rank: int, size: int) -> list:
     results = []
     for kv in (4, 2, 1):
         log: list[Collective] = []
-        module = make_attention(
-            H, A, head_dim=D, tp=grouped(rank, size, log), rng_site="x", kv_heads=kv
-        )
+        module = make_attention(H, A, head_dim=D, tp=grouped(rank, size, log), rng_site="x", kv_heads=kv)
         fill(module)
         y = module(torch.ones(B, S, H, requires_grad=True))
         forward = len(log)

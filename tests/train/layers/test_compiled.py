@@ -38,9 +38,7 @@ def counters() -> Any:
 
 def _layers(recompute: Recompute, dropout: float) -> list[ParallelTransformerLayer]:
     attention = AttentionConfig(hidden=H, heads=4, dropout=dropout)
-    config = LayerConfig(
-        attention, MLPConfig(hidden=H, ffn=32), dropout=dropout, recompute=recompute
-    )
+    config = LayerConfig(attention, MLPConfig(hidden=H, ffn=32), dropout=dropout, recompute=recompute)
     context = ShardContext(dtype=torch.float64)
     layers = [ParallelTransformerLayer(config, context, f"layers.{i}") for i in range(LAYERS)]
     for number, layer in enumerate(layers):
@@ -68,12 +66,14 @@ SLOW = pytest.mark.slow
 
 @pytest.mark.parametrize(
     ("recompute", "dropout"),
-    [("none", 0.1), pytest.param("full", 0.1, marks=SLOW),
-     pytest.param("selective", 0.1, marks=SLOW), pytest.param("none", 0.0, marks=SLOW)],
-)  # fmt: skip
-def test_one_graph_serves_every_layer_and_step(
-    counters: Any, recompute: Recompute, dropout: float
-) -> None:
+    [
+        ("none", 0.1),
+        pytest.param("full", 0.1, marks=SLOW),
+        pytest.param("selective", 0.1, marks=SLOW),
+        pytest.param("none", 0.0, marks=SLOW),
+    ],
+)
+def test_one_graph_serves_every_layer_and_step(counters: Any, recompute: Recompute, dropout: float) -> None:
     layers = _layers(recompute, dropout)
     plain = _steps(layers)
     compile_layers(layers, COMPILE)

@@ -44,9 +44,7 @@ CASES: dict[str, dict] = {
 
 def _made(case: str, tp: Group, cp: Group) -> tuple[ParallelSelfAttention, RelativeBias]:
     wanted = {k: v for k, v in CASES[case].items() if k not in ("mask", "bias")}
-    made = make_attention(
-        H, A, head_dim=D, tp=tp, cp=cp, rng_site="x", dtype=torch.float64, **wanted
-    )
+    made = make_attention(H, A, head_dim=D, tp=tp, cp=cp, rng_site="x", dtype=torch.float64, **wanted)
     bias = RelativeBias(8, 12, A, ShardContext(tp=tp, dtype=torch.float64), bidirectional=True)
     fill(made)
     fill(bias)
@@ -90,9 +88,7 @@ def test_split_sequences_against_the_whole(size: int) -> None:
         parts = [result[case] for result in results]
         for place in (0, 1):
             close(_joined([part[place] for part in parts], size), whole[case][place])
-        for grads, expected in zip(
-            zip(*(part[2] for part in parts), strict=True), whole[case][2], strict=True
-        ):
+        for grads, expected in zip(zip(*(part[2] for part in parts), strict=True), whole[case][2], strict=True):
             close(torch.stack(grads).sum(0), expected)
 
 
@@ -219,9 +215,7 @@ def test_the_last_rows_of_keys_that_are_all_there() -> None:
         close(one, other)
 
 
-def test_flash_attention_3_is_taken_on_a_hopper_that_has_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_flash_attention_3_is_taken_on_a_hopper_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     activated: list[str] = []
     monkeypatch.setattr(torch.nn.attention, "activate_flash_attention_impl", activated.append)
     monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", lambda on: activated.append(on))

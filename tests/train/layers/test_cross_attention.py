@@ -38,13 +38,19 @@ CASES = {"plain": (0.0, False), "mask": (0.0, True), "mask dropout": (0.3, True)
 SCALE = 0.7
 
 
-def _made(
-    case: str, group: Group, split: bool = False, cp: Group = NO_CP
-) -> ParallelCrossAttention:
+def _made(case: str, group: Group, split: bool = False, cp: Group = NO_CP) -> ParallelCrossAttention:
     made = make_cross_attention(
-        H, A, tp=group, rng_site="x", dropout=CASES[case][0], scale=SCALE,
-        recompute=True, sequence_parallel=split, cp=cp, dtype=torch.float64,
-    )  # fmt: skip
+        H,
+        A,
+        tp=group,
+        rng_site="x",
+        dropout=CASES[case][0],
+        scale=SCALE,
+        recompute=True,
+        sequence_parallel=split,
+        cp=cp,
+        dtype=torch.float64,
+    )
     fill(made)
     return made
 
@@ -136,9 +142,7 @@ def test_both_sequences_split_over_context_parallel_ranks() -> None:
         for name, leaf in w.items():
             close(whole([part[3][name] for part in parts]), leaf.grad)
         for part in parts:
-            assert part[4] == [
-                (kind, "cp", message, "float64") for kind in ("all_gather", "reduce_scatter")
-            ]
+            assert part[4] == [(kind, "cp", message, "float64") for kind in ("all_gather", "reduce_scatter")]
 
 
 def test_one_all_reduce_forward_and_two_backward() -> None:

@@ -21,9 +21,13 @@ WEIGHTS = torch.linspace(-1, 2, ROWS, dtype=torch.float64).view(3, 7)
 CUTS = {"even": [0, 4, 8, 12, 16], "empty": [0, 9, 16, 16, 16], "front": [0, 0, 3, 3, 16]}
 # what logits are multiplied by, and how far gradients may lie from the definition's
 DTYPES: list[tuple[torch.dtype, float, float]] = [
-    (torch.float64, 1.0, 1e-12), (torch.float32, 1.0, 2e-6), (torch.float32, 1e4, 2e-3),
-    (torch.float64, 1e300, 1e-10), (torch.bfloat16, 4.0, 8e-3), (torch.float16, 1e4, 2e-3),
-]  # fmt: skip
+    (torch.float64, 1.0, 1e-12),
+    (torch.float32, 1.0, 2e-6),
+    (torch.float32, 1e4, 2e-3),
+    (torch.float64, 1e300, 1e-10),
+    (torch.bfloat16, 4.0, 8e-3),
+    (torch.float16, 1e4, 2e-3),
+]
 
 
 def _logits(dtype: torch.dtype, scale: float) -> Tensor:

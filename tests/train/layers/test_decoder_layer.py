@@ -49,14 +49,21 @@ def _made(style: str, kind: tuple[bool, str, bool], tp: Group, cp: Group):
     """The layer, and the table of the relative bias that a T5 adds."""
     split, recompute, partition = kind
     layer = make_decoder_layer(
-        H, A, FFN, tp=tp, cp=cp, rng_site="layers.1", head_dim=D, sequence_parallel=split,
-        recompute=recompute, partition_activations=partition,
-        offload_activations=partition, dtype=torch.float64,
+        H,
+        A,
+        FFN,
+        tp=tp,
+        cp=cp,
+        rng_site="layers.1",
+        head_dim=D,
+        sequence_parallel=split,
+        recompute=recompute,
+        partition_activations=partition,
+        offload_activations=partition,
+        dtype=torch.float64,
         **STYLES[style],
-    )  # fmt: skip
-    layer.relative = RelativeBias(
-        8, 12, A, ShardContext(tp=tp, dtype=torch.float64), bidirectional=False
     )
+    layer.relative = RelativeBias(8, 12, A, ShardContext(tp=tp, dtype=torch.float64), bidirectional=False)
     fill(layer)
     return layer
 
@@ -131,8 +138,7 @@ def _formula(w: dict[str, Tensor], x: Tensor, y: Tensor, style: str) -> Tensor:
     }
     causal = torch.full((Q, Q), -torch.inf, dtype=x.dtype).triu(1)
     mask, seen = (
-        torch.zeros(1) if m is None else torch.zeros(m.shape).masked_fill(~m, -torch.inf)
-        for m in _masks(style)
+        torch.zeros(1) if m is None else torch.zeros(m.shape).masked_fill(~m, -torch.inf) for m in _masks(style)
     )
     if "t5" in style:  # buckets of 8 to 12: 0..3 exact, then a new one at 4, 5.3, 6.9
         buckets = torch.tensor([0, 1, 2, 3, 4, 4, 5, 6])
@@ -196,10 +202,7 @@ def _law(layout: tuple[int, int], style: str, kind: tuple[bool, str, bool]) -> l
     if partition:
         backward += {("all_gather", *q): 1}
     alone = [axis for axis, size in (("tp", tp), ("cp", cp)) if size == 1]
-    return [
-        Counter({sent: n for sent, n in law.items() if sent[1] not in alone})
-        for law in (forward, backward)
-    ]
+    return [Counter({sent: n for sent, n in law.items() if sent[1] not in alone}) for law in (forward, backward)]
 
 
 def test_every_message_is_counted_by_the_law(outcomes: tuple) -> None:

@@ -19,9 +19,7 @@ from tests.train.layers.oracle import grouped
 
 def pair(group: Group, later: DeferredWgrad | None, *, split: bool = False) -> torch.nn.Sequential:
     kinds = {"group": group, "sequence_parallel": split, "dtype": torch.float64}
-    layers = torch.nn.Sequential(
-        ColumnParallelLinear(8, 12, **kinds), RowParallelLinear(12, 8, **kinds)
-    )
+    layers = torch.nn.Sequential(ColumnParallelLinear(8, 12, **kinds), RowParallelLinear(12, 8, **kinds))
     initialise(layers, 7)
     for layer in layers if later else ():
         defer_wgrad(layer.weight, later)

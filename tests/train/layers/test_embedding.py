@@ -35,9 +35,8 @@ class _Model(nn.Module):
         hidden, table = self.words(tokens), self.words
         logits = table.logits(hidden) if self.head is None else self.head(hidden)
         return vocab_parallel_cross_entropy(
-            logits, targets, group=table.group, first=table.vocab_range.start,
-            words=len(table.vocab_range),
-        )  # fmt: skip
+            logits, targets, group=table.group, first=table.vocab_range.start, words=len(table.vocab_range)
+        )
 
 
 def _models(rank: int, size: int) -> dict:
@@ -73,8 +72,9 @@ def test_loss_gradients_and_messages_of_the_padded_split_vocabulary(size: int) -
                 large = [entry[0] for entry in log if entry[2] == vectors]
                 assert large == (
                     ["reduce_scatter", *["all_gather"] * 2, "reduce_scatter", "all_gather"]
-                    if split else ["all_reduce"] * 2
-                )  # fmt: skip
+                    if split
+                    else ["all_reduce"] * 2
+                )
                 assert [entry[0] for entry in log if entry[2] == row] == ["all_reduce"] * 3
                 assert len(log) == len(large) + 3
         table = whole([part[1]["words.weight"] for part in parts])
@@ -98,12 +98,8 @@ def test_padding_does_not_move_the_loss() -> None:
 
 
 def test_vocab_ranges_by_hand_and_bad_vocabularies() -> None:
-    tables = [
-        VocabParallelEmbedding(V, H, group=Group(r, 4), padded_vocab=PADDED) for r in range(4)
-    ]
-    assert [t.vocab_range for t in tables] == [
-        range(0, 8), range(8, 13), range(13, 13), range(13, 13),
-    ]  # fmt: skip
+    tables = [VocabParallelEmbedding(V, H, group=Group(r, 4), padded_vocab=PADDED) for r in range(4)]
+    assert [t.vocab_range for t in tables] == [range(0, 8), range(8, 13), range(13, 13), range(13, 13)]
     assert repr(tables[1]) == "VocabParallelEmbedding(words 8..13 of 13, 8 of 32 rows, 8, t=4)"
     with pytest.raises(ValueError, match="13 is not divisible by 4"):
         VocabParallelEmbedding(V, H, group=Group(0, 4))

@@ -31,21 +31,18 @@ NAME = "layers.0.mlp"
 SCALE = 0.7
 ROUTER = RouterConfig(E, 2, aux_coefficient=0.3, z_coefficient=0.2)
 CONFIG = ExpertsConfig(H, FFN, ROUTER)
-SIGMOID = replace(
-    ROUTER, per_token=3, score="sigmoid", scale=2.5, has_bias=True, groups=4, groups_per_token=2
-)
+SIGMOID = replace(ROUTER, per_token=3, score="sigmoid", scale=2.5, has_bias=True, groups=4, groups_per_token=2)
 CONFIGS = {
     "mixtral": CONFIG,
     "plain softmax, shared": replace(
-        CONFIG, router=replace(ROUTER, per_token=3, renormalize=False), shared_ffn=12,
-        shared_gate=True,
+        CONFIG, router=replace(ROUTER, per_token=3, renormalize=False), shared_ffn=12, shared_gate=True
     ),
     "deepseek": replace(CONFIG, router=SIGMOID, shared_ffn=4, activation="gelu"),
     "micro batch": replace(CONFIG, router=replace(ROUTER, balancing="micro_batch")),
     "global": replace(CONFIG, router=replace(ROUTER, balancing="global")),
     "one expert": replace(CONFIG, router=replace(ROUTER, per_token=1, renormalize=False)),
     "no losses": replace(CONFIG, router=RouterConfig(E, E)),
-}  # fmt: skip
+}
 UNEVEN = (0.5, -0.5, 0.0, 0.1, -0.5, -0.1, -2.0, -2.0)
 LAST = (5, 0, 3, 2, 0, 1, 7, 2)
 
@@ -110,9 +107,8 @@ def _log(config: ExpertsConfig) -> RoutingLog:
 
 def _context(layout: Layout, groups: dict[str, Group], log: RoutingLog) -> ShardContext:
     return ShardContext(
-        groups["tp"], groups["cp"], layout.tp > 1, torch.float64, groups=groups,
-        expert_view=layout.view, routing=log,
-    )  # fmt: skip
+        groups["tp"], groups["cp"], layout.tp > 1, torch.float64, groups=groups, expert_view=layout.view, routing=log
+    )
 
 
 def _fill(module: torch.nn.Module, config: ExpertsConfig) -> None:
@@ -156,9 +152,14 @@ def _experts(config: ExpertsConfig, context: ShardContext) -> ParallelExperts:
 
 
 def _result(
-    rank: int, size: int, layout: Layout, config: ExpertsConfig, made: Made = _experts,
-    defers: bool = False, groups: dict[str, Group] | None = None,
-) -> dict[str, Any]:  # fmt: skip
+    rank: int,
+    size: int,
+    layout: Layout,
+    config: ExpertsConfig,
+    made: Made = _experts,
+    defers: bool = False,
+    groups: dict[str, Group] | None = None,
+) -> dict[str, Any]:
     messages: list[Collective] = []
     groups, log = groups or layout.groups(rank, messages), _log(config)
     module = made(config, _context(layout, groups, log))
@@ -179,9 +180,15 @@ def _result(
     log.apply(totals)
     losses = groups["world"].all_reduce(totals.losses)
     return {
-        "y": y.detach(), "dx": x.grad, "gradients": gradients(module), "losses": losses,
-        "counts": totals.counts, "bias": log.biases(), "sent": sent, "deferred": len(waiting),
-    }  # fmt: skip
+        "y": y.detach(),
+        "dx": x.grad,
+        "gradients": gradients(module),
+        "losses": losses,
+        "counts": totals.counts,
+        "bias": log.biases(),
+        "sent": sent,
+        "deferred": len(waiting),
+    }
 
 
 def _rows(results: Sequence[dict[str, Any]], key: str, layout: Layout) -> Tensor:
@@ -191,9 +198,7 @@ def _rows(results: Sequence[dict[str, Any]], key: str, layout: Layout) -> Tensor
         places = torch.arange(B * S).view(B, S)
         tp, cp = rank % layout.tp, rank // layout.tp % layout.cp
         dp = rank // (layout.tp * layout.cp)
-        own = held(
-            places.chunk(layout.dp)[dp], Group(tp, layout.tp), Group(cp, layout.cp), layout.tp > 1
-        )
+        own = held(places.chunk(layout.dp)[dp], Group(tp, layout.tp), Group(cp, layout.cp), layout.tp > 1)
         full.view(-1, H)[own.flatten()] = result[key].flatten(0, 1)
     return full
 
@@ -264,9 +269,7 @@ def test_auxiliary_losses_by_autograd() -> None:
     config = CONFIGS["plain softmax, shared"]
     results = {}
     for coefficient in (0.0, 1.0):
-        router = replace(
-            config.router, aux_coefficient=0.3 * coefficient, z_coefficient=0.2 * coefficient
-        )
+        router = replace(config.router, aux_coefficient=0.3 * coefficient, z_coefficient=0.2 * coefficient)
         results[coefficient] = _result(0, 1, ALONE, replace(config, router=router))
     module = config.build(_context(ALONE, ALONE.groups(0), _log(config)), NAME)
     _fill(module, config)
@@ -312,9 +315,7 @@ def test_recomputation_neither_chooses_nor_counts_again(
     from mpctl.train.layers import experts
 
     calls, choose = [], experts.choose_experts
-    monkeypatch.setattr(
-        experts, "choose_experts", lambda *a, **k: calls.append(1) or choose(*a, **k)
-    )
+    monkeypatch.setattr(experts, "choose_experts", lambda *a, **k: calls.append(1) or choose(*a, **k))
     repeated = run_ranks(_result, at.world, at, config, _full)
     assert len(calls) == at.world
     for once, twice in zip(kept, repeated, strict=True):
@@ -418,9 +419,7 @@ REFUSED: dict[str, Callable[[], object]] = {
     "shared_gate: there are no shared": lambda: replace(CONFIG, shared_gate=True),
     "8 is not divisible by 16": lambda: _split(Layout(ep=16)),
     "6 is not divisible by 4": lambda: _split(Layout(etp=4)),
-    r"tp 2 without sequence_parallel: .*\(turn it on\)": lambda: CONFIG.build(
-        ShardContext(Group(0, 2)), NAME
-    ),
+    r"tp 2 without sequence_parallel: .*\(turn it on\)": lambda: CONFIG.build(ShardContext(Group(0, 2)), NAME),
     "layers.0.mlp is not among the layers with experts": lambda: CONFIG.build(
         ShardContext(routing=RoutingLog(["layers.1.mlp"], E)), NAME
     ),

@@ -31,9 +31,7 @@ CONFIG = ExpertsConfig(H, FFN, RouterConfig(E, 2, aux_coefficient=0.1), shared_f
 
 
 def _linear(fp8: bool, sizes: list[int]) -> GroupedLinear:
-    weight = shard_parameter(
-        Shard((len(sizes), 48, H)), init=Init("normal", 0.02), dtype=torch.bfloat16
-    )
+    weight = shard_parameter(Shard((len(sizes), 48, H)), init=Init("normal", 0.02), dtype=torch.bfloat16)
     made = GroupedLinear(weight, Fp8Operands() if fp8 else None)
     initialise(made, 7)
     return made
@@ -68,9 +66,7 @@ def test_one_expert_is_a_linear_layer() -> None:
     """Bit for bit, with the same operands."""
     sizes = [64]
     grouped = _linear(True, sizes)
-    linear = ColumnParallelLinear(
-        H, 48, group=Group(), bias=False, dtype=torch.bfloat16, fp8=Fp8Operands()
-    )
+    linear = ColumnParallelLinear(H, 48, group=Group(), bias=False, dtype=torch.bfloat16, fp8=Fp8Operands())
     with torch.no_grad():
         linear.weight.copy_(grouped.weight[0])
     x = numbers(1, 64, H).requires_grad_()
@@ -101,18 +97,22 @@ def _two_steps(rank: int, size: int, layout: Layout) -> dict[str, Any]:
     """The second step has the scales of the first."""
     groups, log = layout.groups(rank), RoutingLog([NAME], E)
     context = ShardContext(
-        groups["tp"], groups["cp"], layout.tp > 1, torch.bfloat16, groups=groups,
-        expert_view=layout.view, routing=log, fp8=True,
-    )  # fmt: skip
+        groups["tp"],
+        groups["cp"],
+        layout.tp > 1,
+        torch.bfloat16,
+        groups=groups,
+        expert_view=layout.view,
+        routing=log,
+        fp8=True,
+    )
     module: ParallelExperts = CONFIG.build(context, NAME)
     for number, parameter in enumerate(module.parameters()):
         shard = shard_of(parameter)
         with torch.no_grad():
             parameter.copy_(take(shard, numbers(*shard.shape, seed=number) * 0.3))
     casters = {
-        name: part.fp8_products()[""].operands
-        for name, part in module.named_modules()
-        if isinstance(part, CastsToFp8)
+        name: part.fp8_products()[""].operands for name, part in module.named_modules() if isinstance(part, CastsToFp8)
     }
     table = Fp8Scales(list(casters), 2, torch.device("cpu"))
     table.bind(casters)
@@ -148,7 +148,5 @@ def test_scales_do_not_depend_on_the_layout(layout: str) -> None:
 def test_a_table_has_a_row_for_all_experts_of_a_layer() -> None:
     module = replace(CONFIG, shared_ffn=0).build(ShardContext(fp8=True), NAME)
     named = dict(module.named_modules())
-    assert [n for n, part in named.items() if isinstance(part, CastsToFp8)] == [
-        "experts.up", "experts.down"
-    ]  # fmt: skip
+    assert [n for n, part in named.items() if isinstance(part, CastsToFp8)] == ["experts.up", "experts.down"]
     assert module.experts.up.fp8_products().keys() == {""}

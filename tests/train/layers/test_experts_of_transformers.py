@@ -29,9 +29,8 @@ def qwen2() -> tuple[torch.nn.Module, ExpertsConfig]:
     from transformers.models.qwen2_moe import modeling_qwen2_moe as qwen
 
     theirs = qwen.Qwen2MoeConfig(
-        **COMMON, moe_intermediate_size=FFN, num_experts=E, norm_topk_prob=False,
-        shared_expert_intermediate_size=20,
-    )  # fmt: skip
+        **COMMON, moe_intermediate_size=FFN, num_experts=E, norm_topk_prob=False, shared_expert_intermediate_size=20
+    )
     router = RouterConfig(E, 3, renormalize=False)
     ours = ExpertsConfig(H, FFN, router, shared_ffn=20, shared_gate=True)
     return qwen.Qwen2MoeSparseMoeBlock(theirs), ours
@@ -40,9 +39,7 @@ def qwen2() -> tuple[torch.nn.Module, ExpertsConfig]:
 def qwen3() -> tuple[torch.nn.Module, ExpertsConfig]:
     from transformers.models.qwen3_moe import modeling_qwen3_moe as qwen
 
-    theirs = qwen.Qwen3MoeConfig(
-        **COMMON, moe_intermediate_size=FFN, num_experts=E, norm_topk_prob=True
-    )
+    theirs = qwen.Qwen3MoeConfig(**COMMON, moe_intermediate_size=FFN, num_experts=E, norm_topk_prob=True)
     return qwen.Qwen3MoeSparseMoeBlock(theirs), ExpertsConfig(H, FFN, RouterConfig(E, 3))
 
 
@@ -50,12 +47,16 @@ def deepseek() -> tuple[torch.nn.Module, ExpertsConfig]:
     from transformers.models.deepseek_v3 import modeling_deepseek_v3 as v3
 
     theirs = v3.DeepseekV3Config(
-        **COMMON, moe_intermediate_size=FFN, n_routed_experts=E, n_group=4, topk_group=2,
-        n_shared_experts=2, routed_scaling_factor=2.5, norm_topk_prob=True,
-    )  # fmt: skip
-    router = RouterConfig(
-        E, 3, score="sigmoid", scale=2.5, has_bias=True, groups=4, groups_per_token=2
+        **COMMON,
+        moe_intermediate_size=FFN,
+        n_routed_experts=E,
+        n_group=4,
+        topk_group=2,
+        n_shared_experts=2,
+        routed_scaling_factor=2.5,
+        norm_topk_prob=True,
     )
+    router = RouterConfig(E, 3, score="sigmoid", scale=2.5, has_bias=True, groups=4, groups_per_token=2)
     return v3.DeepseekV3MoE(theirs), ExpertsConfig(H, FFN, router, shared_ffn=2 * FFN)
 
 

@@ -25,12 +25,14 @@ def pair(group: Group, *, fp8: bool = True, split: bool = False) -> torch.nn.Seq
     """A column- and a row-parallel layer, I -> O -> I, in bf16."""
 
     def options() -> dict[str, Any]:
-        return {"group": group, "sequence_parallel": split, "dtype": torch.bfloat16,
-                "fp8": Fp8Operands() if fp8 else None}  # fmt: skip
+        return {
+            "group": group,
+            "sequence_parallel": split,
+            "dtype": torch.bfloat16,
+            "fp8": Fp8Operands() if fp8 else None,
+        }
 
-    layers = torch.nn.Sequential(
-        ColumnParallelLinear(I, O, **options()), RowParallelLinear(O, I, **options())
-    )
+    layers = torch.nn.Sequential(ColumnParallelLinear(I, O, **options()), RowParallelLinear(O, I, **options()))
     initialise(layers, 7)
     return layers
 
@@ -139,9 +141,7 @@ def table(length: int = 2, names: tuple[str, ...] = ("a",)) -> tuple[Fp8Scales, 
     return scales, operands
 
 
-def step(
-    scales: Fp8Scales, operands: Fp8Operands, *largest: float, group: Group | None = None
-) -> float:
+def step(scales: Fp8Scales, operands: Fp8Operands, *largest: float, group: Group | None = None) -> float:
     """A step of micro batches whose inputs have these largest elements; returns the scale that
     the last one was cast with."""
     used = 0.0

@@ -54,14 +54,26 @@ CASES: dict[str, dict[str, Any]] = {
     "mask and bias": {"causal": False, "mask": True, "bias": True},
 }
 LAYOUTS = (
-    (1, 1, False), (2, 1, False), (2, 1, True), (1, 2, False), (2, 2, True), (4, 1, False),
-    (4, 1, True), (2, 2, False),
-)  # fmt: skip
+    (1, 1, False),
+    (2, 1, False),
+    (2, 1, True),
+    (1, 2, False),
+    (2, 2, True),
+    (4, 1, False),
+    (4, 1, True),
+    (2, 2, False),
+)
 
 
 def _config(**changes: Any) -> LatentAttentionConfig:
-    sizes = {"kv_lora_rank": KL, "qk_nope_head_dim": N, "qk_rope_head_dim": R, "v_head_dim": V,
-             "q_lora_rank": QL, "rotary": Rotary(R, 100.0)}  # fmt: skip
+    sizes = {
+        "kv_lora_rank": KL,
+        "qk_nope_head_dim": N,
+        "qk_rope_head_dim": R,
+        "v_head_dim": V,
+        "q_lora_rank": QL,
+        "rotary": Rotary(R, 100.0),
+    }
     return LatentAttentionConfig(H, A, **{**sizes, **changes})
 
 
@@ -89,8 +101,7 @@ def _run(rank: int, _: int, layout: tuple[int, int, bool]) -> list[list[Any]]:
         bias = numbers(1, A, S, S, seed=22)[:, heads]
         seen = {"mask": _mask(), "bias": bias}
         # [b, a, s, s] -> the rows that this rank holds: [b, a, s/c, s]
-        seen = {name: held(x.transpose(1, 2), tp, cp).transpose(1, 2) for name, x in seen.items()
-                if name in wanted}  # fmt: skip
+        seen = {name: held(x.transpose(1, 2), tp, cp).transpose(1, 2) for name, x in seen.items() if name in wanted}
         y = module(x, CounterRNG(5, 6, SAMPLES), **seen)
         y.backward(held(numbers(B, S, H, seed=9), tp, cp, layout[2]))
         sum_gradients(module, tp, cp)
@@ -122,10 +133,7 @@ def _formula(wanted: dict[str, Any], w: dict[str, Tensor], x: Tensor) -> Tensor:
         latent = _normed(w, "query_latent_norm", x @ w["query_down.weight"].T, config)
         queries = latent @ w["query_up.weight"].T
     down = x @ w["key_value_down.weight"].T
-    latent, shared = (
-        _normed(w, "key_value_latent_norm", down[..., :KL], config),
-        turn(down[..., KL:]),
-    )
+    latent, shared = (_normed(w, "key_value_latent_norm", down[..., :KL], config), turn(down[..., KL:]))
     by_head = (latent @ w["key_value_up.weight"].T).unflatten(-1, (A, -1))
     i, j = torch.arange(S)[:, None], torch.arange(S)
     seen = (j <= i) & (j > i - (config.window or S)) if config.causal else torch.ones(S, S).bool()
@@ -167,8 +175,7 @@ def test_every_case_against_its_formula(layout: tuple[int, int, bool]) -> None:
 def test_parameters_and_what_is_a_partial_sum() -> None:
     """Weights by heads are cut; under sequence parallelism what is not cut is a partial sum."""
     context = ShardContext(Group(1, 2), sequence_parallel=True)
-    found = {name: (tuple(p.shape), partial_kind(p)) for name, p in
-             _made(context).named_parameters()}  # fmt: skip
+    found = {name: (tuple(p.shape), partial_kind(p)) for name, p in _made(context).named_parameters()}
     assert found == {
         "query_down.weight": ((QL, H), "tp"),
         "query_latent_norm.weight": ((QL,), "tp"),
@@ -193,16 +200,22 @@ def test_the_attention_of_transformers(interleaved: bool, q_lora_rank: int | Non
 
     eager: Any = {"attn_implementation": "eager"}
     shape = DeepseekV3Config(
-        hidden_size=H, num_attention_heads=A, num_key_value_heads=A, q_lora_rank=q_lora_rank,
-        kv_lora_rank=KL, qk_nope_head_dim=N, qk_rope_head_dim=R, v_head_dim=V,
-        rope_interleave=interleaved, attention_bias=False, max_position_embeddings=S,
+        hidden_size=H,
+        num_attention_heads=A,
+        num_key_value_heads=A,
+        q_lora_rank=q_lora_rank,
+        kv_lora_rank=KL,
+        qk_nope_head_dim=N,
+        qk_rope_head_dim=R,
+        v_head_dim=V,
+        rope_interleave=interleaved,
+        attention_bias=False,
+        max_position_embeddings=S,
         **eager,
-    )  # fmt: skip
+    )
     theirs = hub.DeepseekV3Attention(shape, 0).double().eval()
     base = shape.rope_parameters["rope_theta"]
-    ours = _config(q_lora_rank=q_lora_rank, rotary=Rotary(R, base)).build(
-        ShardContext(dtype=torch.float64), "x"
-    )
+    ours = _config(q_lora_rank=q_lora_rank, rotary=Rotary(R, base)).build(ShardContext(dtype=torch.float64), "x")
     fill(ours)
     order = torch.tensor([0, 2, 1, 3]) if interleaved else torch.arange(R)
     back = order.argsort()  # where each of our columns lies in theirs
@@ -301,8 +314,7 @@ def test_the_messages_of_the_docstring(layout: tuple[int, int, bool]) -> None:
             assert [message[:3] for message in forward] == expected
             expected = []
             if t > 1 and split:
-                expected += [(*gather, result), (*scatter, key_value), (*gather, up),
-                             (*scatter, up)]  # fmt: skip
+                expected += [(*gather, result), (*scatter, key_value), (*gather, up), (*scatter, up)]
             elif t > 1:
                 expected += [("all_reduce", "tp", key_value), ("all_reduce", "tp", up)]
             if c > 1:
@@ -314,8 +326,7 @@ class _Counted(KernelBackend):
     def __init__(self) -> None:
         self.calls: list[tuple[int, ...]] = []
 
-    def scaled_dot_product(self, query: Tensor, key: Tensor, value: Tensor, *args: Any,
-                           **more: Any) -> Tensor:  # fmt: skip
+    def scaled_dot_product(self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **more: Any) -> Tensor:
         self.calls.append((query.shape[-1], key.shape[-1], value.shape[-1]))
         return super().scaled_dot_product(query, key, value, *args, **more)
 
@@ -349,8 +360,7 @@ def test_every_weight_may_be_deferred_and_cast_to_fp8() -> None:
         assert parameter.grad is not None
         close(parameter.grad, expected[name])
     in_fp8 = _made(ShardContext(dtype=torch.bfloat16, fp8=True))
-    cast = [name for name, m in in_fp8.named_modules()
-            if isinstance(m, CastsToFp8) and m.fp8_products()]  # fmt: skip
+    cast = [name for name, m in in_fp8.named_modules() if isinstance(m, CastsToFp8) and m.fp8_products()]
     assert cast == list(linear)
 
 

@@ -151,9 +151,7 @@ def _split(rank: int, size: int) -> list:
         log: list[Collective] = []
         group = grouped(rank, size, log)
         common = {"group": group, "sequence_parallel": True, "dtype": torch.float64}
-        pair = nn.Sequential(
-            ColumnParallelLinear(I, O, **common), RowParallelLinear(O, I, **common)
-        )
+        pair = nn.Sequential(ColumnParallelLinear(I, O, **common), RowParallelLinear(O, I, **common))
         fill(pair)
         own = slice(S // size * rank, S // size * (rank + 1))
         x = numbers(b, S, I, seed=8)[:, own].clone().requires_grad_()
@@ -175,8 +173,7 @@ def test_sequence_parallel_pair(size: int) -> None:
     for case, b in enumerate((B, 1)):
         # fill() goes by sorted names: 0.bias, 0.weight, 1.bias, 1.weight
         c, v, d, w = (
-            (numbers(*shape, seed=3 + i) * 0.3).requires_grad_()
-            for i, shape in enumerate([(O,), (O, I), (I,), (I, O)])
+            (numbers(*shape, seed=3 + i) * 0.3).requires_grad_() for i, shape in enumerate([(O,), (O, I), (I,), (I, O)])
         )
         x = numbers(b, S, I, seed=8).requires_grad_()
         y = (x @ v.T + c) @ w.T + d

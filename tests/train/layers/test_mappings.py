@@ -39,11 +39,7 @@ def test_one_rank_is_the_identity_and_records_nothing() -> None:
 
 def _regions(rank: int, size: int) -> dict[str, list[Tensor]]:
     group, results = grouped(rank, size), {}
-    operators = {
-        "reduce": reduce_from_region,
-        "scatter": scatter_to_region,
-        "gather": gather_from_region,
-    }
+    operators = {"reduce": reduce_from_region, "scatter": scatter_to_region, "gather": gather_from_region}
     for name, operator in operators.items():
         x = (torch.arange(4.0) + 10 * rank).requires_grad_()
         y = operator(x, group)
@@ -115,9 +111,13 @@ def test_sequence_regions_forward_and_backward(size: int, b: int) -> None:
                 close(actual, wanted, 1e-13)
         small, large = b * 4 * 3 * 8, b * 4 * size * 3 * 8
         assert [(kind, size_) for kind, _, size_, _ in log] == [
-            ("all_gather", large), ("reduce_scatter", large), ("reduce_scatter", small),
-            ("all_gather", small), ("all_gather", small), ("all_gather", large),
-        ]  # fmt: skip
+            ("all_gather", large),
+            ("reduce_scatter", large),
+            ("reduce_scatter", small),
+            ("all_gather", small),
+            ("all_gather", small),
+            ("all_gather", large),
+        ]
 
 
 def test_a_micro_batch_of_one_is_gathered_and_scattered_without_a_copy() -> None:

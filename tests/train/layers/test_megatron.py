@@ -61,10 +61,7 @@ def _rank(rank: int, size: int) -> dict[str, Any]:
 def _losses(group: Group, tokens: Tensor, draw: torch.Generator) -> list[float]:
     whole = torch.randn(*SHAPE, VOCAB, generator=draw, dtype=torch.float32)
     width = VOCAB // group.size
-    own, other = (
-        whole[..., group.rank * width : (group.rank + 1) * width].clone().requires_grad_()
-        for _ in range(2)
-    )
+    own, other = (whole[..., group.rank * width : (group.rank + 1) * width].clone().requires_grad_() for _ in range(2))
     ours = vocab_parallel_cross_entropy(own, tokens, group=group, first=group.rank * width)
     theirs = megatron.their_cross_entropy(other * 1, tokens)
     for loss in (ours, theirs):

@@ -133,9 +133,7 @@ REFUSED: dict[str, Callable[[], object]] = {
     "norm_order 'mid' is not one of pre, post": lambda: layer_config(16, 4, 64, norm_order="mid"),
     "recompute 'some' is not one of none, sel": lambda: layer_config(16, 4, 64, recompute="some"),
     "dropout -0.1 is not in 0 <= p < 1": lambda: layer_config(16, 4, 64, dropout=-0.1),
-    "attention of hidden size 16 and MLP of 8: .* equal": (
-        lambda: LayerConfig(ATTENTION, MLPConfig(8, 64))
-    ),
+    "attention of hidden size 16 and MLP of 8: .* equal": (lambda: LayerConfig(ATTENTION, MLPConfig(8, 64))),
     r"recompute selective: .*\(set recompute to full\)": (
         lambda: layer_config(16, 4, 64, recompute="selective", offload_activations=True)
     ),

@@ -38,9 +38,7 @@ class _Watched(Group):
         self.events.append(f"start {name}")
         return _Told(result, events=self.events, name=name)
 
-    def start_all_reduce(
-        self, tensor: Tensor, op: Reduction = "sum", *, is_async: bool = True
-    ) -> Pending:
+    def start_all_reduce(self, tensor: Tensor, op: Reduction = "sum", *, is_async: bool = True) -> Pending:
         return self._told("all_reduce", tensor.mul_(2))
 
     def start_all_gather(self, tensor: Tensor, dim: int, *, is_async: bool = True) -> Pending:
@@ -85,9 +83,14 @@ def test_the_all_reduce_of_dx_travels_while_dw_and_db_are_computed() -> None:
 
 def test_under_sequence_parallelism_both_messages_are_hidden() -> None:
     assert _events(True) == [
-        "start all_gather", "dX", "start reduce_scatter", "db", "wait all_gather", "dW",
+        "start all_gather",
+        "dX",
+        "start reduce_scatter",
+        "db",
+        "wait all_gather",
+        "dW",
         "wait reduce_scatter",
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize("split", [False, True])
@@ -104,9 +107,8 @@ def _halves(rank: int, size: int) -> list:
     for b, n, bias in ((2, 3, True), (1, 4, True), (1, 2, False), (3, 2, True), (1, 3, False)):
         for overlaps in (False, True):
             layer = ColumnParallelLinear(
-                I, O * size, group=group, bias=bias, sequence_parallel=True, overlaps=overlaps,
-                dtype=torch.float64,
-            )  # fmt: skip
+                I, O * size, group=group, bias=bias, sequence_parallel=True, overlaps=overlaps, dtype=torch.float64
+            )
             fill(layer)
             x = numbers(b, n * size, I)[:, rank * n : (rank + 1) * n].clone().requires_grad_()
             y = layer(x)

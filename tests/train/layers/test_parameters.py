@@ -16,9 +16,7 @@ from tests.train.layers.oracle import numbers
 
 
 def _layer(rank: int, size: int, dtype: torch.dtype = torch.float32) -> nn.Module:
-    return make_layer(
-        24, 12, 48, tp=Group(rank, size), rng_site="layers.0", output_std=0.005, dtype=dtype
-    )
+    return make_layer(24, 12, 48, tp=Group(rank, size), rng_site="layers.0", output_std=0.005, dtype=dtype)
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 6])
@@ -44,16 +42,12 @@ def test_dtype_changes_the_rounding_only() -> None:
 
 
 @pytest.mark.parametrize(
-    "shard",
-    [Shard((37, 19), {0: (range(3, 36),)}),
-     Shard((6, 2, 7, 19), {0: (range(2, 5),), 2: (range(1, 6),)})],
-)  # fmt: skip
+    "shard", [Shard((37, 19), {0: (range(3, 36),)}), Shard((6, 2, 7, 19), {0: (range(2, 5),), 2: (range(1, 6),)})]
+)
 def test_the_chunk_size_does_not_show(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
     def drawn() -> torch.Tensor:
         weight = shard_parameter(shard, init=Init("normal", 1.0, first=(3, 0.5)))
-        parameters.fill_normal(
-            weight.data, shard_of(weight), 5, parameters.parallel_attributes(weight).init
-        )
+        parameters.fill_normal(weight.data, shard_of(weight), 5, parameters.parallel_attributes(weight).init)
         return weight.data
 
     whole = drawn()

@@ -40,10 +40,23 @@ CASES = [(p, kind) for p in DROPOUTS for kind in KINDS]
 def _made(p: float, kind: tuple[bool, str, bool], tp: Group, cp: Group, order: str = "post"):
     split, recompute, partition = kind
     layer = make_layer(
-        H, A, 4 * H, tp=tp, cp=cp, rng_site="layers.1", norm_order=order, causal=False, eps=1e-12,
-        dropout=p, attention_dropout=p, sequence_parallel=split, recompute=recompute,
-        partition_activations=partition, offload_activations=partition, dtype=torch.float64,
-    )  # fmt: skip
+        H,
+        A,
+        4 * H,
+        tp=tp,
+        cp=cp,
+        rng_site="layers.1",
+        norm_order=order,
+        causal=False,
+        eps=1e-12,
+        dropout=p,
+        attention_dropout=p,
+        sequence_parallel=split,
+        recompute=recompute,
+        partition_activations=partition,
+        offload_activations=partition,
+        dtype=torch.float64,
+    )
     fill(layer)
     return layer
 

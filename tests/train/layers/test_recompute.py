@@ -37,10 +37,7 @@ def _both_ways(rank: int, size: int) -> list:
     log: list[Collective] = []
     group, results = grouped(rank, size, log), []
     for way in [*WAYS, None]:
-        x, w, k = (
-            numbers(*shape, seed=i).requires_grad_()
-            for i, shape in enumerate([(B, S, H), (H, H), (S, H)])
-        )
+        x, w, k = (numbers(*shape, seed=i).requires_grad_() for i, shape in enumerate([(B, S, H), (H, H), (S, H)]))
         inner = x * 1
         y = _work(inner, w, scale=k) if way is None else checkpointed(_work, inner, w, scale=k, group=group, **way)
         y.backward(numbers(B, S, H, seed=9))
@@ -61,16 +58,17 @@ def test_values_and_gradients_are_bit_for_bit_the_plain_ones(size: int) -> None:
 
 @pytest.mark.parametrize(("size", "partition"), [(1, False), (1, True), (4, False), (4, True)])
 @pytest.mark.parametrize("offload", [False, True])
-def test_the_input_alone_is_kept_and_a_partition_keeps_its_part(
-    size: int, partition: bool, offload: bool
-) -> None:
+def test_the_input_alone_is_kept_and_a_partition_keeps_its_part(size: int, partition: bool, offload: bool) -> None:
     x, w = numbers(B, S, H, seed=1).requires_grad_(), numbers(H, H)
     kept = saved_bytes(
         lambda: checkpointed(
-            lambda hidden: _work(hidden, w), x, group=Group(size - 1, size), partition=partition,
+            lambda hidden: _work(hidden, w),
+            x,
+            group=Group(size - 1, size),
+            partition=partition,
             offload=HostOffload() if offload else None,
         )
-    )  # fmt: skip
+    )
     assert kept == B * S * H * 8 // (size if partition else 1)
     assert saved_bytes(lambda: _work(x, w)) >= 2 * B * S * H * 8
 
@@ -150,22 +148,13 @@ def test_what_a_layer_keeps() -> None:
         "none": {},
         "selective": {"recompute": "selective"},
         "full": {"recompute": "full"},
-        "partition": {
-            "recompute": "full",
-            "partition_activations": True,
-            "tp": Group(1, 4, NO_PEERS),
-        },
+        "partition": {"recompute": "full", "partition_activations": True, "tp": Group(1, 4, NO_PEERS)},
     }.items():
-        layer = make_layer(
-            16, 4, 64, rng_site="x", dropout=0.1, attention_dropout=0.1,
-            **{"tp": Group(), **options},
-        )  # fmt: skip
+        layer = make_layer(16, 4, 64, rng_site="x", dropout=0.1, attention_dropout=0.1, **{"tp": Group(), **options})
         x = torch.ones(1, 64, 16, requires_grad=True)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("torch.distributed.all_reduce", lambda *_, **__: None)
-            kept[name] = saved_bytes(
-                lambda layer=layer, x=x: layer(x, CounterRNG(1, 1, torch.arange(1)))
-            )
+            kept[name] = saved_bytes(lambda layer=layer, x=x: layer(x, CounterRNG(1, 1, torch.arange(1))))
     bsh, scores = 64 * 16 * 4, 4 * 64 * 64
     assert kept["full"] == bsh
     assert kept["partition"] == bsh // 4
@@ -225,10 +214,16 @@ def test_the_next_one_is_fetched_when_one_is_taken() -> None:
     out = ["follow", "copy"]
     assert stream.log[:7] == [*3 * out, "join 2"]
     assert stream.log[7:] == [
-        "follow", "copy", "join",  # the last layer's
-        "follow", "copy",  # the one before, while the last is computed
-        "join", "follow", "copy", "join",
-    ]  # fmt: skip
+        "follow",
+        "copy",
+        "join",  # the last layer's
+        "follow",
+        "copy",  # the one before, while the last is computed
+        "join",
+        "follow",
+        "copy",
+        "join",
+    ]
 
 
 @pytest.mark.parametrize("passes", [1, 2])

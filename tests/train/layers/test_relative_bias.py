@@ -14,16 +14,58 @@ from tests.train.layers.oracle import close, fill, gradients, grouped, logged, n
 # 32 buckets to distance 128. Causal: exact to 15, then 16 + floor(16 log(n/16) / log 8): a new
 # bucket at n = 16 * 8^(j/16) = 16, 18.2, 20.7, 23.6, 26.9, 30.6, 34.9, 39.7, 45.3, ...
 CAUSAL = {
-    -5: 0, 0: 0, 1: 1, 15: 15, 16: 16, 18: 16, 19: 17, 20: 17, 21: 18, 23: 18, 24: 19, 26: 19,
-    27: 20, 30: 20, 31: 21, 32: 21, 34: 21, 35: 22, 39: 22, 40: 23, 45: 23, 46: 24, 112: 30,
-    113: 31, 128: 31, 5000: 31,
-}  # fmt: skip
+    -5: 0,
+    0: 0,
+    1: 1,
+    15: 15,
+    16: 16,
+    18: 16,
+    19: 17,
+    20: 17,
+    21: 18,
+    23: 18,
+    24: 19,
+    26: 19,
+    27: 20,
+    30: 20,
+    31: 21,
+    32: 21,
+    34: 21,
+    35: 22,
+    39: 22,
+    40: 23,
+    45: 23,
+    46: 24,
+    112: 30,
+    113: 31,
+    128: 31,
+    5000: 31,
+}
 # Both ways: 16 a side, exact to 7, then 8 + floor(8 log(n/8) / log 16): a new bucket at
 # n = 8 * 2^(j/2) = 8, 11.3, 16, 22.6, 32, 45.3, 64, 90.5. Keys ahead count from 16.
 SIDE = {
-    0: 0, 1: 1, 7: 7, 8: 8, 11: 8, 12: 9, 15: 9, 16: 10, 22: 10, 23: 11, 31: 11, 32: 12, 45: 12,
-    46: 13, 63: 13, 64: 14, 90: 14, 91: 15, 127: 15, 128: 15, 900: 15,
-}  # fmt: skip
+    0: 0,
+    1: 1,
+    7: 7,
+    8: 8,
+    11: 8,
+    12: 9,
+    15: 9,
+    16: 10,
+    22: 10,
+    23: 11,
+    31: 11,
+    32: 12,
+    45: 12,
+    46: 13,
+    63: 13,
+    64: 14,
+    90: 14,
+    91: 15,
+    127: 15,
+    128: 15,
+    900: 15,
+}
 
 
 def test_causal_buckets_by_hand() -> None:
@@ -45,11 +87,7 @@ def _run(rank: int, size: int) -> list:
     for bidirectional in (True, False):
         log: list = []
         bias = RelativeBias(
-            8,
-            20,
-            4,
-            ShardContext(tp=grouped(rank, size, log), dtype=torch.float64),
-            bidirectional=bidirectional,
+            8, 20, 4, ShardContext(tp=grouped(rank, size, log), dtype=torch.float64), bidirectional=bidirectional
         )
         fill(bias)
         heads = bias.local_heads

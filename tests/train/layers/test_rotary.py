@@ -12,9 +12,7 @@ from mpctl.train.kernels.rotary import Rotary, rotated
 from mpctl.train.layers.context_parallel import NO_CP, RotaryTables
 from tests.train.layers.oracle import close, numbers, saved_bytes
 
-LLAMA3 = {
-    "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position": 8192,
-}  # fmt: skip
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position": 8192}
 
 
 def _interleaved(x: Tensor, positions: Tensor, base: float = 10000.0) -> Tensor:

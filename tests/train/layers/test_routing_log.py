@@ -34,9 +34,7 @@ def test_every_rank_knows_the_biases_of_every_layer() -> None:
         biases = {name: [-0.5, 0.5, 0.0] for name in NAMES}
         ties = [0, 0]
         ties[rank] = 1 + rank
-        assert steps == [
-            [[[5, 1, 3]] * 2, ties, biases], [[[2, 2, 2]] * 2, ties, biases]
-        ]  # fmt: skip
+        assert steps == [[[[5, 1, 3]] * 2, ties, biases], [[[2, 2, 2]] * 2, ties, biases]]
         assert messages == [("all_reduce", "world", 2 * 3 * 8, "int64")] * 2
         assert last == {name: [2, 2, 2] for name in NAMES}
 

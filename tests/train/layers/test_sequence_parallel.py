@@ -22,19 +22,33 @@ B, S, H, A = 2, 8, 16, 4
 SAMPLES = torch.tensor([12, 7])
 # sequence_parallel, recompute, partition
 KINDS = [
-    (False, "none", False), (False, "selective", False), (False, "full", False),
-    (False, "full", True), (True, "none", False), (True, "selective", False),
+    (False, "none", False),
+    (False, "selective", False),
+    (False, "full", False),
+    (False, "full", True),
+    (True, "none", False),
+    (True, "selective", False),
     (True, "full", False),
-]  # fmt: skip
+]
 
 
 def _layer(group: Group, kind: tuple[bool, str, bool], p: float, norm: str = "layernorm"):
     split, recompute, partition = kind
     layer = make_layer(
-        H, A, 4 * H, tp=group, rng_site="layers.1", dropout=p, attention_dropout=p, norm=norm,
-        sequence_parallel=split, recompute=recompute, partition_activations=partition,
-        offload_activations=partition, dtype=torch.float64,
-    )  # fmt: skip
+        H,
+        A,
+        4 * H,
+        tp=group,
+        rng_site="layers.1",
+        dropout=p,
+        attention_dropout=p,
+        norm=norm,
+        sequence_parallel=split,
+        recompute=recompute,
+        partition_activations=partition,
+        offload_activations=partition,
+        dtype=torch.float64,
+    )
     fill(layer)
     return layer
 
@@ -152,9 +166,7 @@ def test_bad_combinations_are_refused_in_words() -> None:
     with pytest.raises(ValueError, match=r"recompute none: .*\(set recompute to full\)"):
         make_layer(H, A, H, partition_activations=True, **common)
     with pytest.raises(ValueError, match=r"1/t already \(drop one\)"):
-        make_layer(
-            H, A, H, partition_activations=True, recompute="full", sequence_parallel=True, **common
-        )
+        make_layer(H, A, H, partition_activations=True, recompute="full", sequence_parallel=True, **common)
     with pytest.raises(ValueError, match="'some' is not one of none, selective, full"):
         make_layer(H, A, H, recompute="some", **common)
     with pytest.raises(ValueError, match="'batch' is not one of layernorm, rmsnorm"):

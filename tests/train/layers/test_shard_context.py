@@ -19,23 +19,29 @@ from mpctl.train.layers.shard_context import ShardContext, TensorParallel, Tenso
 from mpctl.train.transport.group import Group
 
 LAYERS = 2
-SHAPE: dict[str, Any] = {
-    "layers": LAYERS, "hidden": 16, "heads": 4, "vocab": 30, "seq_length": 8,
-}  # fmt: skip
+SHAPE: dict[str, Any] = {"layers": LAYERS, "hidden": 16, "heads": 4, "vocab": 30, "seq_length": 8}
 FAMILIES: dict[str, dict[str, Any]] = {
     "gpt": {},
     "llama": {
-        "norm": "rmsnorm", "position": "rotary", "activation": "swiglu", "kv_heads": 2,
-        "bias": False, "tied_embeddings": False,
+        "norm": "rmsnorm",
+        "position": "rotary",
+        "activation": "swiglu",
+        "kv_heads": 2,
+        "bias": False,
+        "tied_embeddings": False,
     },
     "bert": {"family": "bert"},
     "glm": {"family": "glm"},
-    "t5": {"family": "t5", "decoder_layers": LAYERS, "decoder_seq_length": 8,
-           "position": "relative"},
-}  # fmt: skip
+    "t5": {"family": "t5", "decoder_layers": LAYERS, "decoder_seq_length": 8, "position": "relative"},
+}
 # (column, row) linear layers of all layers, word tables and heads of their own
-LAWS = {"gpt": (4, 4, 1, 0), "llama": (4, 4, 1, 1), "bert": (4, 4, 1, 0), "glm": (4, 4, 1, 0),
-        "t5": (12, 10, 1, 0)}  # t5: qkv and up; qkv, query, key and value, up  # fmt: skip
+LAWS = {
+    "gpt": (4, 4, 1, 0),
+    "llama": (4, 4, 1, 1),
+    "bert": (4, 4, 1, 0),
+    "glm": (4, 4, 1, 0),
+    "t5": (12, 10, 1, 0),
+}  # t5: qkv and up; qkv, query, key and value, up
 
 
 class _Recorded(TensorParallel1D):
@@ -95,9 +101,7 @@ def test_what_the_table_calls_partial_is_marked(kind: str, split: bool) -> None:
     model = ModelSpec(**SHAPE, **FAMILIES[kind])
     context = ShardContext(Group(0, 2), sequence_parallel=split, dtype=torch.float64)
     module = build_module(model, TrainingSpec(), context)
-    assert get_table(model, tp=2).layers == len(
-        [m for m in module.modules() if hasattr(m, "attention_norm")]
-    )
+    assert get_table(model, tp=2).layers == len([m for m in module.modules() if hasattr(m, "attention_norm")])
     marked = {name for name, p in module.named_parameters() if partial_kind(p)}
     norms = {name for name, _ in module.named_parameters() if "norm" in name}
     assert marked >= norms if split else marked == set()

@@ -36,18 +36,23 @@ def _made(kind: str, group: Group) -> nn.Module:
         "attention shared": lambda: make_attention(H, 8, kv_heads=4, **heads),
         "attention dropout": lambda: make_attention(H, A, dropout=0.3, **heads),
         "layer": lambda: make_layer(H, A, 4 * H, **heads),
-        "layer dropout": lambda: make_layer(
-            H, A, 4 * H, dropout=DROPOUT, attention_dropout=DROPOUT, **heads
-        ),
+        "layer dropout": lambda: make_layer(H, A, 4 * H, dropout=DROPOUT, attention_dropout=DROPOUT, **heads),
     }[kind]()
     fill(made)
     return made
 
 
 KINDS = (
-    "mlp", "mlp tanh", "attention", "attention both ways", "attention wide heads",
-    "attention shared", "attention dropout", "layer", "layer dropout",
-)  # fmt: skip
+    "mlp",
+    "mlp tanh",
+    "attention",
+    "attention both ways",
+    "attention wide heads",
+    "attention shared",
+    "attention dropout",
+    "layer",
+    "layer dropout",
+)
 
 
 def _run(rank: int, size: int) -> dict:
@@ -90,9 +95,7 @@ def _expected(kind: str, w: dict[str, Tensor], x: Tensor) -> Tensor:
         "attention both ways": lambda: oracle.attention(w, x, D, False),
         "attention wide heads": lambda: oracle.attention(w, x, 6, True),
         "attention shared": lambda: oracle.attention(w, x, 2, True),
-        "attention dropout": lambda: oracle.attention(
-            w, x, D, True, _mask("layers.1", 0.3, B, A, S, S)
-        ),
+        "attention dropout": lambda: oracle.attention(w, x, D, True, _mask("layers.1", 0.3, B, A, S, S)),
         "layer": lambda: _layer(w, x, 0.0),
         "layer dropout": lambda: _layer(w, x, DROPOUT),
     }[kind]()
@@ -116,9 +119,7 @@ def test_every_block_against_its_unsharded_formula(size: int) -> None:
 def test_dropout_does_change_the_output() -> None:
     got = _run(0, 1)
     assert (got["layer"][0] - got["layer dropout"][0]).abs().max() > 0.1
-    assert (_mask("layers.1.mlp", DROPOUT, B, S, H) == 0).double().mean() == pytest.approx(
-        0.1, abs=0.06
-    )
+    assert (_mask("layers.1.mlp", DROPOUT, B, S, H) == 0).double().mean() == pytest.approx(0.1, abs=0.06)
 
 
 def _recorded(rank: int, size: int) -> list:
@@ -152,9 +153,7 @@ def test_recomputation_draws_the_same_masks() -> None:
     for again in (False, True):
         x = numbers(B, S, H).requires_grad_()
         if again:
-            y = torch.utils.checkpoint.checkpoint(
-                layer, x, rng, use_reentrant=False, preserve_rng_state=False
-            )
+            y = torch.utils.checkpoint.checkpoint(layer, x, rng, use_reentrant=False, preserve_rng_state=False)
         else:
             y = layer(x, rng)
         y.sum().backward()

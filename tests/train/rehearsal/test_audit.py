@@ -46,18 +46,29 @@ MIB = 2**20
 CUDA = {"launch__device": "cuda", "training__dtype": "bf16"}
 DROPOUT = {"training__dropout": 0.1, "training__attention_dropout": 0.1}
 WHOLE = {
-    "cluster__device": "h200", **CUDA, "training__micro_batch_size": 1,
-    "training__dropout": 0.0, "training__attention_dropout": 0.0,
-    "training__global_batch_size": 1, "model__vocab": 50304, "model__seq_length": 2048,
-}  # fmt: skip
+    "cluster__device": "h200",
+    **CUDA,
+    "training__micro_batch_size": 1,
+    "training__dropout": 0.0,
+    "training__attention_dropout": 0.0,
+    "training__global_batch_size": 1,
+    "model__vocab": 50304,
+    "model__seq_length": 2048,
+}
 LAYERS: dict[str, dict[str, Any]] = {
     "gpt": {"model__hidden": 2048, "model__heads": 16, "model__activation": "gelu_tanh"},
     "llama": {
-        "model__hidden": 4096, "model__heads": 32, "model__kv_heads": 8, "model__ffn": 14336,
-        "model__activation": "swiglu", "model__norm": "rmsnorm", "model__position": "rotary",
-        "model__bias": False, "model__tied_embeddings": False,
+        "model__hidden": 4096,
+        "model__heads": 32,
+        "model__kv_heads": 8,
+        "model__ffn": 14336,
+        "model__activation": "swiglu",
+        "model__norm": "rmsnorm",
+        "model__position": "rotary",
+        "model__bias": False,
+        "model__tied_embeddings": False,
     },
-}  # fmt: skip
+}
 
 
 def audited(**changes: Any) -> StepAudit:
@@ -103,9 +114,7 @@ def test_an_audit_by_hand() -> None:
     assert row["least_seconds"] == pytest.approx(2.001e-3)
 
 
-@pytest.mark.parametrize(
-    "shape", ["gpt", *(pytest.param(s, marks=pytest.mark.slow) for s in SHAPES if s != "gpt")]
-)
+@pytest.mark.parametrize("shape", ["gpt", *(pytest.param(s, marks=pytest.mark.slow) for s in SHAPES if s != "gpt")])
 def test_every_operation_of_every_family_is_known(shape: str) -> None:
     audit = audited(**{**SHAPES[shape], **CUDA, **DROPOUT})
     assert audit["unknown"] == []
@@ -125,8 +134,7 @@ def test_rows_are_of_one_layer_and_micro_batch() -> None:
 
 
 def test_weights_of_a_zero_bubble_are_backward() -> None:
-    audit = audited(**CUDA, parallel__pp=2, parallel__schedule="zero-bubble",
-                    cluster__gpus_per_node=2)  # fmt: skip
+    audit = audited(**CUDA, parallel__pp=2, parallel__schedule="zero-bubble", cluster__gpus_per_node=2)
     row = find(audit, "deferred weights", "backward")
     assert row["operations"]["mm"] == 4  # qkv, output, up and down of the stage's layer
     places = {(row["module"], row["phase"]) for row in audit["rows"]}
@@ -147,12 +155,11 @@ LIMITS = [
     ("gpt", 8, DROPOUT, 37, 478),
     ("llama", 1, {}, 32, 3490),
     ("llama", 8, DROPOUT, 37, 988),
-    *(pytest.param(*limit, marks=pytest.mark.slow) for limit in (
-        ("gpt", 1, DROPOUT, 33, 1287),
-        ("llama", 8, {}, 35, 876),
-        ("llama", 1, DROPOUT, 34, 3602),
-    )),
-]  # fmt: skip
+    *(
+        pytest.param(*limit, marks=pytest.mark.slow)
+        for limit in (("gpt", 1, DROPOUT, 33, 1287), ("llama", 8, {}, 35, 876), ("llama", 1, DROPOUT, 34, 3602))
+    ),
+]
 
 
 @pytest.mark.parametrize(("layer", "tp", "dropout", "launches", "mebibytes"), LIMITS)
@@ -166,18 +173,17 @@ def test_a_layer_keeps_to_its_limits(
 
 
 @pytest.mark.parametrize(
-    ("layer", "launches", "mebibytes"),
-    [("gpt", 42, 1202), pytest.param("llama", 40, 2850, marks=pytest.mark.slow)],
+    ("layer", "launches", "mebibytes"), [("gpt", 42, 1202), pytest.param("llama", 40, 2850, marks=pytest.mark.slow)]
 )
 def test_samples_are_sent_without_a_copy(layer: str, launches: int, mebibytes: int) -> None:
     """Sequence parallelism over 2 ranks, micro batches of 2: ten messages of each layer, the head's
     three and the word table's two are of tensors as they lie. With a copy each the layers launched
     67 and 59, and moved 1,673 and 3,949 MiB."""
     audit = audited(
-        tp=2, parallel__sequence_parallel=True,
-        **{**WHOLE, **LAYERS[layer], "training__micro_batch_size": 2,
-           "training__global_batch_size": 2},
-    )  # fmt: skip
+        tp=2,
+        parallel__sequence_parallel=True,
+        **{**WHOLE, **LAYERS[layer], "training__micro_batch_size": 2, "training__global_batch_size": 2},
+    )
     rows = [row for row in audit["rows"] if not row["module"].endswith(".grad")]
     sent = [row for row in rows if any("coalesced" in name for name in row["operations"])]
     assert sum(row["times"] * _messages(row) for row in sent) == 2 * 10 + 3 + 2
@@ -196,21 +202,20 @@ def _messages(row: AuditRow) -> float:
     [
         ("gpt", {"parallel__pp": 2, "parallel__schedule": "zero-bubble"}, {}),
         pytest.param("llama", {"parallel__dp": 2}, {"parallel__zero": 3}, marks=pytest.mark.slow),
-        pytest.param("t5", {"parallel__pp": 2, "parallel__tp": 2}, {"model__decoder_layers": 2},
-                     marks=pytest.mark.slow),
+        pytest.param(
+            "t5", {"parallel__pp": 2, "parallel__tp": 2}, {"model__decoder_layers": 2}, marks=pytest.mark.slow
+        ),
         pytest.param("glm", {"parallel__cp": 2}, {}, marks=pytest.mark.slow),
         pytest.param(
-            "llama", {"parallel__tp": 2},
+            "llama",
+            {"parallel__tp": 2},
             {"training__recompute": "full", "training__offload_activations": True},
             marks=pytest.mark.slow,
         ),
-        pytest.param("gpt", {"parallel__tp": 4}, {"parallel__tensor_mode": "2d"},
-                     marks=pytest.mark.slow),
+        pytest.param("gpt", {"parallel__tp": 4}, {"parallel__tensor_mode": "2d"}, marks=pytest.mark.slow),
     ],
-)  # fmt: skip
-def test_an_audit_changes_nothing_of_a_rehearsal(
-    shape: str, mode: dict[str, Any], changes: dict[str, Any]
-) -> None:
+)
+def test_an_audit_changes_nothing_of_a_rehearsal(shape: str, mode: dict[str, Any], changes: dict[str, Any]) -> None:
     ranks = {"cluster__gpus_per_node": math.prod(v for v in mode.values() if isinstance(v, int))}
     job = load_job(None, settings(**{**SHAPES[shape], **mode, **CUDA, **changes, **ranks}))
     topology = job_topology(job)
@@ -250,15 +255,17 @@ def test_a_head_multiplies_the_padded_table_as_planned(layer: str, tp: int, modu
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("layer", "dropout"), [("gpt", {}), ("gpt", DROPOUT), ("llama", {}), ("llama", DROPOUT)]
-)
-def test_the_plans_kernels_take_what_an_audit_adds_up(
-    layer: str, dropout: dict[str, float]
-) -> None:
+@pytest.mark.parametrize(("layer", "dropout"), [("gpt", {}), ("gpt", DROPOUT), ("llama", {}), ("llama", DROPOUT)])
+def test_the_plans_kernels_take_what_an_audit_adds_up(layer: str, dropout: dict[str, float]) -> None:
     """The plan sums passes over named tensors, an audit what is launched: within 5 %."""
-    changes = {**WHOLE, **LAYERS[layer], **dropout, "cluster__step_factor": 1.0,
-               "model__layers": 24, "training__global_batch_size": 4}  # fmt: skip
+    changes = {
+        **WHOLE,
+        **LAYERS[layer],
+        **dropout,
+        "cluster__step_factor": 1.0,
+        "model__layers": 24,
+        "training__global_batch_size": 4,
+    }
     job = load_job(None, settings(**changes))
     estimate = make_plan(job).estimate
     assert estimate is not None and estimate.time is not None
@@ -269,10 +276,7 @@ def test_the_plans_kernels_take_what_an_audit_adds_up(
 
 def test_fp8_casts_both_operands_in_a_kernel_each_and_leaves_the_head_alone() -> None:
     """Forward X and W are cast, backward dY and W again; 16-bit products are at 16-bit speed."""
-    wide, narrow = (
-        audited(**{**WHOLE, **LAYERS["llama"], "training__dtype": dtype})
-        for dtype in ("bf16", "fp8")
-    )
+    wide, narrow = (audited(**{**WHOLE, **LAYERS["llama"], "training__dtype": dtype}) for dtype in ("bf16", "fp8"))
     for layer in ("attention.qkv", "attention.output", "mlp.up", "mlp.down"):
         for phase, more in (("forward", 2), ("backward", 2)):
             name = f"layers.*.{layer}"
@@ -310,9 +314,7 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.again:
-            result: Tensor = checkpoint(
-                lambda x: self.second(self.first(x)), x, use_reentrant=False
-            )
+            result: Tensor = checkpoint(lambda x: self.second(self.first(x)), x, use_reentrant=False)
             return result
         return self.second(self.first(x))
 
@@ -326,9 +328,7 @@ def test_backward_is_the_module_that_made_the_node(again: bool) -> None:
         model(x).sum().backward()
     names = ["0.first", "0.second", "1.first", "1.second"]
     forward = [(name, "forward") for name in names]
-    computed = [
-        (f"{layer}.{name}", "recompute") for layer in (1, 0) for name in ("first", "second")
-    ]
+    computed = [(f"{layer}.{name}", "recompute") for layer in (1, 0) for name in ("first", "second")]
     assert seen.where("exp") == forward + (computed if again else [])
     assert seen.where("mul") == [(name, "backward") for name in reversed(names)]
 

@@ -127,18 +127,30 @@ FAMILIES = {
 }
 VARIANTS: dict[str, dict[str, Any]] = {
     "alibi": {"model__position": "alibi", "model__embedding_norm": True},
-    "windows": {**ROTARY, "model__attention_window": 3, "model__full_attention_every": 2,
-                "model__window_rotary_base": 100.0, "model__kv_heads": 2},
-    "parallel residual": {**ROTARY, "model__parallel_residual": True, "model__rotary_fraction": 0.5,
-                          "model__qk_norm": True},
+    "windows": {
+        **ROTARY,
+        "model__attention_window": 3,
+        "model__full_attention_every": 2,
+        "model__window_rotary_base": 100.0,
+        "model__kv_heads": 2,
+    },
+    "parallel residual": {
+        **ROTARY,
+        "model__parallel_residual": True,
+        "model__rotary_fraction": 0.5,
+        "model__qk_norm": True,
+    },
     "partition, offload": {**layout(1, tp=2), **FULL, **PARTS},
     "gelu, tp4": {**layout(1, tp=4), **SEQUENCE},
-}  # fmt: skip
+}
 PIPELINES = {
-    "1f1b": layout(2), "interleaved": layout(2, 2, "interleaved"),
-    "gpipe": layout(2, schedule="gpipe"), "zero-bubble": layout(2, schedule="zero-bubble"),
-    "tp": layout(2, tp=2), "cp": layout(2, cp=2),
-}  # fmt: skip
+    "1f1b": layout(2),
+    "interleaved": layout(2, 2, "interleaved"),
+    "gpipe": layout(2, schedule="gpipe"),
+    "zero-bubble": layout(2, schedule="zero-bubble"),
+    "tp": layout(2, tp=2),
+    "cp": layout(2, cp=2),
+}
 STEPS: dict[str, dict[str, Any]] = {
     **{f"zero {stage}": {**TWO, "parallel__zero": stage} for stage in range(4)},
     "zero 3, full": {**TWO, "parallel__zero": 3, **FULL},
@@ -146,8 +158,12 @@ STEPS: dict[str, dict[str, Any]] = {
     "fp16": {"training__dtype": "fp16"},
     "fp32": {"training__dtype": "fp32"},
     "fp8": {"training__dtype": "fp8", "model__hidden": 64, "model__vocab": 384},
-    "fp8, current scales": {"training__dtype": "fp8", "training__fp8_recipe": "tensorwise",
-                            "model__hidden": 64, "model__vocab": 384},
+    "fp8, current scales": {
+        "training__dtype": "fp8",
+        "training__fp8_recipe": "tensorwise",
+        "model__hidden": 64,
+        "model__vocab": 384,
+    },
     "fp64": {"training__dtype": "fp64"},
     "gradients in bf16": {"training__gradient_dtype": "bf16"},
     "no clipping": {"training__clip_norm": 0.0},
@@ -157,19 +173,20 @@ STEPS: dict[str, dict[str, Any]] = {
     "rolling back": {"training__on_nonfinite": "rollback", "training__on_spike": "rollback"},
     "spikes skipped": {"training__on_spike": "skip"},
     "spikes stop": {"training__on_spike": "stop"},
-}  # fmt: skip
+}
 GRIDS = {
     f"{family}-{mode}": {
-        **SHAPES[family], **layout(1, tp=tp), "parallel__tensor_mode": mode,
-        "training__micro_batch_size": 4, **changes,
+        **SHAPES[family],
+        **layout(1, tp=tp),
+        "parallel__tensor_mode": mode,
+        "training__micro_batch_size": 4,
+        **changes,
     }
     for family in ("gpt", "llama")
     for mode, tp, changes in (("2d", 4, {}), ("2.5d", 8, FULL), ("3d", 8, SELECTIVE))
-}  # fmt: skip
+}
 FOUR_LAYERS = {
-    f"{model}-{name}": {**MODELS[model], **how}
-    for model in ("gpt", "t5", "bert")
-    for name, how in PIPELINES.items()
+    f"{model}-{name}": {**MODELS[model], **how} for model in ("gpt", "t5", "bert") for name, how in PIPELINES.items()
 }
 
 
@@ -184,8 +201,11 @@ def waits(changes: dict[str, Any], *, stage: int = 0) -> list[str]:
 
 
 QUICK = {  # the rest: make test-all
-    "gpt-tp2-cp2-sp-full", "zero 3, full", "fp8", "fp16, skipping",
-}  # fmt: skip
+    "gpt-tp2-cp2-sp-full",
+    "zero 3, full",
+    "fp8",
+    "fp16, skipping",
+}
 
 
 def marked(*cases: dict[str, Any]) -> list[Any]:

@@ -128,9 +128,7 @@ def launches_of(function: ast.AST, functions: dict[str, ast.AST], launchers: set
     calls = [node.func for node in ast.walk(function) if isinstance(node, ast.Call)]
     names = [func.id for func in calls if isinstance(func, ast.Name)]
     own = sum(name in launchers for name in names)
-    return own + sum(
-        launches_of(functions[name], functions, launchers) for name in names if name in functions
-    )
+    return own + sum(launches_of(functions[name], functions, launchers) for name in names if name in functions)
 
 
 def launches_by_operation(source: str) -> dict[str, int]:
@@ -145,9 +143,7 @@ def launches_by_operation(source: str) -> dict[str, int]:
         for target in node.targets
         if isinstance(target, ast.Name)
     }
-    functions: dict[str, ast.AST] = {
-        node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)
-    }
+    functions: dict[str, ast.AST] = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     found: dict[str, int] = {}
     for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
         if isinstance(call.func, ast.Name) and call.func.id == "define_operation":

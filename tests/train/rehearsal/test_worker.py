@@ -36,10 +36,7 @@ from tests.train.runtime.tiny import make_trainer, settings, tiny_job, tiny_plan
 NO_DROPOUT = {"training__dropout": 0.0, "training__attention_dropout": 0.0}
 CUDA = {"launch__device": "cuda", "training__dtype": "bf16"}
 HOW: dict[str, dict[str, Any]] = {"cpu": {}, "cuda": {**NO_DROPOUT, **CUDA}}
-QUICK = {
-    "cpu": {("bert", "tp4-sp")},
-    "cuda": {("gpt", "tp2-full-parts")},
-}
+QUICK = {"cpu": {("bert", "tp4-sp")}, "cuda": {("gpt", "tp2-full-parts")}}
 
 
 def rehearsed(job: JobSpec, rank: int) -> dict[str, Any]:
@@ -63,9 +60,13 @@ def is_as_planned(job: JobSpec, account: dict[str, Any]) -> bool:
 
 
 EXPERTS = {
-    "model__experts": 8, "model__experts_per_token": 2, "model__expert_ffn": 32,
-    "model__shared_expert_ffn": 32, "model__dense_layers": 1, "model__activation": "swiglu",
-}  # fmt: skip
+    "model__experts": 8,
+    "model__experts_per_token": 2,
+    "model__expert_ffn": 32,
+    "model__shared_expert_ffn": 32,
+    "model__dense_layers": 1,
+    "model__activation": "swiglu",
+}
 
 
 @pytest.mark.parametrize("how", [HOW["cpu"], HOW["cuda"]], ids=["cpu", "cuda"])
@@ -88,12 +89,17 @@ def test_experts_get_the_rows_of_the_plan(data: Path, how: dict[str, Any]) -> No
     ("shape", "mode", "how"),
     [
         pytest.param(
-            shape, mode, HOW[how], id=f"{shape}-{mode}-{how}",
+            shape,
+            mode,
+            HOW[how],
+            id=f"{shape}-{mode}-{how}",
             marks=[pytest.mark.slow] * ((shape, mode) not in QUICK[how]),
         )
-        for shape in SHAPES for mode in MODES for how in HOW
+        for shape in SHAPES
+        for mode in MODES
+        for how in HOW
     ],
-)  # fmt: skip
+)
 def test_every_family_and_axis_is_as_planned(
     shape: str, mode: str, how: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,15 +118,13 @@ def test_every_family_and_axis_is_as_planned(
         ("gpt", layout(2, 2, "interleaved", dp=2), {"training__micro_batch_size": 1}),
         pytest.param("llama", layout(4, schedule="gpipe"), CUDA, marks=pytest.mark.slow),
         pytest.param("t5", layout(2, 2, tp=2), {}, marks=pytest.mark.slow),
-        pytest.param("glm", layout(2, tp=2), {**SEQUENCE, "training__recompute": "full", **CUDA},
-                     marks=pytest.mark.slow),
-        pytest.param("bert", layout(2, cp=2), {"training__freeze": ["[!pn]*"]},
-                     marks=pytest.mark.slow),
+        pytest.param(
+            "glm", layout(2, tp=2), {**SEQUENCE, "training__recompute": "full", **CUDA}, marks=pytest.mark.slow
+        ),
+        pytest.param("bert", layout(2, cp=2), {"training__freeze": ["[!pn]*"]}, marks=pytest.mark.slow),
     ],
-)  # fmt: skip
-def test_every_stage_is_as_planned(
-    model: str, how: dict[str, Any], changes: dict[str, Any]
-) -> None:
+)
+def test_every_stage_is_as_planned(model: str, how: dict[str, Any], changes: dict[str, Any]) -> None:
     job = load_job(None, settings(**{**MODELS[model], **how, **changes}))
     for stage in range(job.parallel.pp):
         rank = Topology.of(job.sizes).rank(tp=0, cp=0, dp=0, pp=stage)
@@ -132,9 +136,13 @@ def test_it_sends_what_the_real_ranks_send(data: Path, tmp_path: Path) -> None:
     """Of 8 micro batches stage 1 is rehearsed with 3."""
     changes = {**SEQUENCE, "model__layers": 4, "training__global_batch_size": 16}
     job = tiny_job(
-        data, training__steps=1, training__eval_samples=0, checkpoint__interval=0,
-        checkpoint__at_end=False, **{**layout(2, tp=2), **changes},
-    )  # fmt: skip
+        data,
+        training__steps=1,
+        training__eval_samples=0,
+        checkpoint__interval=0,
+        checkpoint__at_end=False,
+        **{**layout(2, tp=2), **changes},
+    )
     for rank, real in enumerate(train(job, tmp_path)):
         account = rehearsed(job, rank)
         assert account["step_traffic"] == real["traffic"]
@@ -155,15 +163,18 @@ def test_it_sends_what_the_real_ranks_send(data: Path, tmp_path: Path) -> None:
         pytest.param("glm", {"training__recompute": "selective"}, marks=pytest.mark.slow),
     ],
 )
-def test_real_tensors_take_the_same_bytes(
-    data: Path, tmp_path: Path, shape: str, changes: dict[str, Any]
-) -> None:
+def test_real_tensors_take_the_same_bytes(data: Path, tmp_path: Path, shape: str, changes: dict[str, Any]) -> None:
     """The second step of 3 micro batches, with a tracker over real tensors."""
     job = tiny_job(
-        data, training__global_batch_size=6, training__steps=2, training__eval_samples=0,
-        checkpoint__interval=0, checkpoint__at_end=False, launch__track_memory=False,
+        data,
+        training__global_batch_size=6,
+        training__steps=2,
+        training__eval_samples=0,
+        checkpoint__interval=0,
+        checkpoint__at_end=False,
+        launch__track_memory=False,
         **{**SHAPES[shape], **changes},
-    )  # fmt: skip
+    )
     tracker = MemoryTracker(torch.device("cpu"))
     with tracker:
         trainer = make_trainer(job, tmp_path)
@@ -206,12 +217,7 @@ def test_more_micro_batches_than_are_run_would_add_their_token_ids_alone(
 
 @pytest.mark.parametrize(
     ("how", "found"),
-    [
-        (layout(4), [6, 5, 4, 3]),
-        (layout(4, schedule="gpipe"), [16] * 4),
-        (layout(1), [3]),
-        (layout(2, 2), [8, 6]),
-    ],
+    [(layout(4), [6, 5, 4, 3]), (layout(4, schedule="gpipe"), [16] * 4), (layout(1), [3]), (layout(2, 2), [8, 6])],
 )
 def test_num_microbatches_run(how: dict[str, Any], found: list[int]) -> None:
     sizes = {"model__layers": 4, "training__global_batch_size": 32}
@@ -223,8 +229,7 @@ def test_num_microbatches_run(how: dict[str, Any], found: list[int]) -> None:
 def test_what_lies_on_the_host_is_not_the_devices() -> None:
     kept = []
     for offload in (False, True):
-        changes = {"training__recompute": "full", "training__offload_activations": offload,
-                   "model__layers": 4}  # fmt: skip
+        changes = {"training__recompute": "full", "training__offload_activations": offload, "model__layers": 4}
         job = load_job(None, settings(**CUDA, **changes))
         kept.append(rehearsed(job, 0)["activation_bytes"])
     layers, b, s, h, width = 4, 2, 32, 32, 2
@@ -240,14 +245,9 @@ def test_a_tracker_by_hand() -> None:
         y = x.exp().exp()
         tracker.activity.move(None)
         tracker.close_action()
-        assert (
-            tracker.bytes_by_kind["activations"] == tracker.peak_activations == tracker.total == 48
-        )
+        assert tracker.bytes_by_kind["activations"] == tracker.peak_activations == tracker.total == 48
         tracker.name("parameters", [x])
-        assert (tracker.bytes_by_kind["parameters"], tracker.bytes_by_kind["activations"]) == (
-            16,
-            32,
-        )
+        assert (tracker.bytes_by_kind["parameters"], tracker.bytes_by_kind["activations"]) == (16, 32)
         del y
         assert tracker.total == 16 and tracker.peak == 48
 
@@ -344,9 +344,7 @@ def test_a_failure_says_where(monkeypatch) -> None:
 
 def test_micro_batches_that_differ_are_not_multiplied() -> None:
     step = {("tp", "all_reduce", 8): 2}
-    traffic = MicroBatchTraffic(
-        by_microbatch={0: Counter(step), 1: Counter(step), None: Counter(step)}
-    )
+    traffic = MicroBatchTraffic(by_microbatch={0: Counter(step), 1: Counter(step), None: Counter(step)})
     assert traffic.extrapolate(5, 2) == {"tp all_reduce": {"count": 12, "bytes": 96}}
     traffic.record(Collective("all_reduce", "tp", 8, "float32"))  # outside of micro batches
     assert traffic.extrapolate(5, 2) == {"tp all_reduce": {"count": 13, "bytes": 104}}

@@ -31,9 +31,7 @@ class RandomJob(NamedTuple):
     plan: Plan
 
 
-def random_job(
-    seed: str, number: int, data: str | None = None, *, is_small: bool = False
-) -> RandomJob:
+def random_job(seed: str, number: int, data: str | None = None, *, is_small: bool = False) -> RandomJob:
     """The job of a number, whose kind is KINDS in turn. data: prepared text. is_small: of two
     layers and few micro batches, on at most two ranks of cp."""
     draw = random.Random(f"{seed}/{number}")
@@ -63,21 +61,30 @@ def _draw(draw: random.Random, kind: str) -> dict[str, Any]:
     schedule = draw.choice(("1f1b", "gpipe", "interleaved", "zero-bubble")) if pp > 1 else "1f1b"
     replicas = dp * micro * draw.choice((1, 2, 3))
     return {
-        "tp": tp, "dp": dp, "parallel__cp": cp, "parallel__pp": pp,
+        "tp": tp,
+        "dp": dp,
+        "parallel__cp": cp,
+        "parallel__pp": pp,
         "cluster__gpus_per_node": tp * cp * dp * pp,
-        "parallel__schedule": schedule, "parallel__vpp": 2 if schedule == "interleaved" else 1,
-        "parallel__zero": draw.randrange(4), "parallel__bucket_bytes": draw.choice((1000, 1 << 22)),
+        "parallel__schedule": schedule,
+        "parallel__vpp": 2 if schedule == "interleaved" else 1,
+        "parallel__zero": draw.randrange(4),
+        "parallel__bucket_bytes": draw.choice((1000, 1 << 22)),
         "parallel__sequence_parallel": tp > 1 and draw.random() < 0.5,
         "training__micro_batch_size": micro,
         "training__global_batch_size": replicas * (pp if schedule == "interleaved" else 1),
         "training__recompute": draw.choice(("none", "none", "selective", "full")),
         "training__dtype": draw.choice(("fp64", "fp64", "fp32", "bf16")),
-        "training__dropout": draw.choice((0.0, 0.1)), "training__attention_dropout": 0.0,
-        "training__steps": STEPS, "training__eval_samples": 0, "training__warmup_steps": 1,
-        "checkpoint__interval": 0, "checkpoint__at_end": False,
+        "training__dropout": draw.choice((0.0, 0.1)),
+        "training__attention_dropout": 0.0,
+        "training__steps": STEPS,
+        "training__eval_samples": 0,
+        "training__warmup_steps": 1,
+        "checkpoint__interval": 0,
+        "checkpoint__at_end": False,
         **_model(draw, kind),
         **_experts(draw, kind, sizes),
-    }  # fmt: skip
+    }
 
 
 def _sizes(draw: random.Random) -> dict[str, int]:
@@ -92,10 +99,13 @@ def _model(draw: random.Random, kind: str) -> dict[str, Any]:
     shape = {"gpt": "gpt", "bert": "bert", "moe": "llama", "latent-moe": "latent"}.get(kind, kind)
     seq = draw.choice((16, 16, 32, 64))
     own = {
-        "model__layers": draw.choice((2, 4)), "model__hidden": draw.choice((32, 48, 64)),
-        "model__heads": 4, "model__ffn": draw.choice((64, 96, 192)), "model__seq_length": seq,
+        "model__layers": draw.choice((2, 4)),
+        "model__hidden": draw.choice((32, 48, 64)),
+        "model__heads": 4,
+        "model__ffn": draw.choice((64, 96, 192)),
+        "model__seq_length": seq,
         "model__tied_embeddings": draw.random() < 0.5,
-    }  # fmt: skip
+    }
     return {**SHAPES[shape], **own, "model__vocab": draw.choice((310, 1000, 3000))}
 
 
@@ -103,10 +113,11 @@ def _experts(draw: random.Random, kind: str, sizes: dict[str, int]) -> dict[str,
     if not kind.endswith("moe"):
         return {}
     return {
-        "model__experts": 4, "model__experts_per_token": draw.choice((1, 2)),
+        "model__experts": 4,
+        "model__experts_per_token": draw.choice((1, 2)),
         "model__expert_ffn": draw.choice((32, 64)),
         "model__shared_expert_ffn": draw.choice((None, 48)),
         "model__dense_layers": draw.choice((0, 1)),
         "parallel__ep": draw.choice((1, 2)) if sizes["dp"] * sizes["cp"] * sizes["tp"] > 1 else 1,
         "parallel__etp": draw.choice((1, 1, 2)) if sizes["tp"] > 1 else 1,
-    }  # fmt: skip
+    }

@@ -16,27 +16,47 @@ from tests.train.runtime.tiny import column, make_trainer, tiny_job, tiny_plan, 
 SHAPES: dict[str, dict[str, Any]] = {
     "gpt": {},
     "llama": {
-        "model__norm": "rmsnorm", "model__position": "rotary", "model__activation": "swiglu",
-        "model__bias": False, "model__tied_embeddings": False, "model__kv_heads": 2,
+        "model__norm": "rmsnorm",
+        "model__position": "rotary",
+        "model__activation": "swiglu",
+        "model__bias": False,
+        "model__tied_embeddings": False,
+        "model__kv_heads": 2,
         "model__ffn": 96,
     },
     "latent": {
-        "model__attention_kind": "mla", "model__q_lora_rank": 12, "model__kv_lora_rank": 10,
-        "model__qk_nope_head_dim": 6, "model__qk_rope_head_dim": 4, "model__v_head_dim": 8,
-        "model__position": "rotary", "model__norm": "rmsnorm", "model__bias": False,
-        "model__activation": "swiglu", "model__ffn": 64,
+        "model__attention_kind": "mla",
+        "model__q_lora_rank": 12,
+        "model__kv_lora_rank": 10,
+        "model__qk_nope_head_dim": 6,
+        "model__qk_rope_head_dim": 4,
+        "model__v_head_dim": 8,
+        "model__position": "rotary",
+        "model__norm": "rmsnorm",
+        "model__bias": False,
+        "model__activation": "swiglu",
+        "model__ffn": 64,
     },
     "bert": {"model__family": "bert", "model__vocab": 310},
-    "bert-pre": {"model__family": "bert", "model__vocab": 310, "model__norm_order": "pre",
-                 "model__tied_embeddings": False},
+    "bert-pre": {
+        "model__family": "bert",
+        "model__vocab": 310,
+        "model__norm_order": "pre",
+        "model__tied_embeddings": False,
+    },
     "t5": {
-        "model__family": "t5", "model__vocab": 310, "model__position": "relative",
+        "model__family": "t5",
+        "model__vocab": 310,
+        "model__position": "relative",
         "model__decoder_layers": 1,
-        "model__decoder_seq_length": 16, "model__norm": "rmsnorm", "model__bias": False,
-        "model__relative_buckets": 8, "model__relative_max_distance": 16,
+        "model__decoder_seq_length": 16,
+        "model__norm": "rmsnorm",
+        "model__bias": False,
+        "model__relative_buckets": 8,
+        "model__relative_max_distance": 16,
     },
     "glm": {"model__family": "glm", "model__vocab": 310},
-}  # fmt: skip
+}
 FULL, PARTS = {"training__recompute": "full"}, {"training__partition_activations": True}
 MODES: dict[str, tuple[int, int, int, dict[str, Any]]] = {  # tp, cp, dp, settings
     "cp2": (1, 2, 1, {}),
@@ -45,12 +65,7 @@ MODES: dict[str, tuple[int, int, int, dict[str, Any]]] = {  # tp, cp, dp, settin
     "tp2-sp": (2, 1, 1, {"parallel__sequence_parallel": True}),
     "tp2-sp-cp2-full": (2, 2, 1, {"parallel__sequence_parallel": True, **FULL}),
     "tp4-sp": (4, 1, 1, {"parallel__sequence_parallel": True}),
-    "tp2-sp-halves": (
-        2,
-        1,
-        1,
-        {"parallel__sequence_parallel": True, "parallel__tp_comm_overlap": True},
-    ),
+    "tp2-sp-halves": (2, 1, 1, {"parallel__sequence_parallel": True, "parallel__tp_comm_overlap": True}),
     "tp2-full": (2, 1, 1, FULL),
     "tp2-full-parts": (2, 1, 1, {**FULL, **PARTS, "training__offload_activations": True}),
     "tp2-full-no-dropout": (2, 1, 1, {**FULL, "training__dropout": 0.0}),
@@ -66,8 +81,14 @@ GPT_MODES: dict[str, tuple[int, int, int, dict[str, Any]]] = {
     "tp4": (4, 1, 1, {}),
     "one-micro-batch": (1, 1, 1, {"training__micro_batch_size": 8}),
 }
-QUICK = {("gpt", "tp2-dp2"), ("gpt", "one-micro-batch"), ("gpt", "cp2"), ("gpt", "tp2-full-parts"),
-         ("llama", "tp2-sp-cp2-full"), ("latent", "tp2-sp")}  # fmt: skip
+QUICK = {
+    ("gpt", "tp2-dp2"),
+    ("gpt", "one-micro-batch"),
+    ("gpt", "cp2"),
+    ("gpt", "tp2-full-parts"),
+    ("llama", "tp2-sp-cp2-full"),
+    ("latent", "tp2-sp"),
+}
 CASES = [
     pytest.param(shape, mode, marks=[pytest.mark.slow] * ((shape, mode) not in QUICK))
     for shape in SHAPES
@@ -91,10 +112,17 @@ def one_process(data, tmp_path_factory):
 
 def small_job(data, tp: int, cp: int, dp: int, shape: str, changes: dict[str, Any]):
     return tiny_job(
-        data, tp, dp, parallel__cp=cp, cluster__gpus_per_node=tp * cp * dp,
-        training__dtype="fp64", training__steps=STEPS, checkpoint__at_end=False,
-        checkpoint__interval=0, **{**SHAPES[shape], **changes},
-    )  # fmt: skip
+        data,
+        tp,
+        dp,
+        parallel__cp=cp,
+        cluster__gpus_per_node=tp * cp * dp,
+        training__dtype="fp64",
+        training__steps=STEPS,
+        checkpoint__at_end=False,
+        checkpoint__interval=0,
+        **{**SHAPES[shape], **changes},
+    )
 
 
 def same_gradients(ranks, alone, *, vocab: int) -> None:
@@ -117,9 +145,7 @@ def same_copies(ranks: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize(("shape", "mode"), CASES)
-def test_the_loss_does_not_tell_and_the_plan_is_what_runs(
-    data, one_process, tmp_path, shape: str, mode: str
-) -> None:
+def test_the_loss_does_not_tell_and_the_plan_is_what_runs(data, one_process, tmp_path, shape: str, mode: str) -> None:
     tp, cp, dp, changes = {**MODES, **GPT_MODES}[mode]
     job = small_job(data, tp, cp, dp, shape, changes)
     ranks = train(job, tmp_path)

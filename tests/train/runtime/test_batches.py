@@ -24,8 +24,7 @@ from mpctl.train.transport.group import Group
 from tests.train.runtime.tiny import column, make_trainer, settings, tiny_job
 
 CPU = torch.device("cpu")
-FEW = {"training__steps": 5, "training__eval_samples": 0, "checkpoint__interval": 0,
-       "checkpoint__at_end": False}  # fmt: skip
+FEW = {"training__steps": 5, "training__eval_samples": 0, "checkpoint__interval": 0, "checkpoint__at_end": False}
 
 
 class TwoArrays:
@@ -46,9 +45,7 @@ def test_a_batch_is_one_piece_of_memory() -> None:
     batch = sent_batch([3, 4], fields, CPU)
     assert batch.samples.tolist() == [3, 4] and batch.samples.dtype == torch.int64
     assert batch["weights"].tolist() == [0.5, 0.5] and batch["weights"].dtype == torch.float64
-    assert {name: values.tolist() for name, values in fields.items()} == {
-        name: batch[name].tolist() for name in fields
-    }
+    assert {name: values.tolist() for name, values in fields.items()} == {name: batch[name].tolist() for name in fields}
     tensors = [batch.samples, *batch.fields.values()]
     assert len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == 1
     assert tensors[0].untyped_storage().nbytes() == 8 * (2 + 2 * 8 + 2 * 8 + 2)
@@ -83,9 +80,7 @@ def test_reading_ahead_changes_nothing(data: Path, tmp_path: Path, changes: Any)
     assert threading.active_count() == before
 
 
-def test_what_is_read_ahead_fails_at_its_step(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_read_ahead_fails_at_its_step(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Samples 16 to 23, those of the third step, hold a token that the model does not have."""
     trainer = reading_ahead(make_trainer(tiny_job(data, **FEW), tmp_path))
     objective = trainer.batches.train
@@ -123,9 +118,7 @@ def items_of(step: int) -> Iterator[str]:
 
 def test_steps_come_in_order_and_whole() -> None:
     reader = ReadAhead(items_of, stop=5, depth=3)
-    assert [list(reader.step(n)) for n in range(5)] == [
-        ["0a", "0b"], ["1a", "1b"], ["2a", "2b"], [], ["4a", "4b"]
-    ]  # fmt: skip
+    assert [list(reader.step(n)) for n in range(5)] == [["0a", "0b"], ["1a", "1b"], ["2a", "2b"], [], ["4a", "4b"]]
     reader.close()
 
 
@@ -161,8 +154,12 @@ def test_an_error_is_raised_where_its_item_is_due() -> None:
 def test_a_step_can_be_read_again_or_left() -> None:
     reader = ReadAhead(items_of, stop=3, depth=2)
     assert [list(reader.step(n)) for n in (0, 0, 2, 2, 1)] == [
-        ["0a", "0b"], ["0a", "0b"], ["2a", "2b"], ["2a", "2b"], ["1a", "1b"]
-    ]  # fmt: skip
+        ["0a", "0b"],
+        ["0a", "0b"],
+        ["2a", "2b"],
+        ["2a", "2b"],
+        ["1a", "1b"],
+    ]
     left = reader.step(2)
     next(left)
     assert list(reader.step(0)) == ["0a", "0b"]

@@ -103,8 +103,7 @@ end.set()
 thread.join()
 print(early[0] == os.sched_getaffinity(0), os.sched_getaffinity(0))
 """
-    done = subprocess.run([sys.executable, "-c", program, str(root)], capture_output=True,
-                          text=True, check=True)  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", program, str(root)], capture_output=True, text=True, check=True)
     said, cores = done.stdout.splitlines()
     assert said == f"bound to the cores {mine[-1]} of NUMA node 1, beside GPU {GPU}"
     assert cores == f"True {{{mine[-1]}}}"

@@ -48,15 +48,7 @@ def build(job: JobSpec, folder: Path, **changed: Any) -> Trainer:
 
 def few_steps(data: Path, **changes: Any) -> JobSpec:
     return load_job(
-        None,
-        settings(
-            **{
-                "data__path": str(data),
-                "training__eval_samples": 0,
-                "training__steps": 3,
-                **changes,
-            }
-        ),
+        None, settings(**{"data__path": str(data), "training__eval_samples": 0, "training__steps": 3, **changes})
     )
 
 
@@ -93,9 +85,7 @@ def test_a_stop_and_the_peak_memory_come_from_the_environment(data: Path, tmp_pa
 def test_a_rank_is_asked_to_stop_in_the_memory_that_it_shares(data: Path, tmp_path: Path) -> None:
     host = HostBreadcrumbs(range(1), tmp_path)
     crumb = Breadcrumb(rank_memory(0, host.environment))
-    environment = RuntimeEnvironment.of_machine(
-        few_steps(data), tmp_path, local_rank=0, breadcrumb=crumb
-    )
+    environment = RuntimeEnvironment.of_machine(few_steps(data), tmp_path, local_rank=0, breadcrumb=crumb)
     assert environment.device == torch.device("cpu") and not environment.stop_requested()
     host.request_stop()
     assert environment.stop_requested()
@@ -125,9 +115,7 @@ def test_the_kernels_of_a_model_are_always_chosen() -> None:
         assert inspect.signature(function).parameters["kernels"].default is inspect.Parameter.empty
 
 
-@pytest.mark.parametrize(
-    "path", ["evaluation", "sampling", "build", "probes/layers", "probes/kernels"]
-)
+@pytest.mark.parametrize("path", ["evaluation", "sampling", "build", "probes/layers", "probes/kernels"])
 def test_every_task_computes_with_the_kernels_of_its_device(path: str) -> None:
     """torch's own are named by the module alone that falls back to them."""
     tree = ast.parse((SOURCE / "runtime" / f"{path}.py").read_text("utf-8"))

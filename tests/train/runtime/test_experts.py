@@ -31,23 +31,37 @@ from tests.train.runtime.tiny import column, make_trainer, tiny_job, tiny_plan, 
 
 STEPS, TOKENS = 4, 8 * 32
 MOE: dict[str, Any] = {
-    "model__layers": 4, "model__experts": 8, "model__experts_per_token": 2, "model__expert_ffn": 24,
-    "model__shared_expert_ffn": 16, "model__dense_layers": 1, "model__activation": "swiglu",
-    "training__dtype": "fp64", "training__steps": STEPS, "training__moe_z_loss_coeff": 1e-3,
+    "model__layers": 4,
+    "model__experts": 8,
+    "model__experts_per_token": 2,
+    "model__expert_ffn": 24,
+    "model__shared_expert_ffn": 16,
+    "model__dense_layers": 1,
+    "model__activation": "swiglu",
+    "training__dtype": "fp64",
+    "training__steps": STEPS,
+    "training__moe_z_loss_coeff": 1e-3,
     "checkpoint__interval": 2,
-}  # fmt: skip
+}
 BIASED: dict[str, Any] = {
-    "model__router_score": "sigmoid", "model__router_bias": True, "model__router_scale": 2.5,
-    "model__router_groups": 4, "model__router_groups_per_token": 2,
-    "model__shared_expert_gate": True, "training__moe_bias_update_rate": 0.02,
-}  # fmt: skip
+    "model__router_score": "sigmoid",
+    "model__router_bias": True,
+    "model__router_scale": 2.5,
+    "model__router_groups": 4,
+    "model__router_groups_per_token": 2,
+    "model__shared_expert_gate": True,
+    "training__moe_bias_update_rate": 0.02,
+}
 GLOBAL: dict[str, Any] = {"training__moe_load_balancing": "global"}
 DEEPSEEK: dict[str, Any] = {**BIASED, **SHAPES["latent"], "model__shared_expert_gate": False}
 BY_MICRO_BATCH: dict[str, Any] = {"training__moe_load_balancing": "micro_batch"}
 MODELS: dict[str, dict[str, Any]] = {
-    "softmax": {}, "biased": BIASED, "global": GLOBAL, "deepseek": DEEPSEEK,
+    "softmax": {},
+    "biased": BIASED,
+    "global": GLOBAL,
+    "deepseek": DEEPSEEK,
     "micro-batch": BY_MICRO_BATCH,
-}  # fmt: skip
+}
 SP, FULL = {"parallel__sequence_parallel": True}, {"training__recompute": "full"}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "ep2": {"dp": 2, "parallel__ep": 2},
@@ -64,22 +78,26 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "cp2-dp2-ep4": {"dp": 2, "parallel__cp": 2, "parallel__ep": 4},
     "pp2-dp2-ep2": {"dp": 2, "parallel__pp": 2, "parallel__ep": 2},
     "interleaved": {
-        "dp": 2, "parallel__pp": 2, "parallel__ep": 2, "parallel__vpp": 2,
+        "dp": 2,
+        "parallel__pp": 2,
+        "parallel__ep": 2,
+        "parallel__vpp": 2,
         "parallel__schedule": "interleaved",
     },
-    "zero-bubble": {
-        "dp": 2, "parallel__pp": 2, "parallel__ep": 2, "parallel__schedule": "zero-bubble",
-    },
+    "zero-bubble": {"dp": 2, "parallel__pp": 2, "parallel__ep": 2, "parallel__schedule": "zero-bubble"},
     "zero1": {"dp": 4, "parallel__ep": 2, "parallel__zero": 1},
     "zero2": {"dp": 4, "parallel__ep": 2, "parallel__zero": 2, "parallel__bucket_bytes": 20_000},
     "zero3": {"dp": 4, "parallel__ep": 2, "parallel__zero": 3, **FULL},
     "zero1-size": {"dp": 4, "parallel__ep": 2, "parallel__zero": 1, "parallel__zero_size": 2},
     "zero3-size": {
-        "dp": 8, "parallel__ep": 2, "parallel__zero": 3, "parallel__zero_size": 4,
+        "dp": 8,
+        "parallel__ep": 2,
+        "parallel__zero": 3,
+        "parallel__zero_size": 4,
         "training__micro_batch_size": 1,
     },
     "order": {"tp": 2, "dp": 2, "parallel__ep": 2, "parallel__order": "tp-ep-cp-dp-pp", **SP},
-}  # fmt: skip
+}
 QUICK = {("softmax", "ep2-full"), ("biased", "tp2-ep2")}
 OF_ALL_MODELS = ("ep2", "tp2-ep2", "pp2-dp2-ep2", "cp2-ep2")
 OF_MODEL = {"softmax": tuple(LAYOUTS), "micro-batch": ("tp2-ep2", "cp2-ep2")}
@@ -140,9 +158,7 @@ def manifest(folder: Path, step: int):
 
 
 @pytest.mark.parametrize(("model", "layout"), CASES)
-def test_a_layout_changes_nothing_and_the_plan_is_what_runs(
-    data, alone, tmp_path, model: str, layout: str
-) -> None:
+def test_a_layout_changes_nothing_and_the_plan_is_what_runs(data, alone, tmp_path, model: str, layout: str) -> None:
     job = moe_job(data, model, LAYOUTS[layout])
     ranks = train(job, tmp_path, timeout=120)
     one, folder = alone(model)
@@ -199,14 +215,14 @@ def test_every_token_of_the_step_is_counted_once(data, tmp_path, layout: dict[st
 @pytest.mark.parametrize(
     ("model", "saved", "resumed"),
     [
-        ("biased", "tp2-ep2", "ep2"), ("softmax", "tp2-dp2-ep2-etp2", "pp2-dp2-ep2"),
-        ("global", "ep2", "zero3"), ("biased", "zero3", "cp2-ep2"),
+        ("biased", "tp2-ep2", "ep2"),
+        ("softmax", "tp2-dp2-ep2-etp2", "pp2-dp2-ep2"),
+        ("global", "ep2", "zero3"),
+        ("biased", "zero3", "cp2-ep2"),
         ("global", "pp2-dp2-ep2", "tp2-ep2"),
     ],
-)  # fmt: skip
-def test_it_goes_on_in_another_layout(
-    data, alone, tmp_path, model: str, saved: str, resumed: str
-) -> None:
+)
+def test_it_goes_on_in_another_layout(data, alone, tmp_path, model: str, saved: str, resumed: str) -> None:
     """Moments, biases and the last step's counts do not depend on who saved them."""
     train(moe_job(data, model, LAYOUTS[saved]), tmp_path / "saved", timeout=120)
     shutil.copytree(tmp_path / "saved/checkpoints/step-2", tmp_path / "run/checkpoints/step-2")
@@ -246,7 +262,9 @@ def test_loads_by_hand() -> None:
     routing.totals = RoutingTotals(counts, near, losses.double())
     sums, known = ([float(one) for one in each] for each in (routing.shares(), routing.loads()))
     assert routing.figures(sums, known) == {
-        "aux_loss": 0.25, "near_ties": 3,
-        "expert_load": (1.5 + 4 + 1) / 3, "rank_load": (1 + 2 + 1) / 3,
-    }  # fmt: skip
+        "aux_loss": 0.25,
+        "near_ties": 3,
+        "expert_load": (1.5 + 4 + 1) / 3,
+        "rank_load": (1 + 2 + 1) / 3,
+    }
     assert "aux_loss" not in routing.figures([float("nan"), 0.0], known)

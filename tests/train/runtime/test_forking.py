@@ -62,9 +62,13 @@ print(json.dumps([rank.wait(60) for rank in ranks]))
 
 def run(script: str, *words: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", script, *map(str, words)], check=True, timeout=120, text=True,
-        capture_output=True, env={**os.environ, **environment},
-    )  # fmt: skip
+        [sys.executable, "-c", script, *map(str, words)],
+        check=True,
+        timeout=120,
+        text=True,
+        capture_output=True,
+        env={**os.environ, **environment},
+    )
 
 
 @linux
@@ -118,8 +122,7 @@ print(forking.obstacle())
 
 @linux
 @pytest.mark.parametrize(
-    ("what", "words"),
-    [("nothing", ""), ("thread", "has 2 threads: "), ("driver", "has opened /dev/zero")],
+    ("what", "words"), [("nothing", ""), ("thread", "has 2 threads: "), ("driver", "has opened /dev/zero")]
 )
 def test_what_speaks_against_a_copy(what: str, words: str) -> None:
     said = run(OBSTACLE, what).stdout.strip()

@@ -23,9 +23,15 @@ from mpctl.train.runtime.environment import RuntimeEnvironment
 from mpctl.train.runtime.evaluation import restored_scales
 from tests.train.runtime.tiny import column, make_trainer, tiny_job, tiny_plan, train
 
-FP8 = {"training__dtype": "fp8", "training__steps": 3, "training__eval_samples": 0,
-       "training__global_batch_size": 8, "training__micro_batch_size": 1,
-       "checkpoint__interval": 0, "checkpoint__at_end": False}  # fmt: skip
+FP8 = {
+    "training__dtype": "fp8",
+    "training__steps": 3,
+    "training__eval_samples": 0,
+    "training__global_batch_size": 8,
+    "training__micro_batch_size": 1,
+    "checkpoint__interval": 0,
+    "checkpoint__at_end": False,
+}
 
 
 def small(data: Path, tp: int = 1, dp: int = 1, **changes: Any) -> Any:
@@ -52,11 +58,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "sp": {"tp": 2, "parallel__sequence_parallel": True},
     "cp": {"parallel__cp": 2, "cluster__gpus_per_node": 2},
     "pp": {"parallel__pp": 2, "cluster__gpus_per_node": 2},
-    "zero-bubble": {
-        "parallel__pp": 2,
-        "cluster__gpus_per_node": 2,
-        "parallel__schedule": "zero-bubble",
-    },
+    "zero-bubble": {"parallel__pp": 2, "cluster__gpus_per_node": 2, "parallel__schedule": "zero-bubble"},
     "zero 3": {"dp": 2, "parallel__zero": 3},
     "recompute": {"training__recompute": "full"},
 }
@@ -71,9 +73,7 @@ def alone(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, lis
     }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in ("sp", "pp"))) for n in LAYOUTS]
-)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in ("sp", "pp"))) for n in LAYOUTS])
 def test_the_loss_does_not_depend_on_the_layout(
     data: Path, tmp_path: Path, alone: dict[str, list[float]], name: str
 ) -> None:
@@ -135,9 +135,7 @@ class CountingCasts(KernelBackend):
         return super().fp8_cast(matrix, *rest, **how)
 
 
-def trained(
-    job: Any, folder: Path, shape: tuple[int, ...], *, holds: bool = True
-) -> tuple[Any, CountingCasts]:
+def trained(job: Any, folder: Path, shape: tuple[int, ...], *, holds: bool = True) -> tuple[Any, CountingCasts]:
     """A trainer after the job's steps, and its casts of matrices of this shape. holds: as built,
     else with a cast for each product."""
     kernels = CountingCasts(shape)
@@ -152,9 +150,7 @@ def trained(
 
 @pytest.mark.parametrize("recipe", ["delayed", "tensorwise"])
 @pytest.mark.parametrize("recompute", ["none", "full"])
-def test_a_weight_is_cast_once_a_step(
-    data: Path, tmp_path: Path, recipe: str, recompute: str
-) -> None:
+def test_a_weight_is_cast_once_a_step(data: Path, tmp_path: Path, recipe: str, recompute: str) -> None:
     """With the bits of a cast for each product: an optimizer that did not end the casts, or a scale
     of another step, would change losses and scales. 8 micro batches, 2 layers, 3 steps; qkv's W is
     [96, 32], which no input is."""
@@ -179,9 +175,7 @@ def test_a_weight_is_cast_once_a_step(
         ({"training__runtime": "megatron-core"}, False),
     ],
 )
-def test_casts_are_kept_where_several_micro_batches_use_them(
-    data: Path, changes: dict[str, Any], holds: bool
-) -> None:
+def test_casts_are_kept_where_several_micro_batches_use_them(data: Path, changes: dict[str, Any], holds: bool) -> None:
     assert JobLayout.of(small(data, dp=changes.pop("dp", 1), **changes)).holds_fp8_weights == holds
 
 

@@ -23,10 +23,7 @@ from tests.train.runtime.tiny import _train_rank, column, make_trainer, tiny_job
 BOTTOM = ["embedding.*", "layers.0.*"]
 LAST_BIAS = ["[!l]*", "*.attention*", "*.mlp_norm*", "*.mlp.up*", "*.weight"]
 NEXT_ALONE = ["[!pn]*"]  # BERT's pooler and next-sentence head, which one rank alone computes
-CASES = [
-    ("bert", NEXT_ALONE, "tp2-sp"),
-    ("llama", [*BOTTOM, "*norm*", "layers.1.mlp.*"], "tp4-sp"),
-]
+CASES = [("bert", NEXT_ALONE, "tp2-sp"), ("llama", [*BOTTOM, "*norm*", "layers.1.mlp.*"], "tp4-sp")]
 SLOW_CASES = [
     ("gpt", BOTTOM, "tp2-full-parts"),
     ("t5", ["embedding.*", "encoder.*"], "tp2-sp"),
@@ -87,8 +84,12 @@ FROZEN = ["embedding.word.*", "layers.0.*"]
 
 
 def _job(data: Path, freeze: list[str], **changes: Any):
-    settings = {"training__steps": 4, "checkpoint__interval": 2,
-                "training__eval_samples": 0, "training__freeze": freeze}  # fmt: skip
+    settings = {
+        "training__steps": 4,
+        "checkpoint__interval": 2,
+        "training__eval_samples": 0,
+        "training__freeze": freeze,
+    }
     return tiny_job(data, **{**settings, **changes})
 
 
@@ -138,9 +139,7 @@ def test_a_frozen_run_goes_on_to_the_bit(frozen_run, data: Path, tmp_path: Path)
 
 def test_what_was_frozen_can_be_trained_later(frozen_run, data: Path, tmp_path: Path) -> None:
     """Its moments start at 0, with a step count of their own."""
-    trainer = make_trainer(
-        _job(data, [], training__dtype="bf16"), _continued(frozen_run[0], tmp_path)
-    )
+    trainer = make_trainer(_job(data, [], training__dtype="bf16"), _continued(frozen_run[0], tmp_path))
     fresh = _values(make_trainer(_job(data, [], training__dtype="bf16"), tmp_path / "fresh"))
     values, is_frozen = _values(trainer), frozen_by(FROZEN)
     assert all(torch.equal(values[name], fresh[name]) is is_frozen(name) for name in values)
@@ -167,9 +166,7 @@ def test_what_was_trained_can_be_frozen_later(data: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("freeze", [[], FROZEN, ["layers.1.*"]])
-def test_weights_of_a_frozen_run_are_a_start(
-    frozen_run, data: Path, tmp_path: Path, freeze: list[str]
-) -> None:
+def test_weights_of_a_frozen_run_are_a_start(frozen_run, data: Path, tmp_path: Path, freeze: list[str]) -> None:
     job = _job(data, freeze, training__dtype="bf16", training__init_from=str(frozen_run[0]))
     last = tmp_path / "last"
     shutil.copytree(frozen_run[0] / "checkpoints/step-4", last / "checkpoints/step-4")
@@ -194,6 +191,4 @@ def test_another_layout_continues_the_same_curve(data: Path, tmp_path: Path, tp:
     """The frozen word table is padded to another height."""
     job = _job(data, FROZEN)
     losses = column(train(_job(data, FROZEN, tp=tp), tmp_path / "split"))
-    assert _trained(job, _continued(tmp_path / "split", tmp_path / "one")) == pytest.approx(
-        losses[2:], rel=1e-6
-    )
+    assert _trained(job, _continued(tmp_path / "split", tmp_path / "one")) == pytest.approx(losses[2:], rel=1e-6)

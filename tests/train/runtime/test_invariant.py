@@ -23,8 +23,7 @@ from tests.train.runtime.tiny import STEPS, column, tiny_job, train
 
 MOST_RANKS, SAME = 8, 1e-5
 # 4 micro batches a step whatever dp is; 8 layers where 4 stages have two chunks each.
-SMALL = {"model__layers": 4, "checkpoint__interval": 0,
-         "checkpoint__at_end": False, "training__eval_samples": 0}  # fmt: skip
+SMALL = {"model__layers": 4, "checkpoint__interval": 0, "checkpoint__at_end": False, "training__eval_samples": 0}
 EIGHT = {**SMALL, "model__layers": 8}
 FAMILIES = {
     "llama": {**SMALL, **SHAPES["llama"], "model__layers": 4},
@@ -43,10 +42,18 @@ def layouts() -> Iterator[dict[str, Any]]:
         cuts = [("1f1b", 1), ("gpipe", 1), ("zero-bubble", 1), ("interleaved", 2)]
         splits, zeros = (False, True)[:tp], range(4 if dp > 1 else 1)
         for (schedule, vpp), split, zero in product(cuts if pp > 1 else cuts[:1], splits, zeros):
-            yield {"tp": tp, "dp": dp, "parallel__cp": cp, "parallel__pp": pp,
-                   "parallel__vpp": vpp, "parallel__schedule": schedule, "parallel__zero": zero,
-                   "parallel__sequence_parallel": split, "cluster__gpus_per_node": world,
-                   "training__micro_batch_size": 2 // dp}  # fmt: skip
+            yield {
+                "tp": tp,
+                "dp": dp,
+                "parallel__cp": cp,
+                "parallel__pp": pp,
+                "parallel__vpp": vpp,
+                "parallel__schedule": schedule,
+                "parallel__zero": zero,
+                "parallel__sequence_parallel": split,
+                "cluster__gpus_per_node": world,
+                "training__micro_batch_size": 2 // dp,
+            }
 
 
 def ident(layout: dict[str, Any]) -> str:
@@ -63,11 +70,16 @@ OF_FAMILIES = ("tp2-sp", "cp2", "dp2-zero3", "pp2-1f1b", "tp2-pp2-dp2-zero1-zero
 
 FULL, ZERO1 = {"training__recompute": "full"}, {"parallel__zero": 1}
 GRIDS: dict[str, dict[str, Any]] = {
-    "2d": grid("2d", 4), "2.5d": grid("2.5d", 4), "2.5d-deep": grid("2.5d", 8),
-    "3d": grid("3d", 8), "2d-full": grid("2d", 4, **FULL), "3d-full": grid("3d", 8, **FULL),
-    "2d-dp2-zero1": grid("2d", 4, dp=2, **ZERO1), "2d-pp2": grid("2d", 4, pp=2),
+    "2d": grid("2d", 4),
+    "2.5d": grid("2.5d", 4),
+    "2.5d-deep": grid("2.5d", 8),
+    "3d": grid("3d", 8),
+    "2d-full": grid("2d", 4, **FULL),
+    "3d-full": grid("3d", 8, **FULL),
+    "2d-dp2-zero1": grid("2d", 4, dp=2, **ZERO1),
+    "2d-pp2": grid("2d", 4, pp=2),
     "2.5d-dp2-zero1-full": grid("2.5d", 4, dp=2, **ZERO1, **FULL),
-}  # fmt: skip
+}
 OF_GRIDS = {"gpt": EIGHT, "llama": FAMILIES["llama"]}
 
 

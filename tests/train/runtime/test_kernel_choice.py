@@ -68,8 +68,9 @@ def test_ranks_with_other_kernels_end_the_start() -> None:
     host = platform.node()
     for name in ("same", "all lack"):
         assert found[name] == [{"error": "", "printed": "", "messages": 1}] * 3
-    causes = {name: [rank for rank, one in enumerate(ranks) if not one.get("is_echo", True)]
-              for name, ranks in found.items()}  # fmt: skip
+    causes = {
+        name: [rank for rank, one in enumerate(ranks) if not one.get("is_echo", True)] for name, ranks in found.items()
+    }
     assert causes == {"lacks": [1], "most lack": [0, 1], "attends": [], "same": [], "all lack": []}
     lacking = f"host {host} has no Triton ({NO_COMPILER}), rank "
     assert found["lacks"][1]["error"].startswith(f"{lacking}0 has Named, attention by cuDNN's ")

@@ -26,10 +26,15 @@ from tests.train.runtime.test_axes import SHAPES
 from tests.train.runtime.test_tensor_modes import grid
 from tests.train.runtime.tiny import make_trainer, settings, tiny_job, tiny_plan
 
-# fmt: off
-WIDE = {"model__layers": 4, "model__hidden": 256, "model__heads": 4, "model__seq_length": 256,
-        "model__vocab": 1000, "training__micro_batch_size": 4, "training__global_batch_size": 16}
-# fmt: on
+WIDE = {
+    "model__layers": 4,
+    "model__hidden": 256,
+    "model__heads": 4,
+    "model__seq_length": 256,
+    "model__vocab": 1000,
+    "training__micro_batch_size": 4,
+    "training__global_batch_size": 16,
+}
 DRY = {"training__dropout": 0.0, "training__attention_dropout": 0.0}
 SEQUENCE = {"tp": 2, "parallel__sequence_parallel": True}
 FULL, SELECTIVE = {"training__recompute": "full"}, {"training__recompute": "selective"}
@@ -37,54 +42,80 @@ OFFLOAD = {"training__offload_activations": True}
 FP8 = {"training__dtype": "fp8"}
 PP2 = {"parallel__pp": 2, "model__layers": 4}
 ZERO_BUBBLE = {"parallel__schedule": "zero-bubble"}
-FEW = {
-    **ZERO_BUBBLE,
-    "parallel__pp": 4,
-    "model__layers": 8,
-    "training__global_batch_size": 8,
-}  # 2 micro batches
+FEW = {**ZERO_BUBBLE, "parallel__pp": 4, "model__layers": 8, "training__global_batch_size": 8}  # 2 micro batches
 SLOW = pytest.mark.slow
 CUDA = {"launch__device": "cuda", "training__dtype": "bf16", **DRY}
 DROPPED = {"launch__device": "cuda", "training__dtype": "bf16"}
 LAYOUTS: dict[str, dict[str, Any]] = {
-    "plain": {}, "dry": DRY, "tp2": {"tp": 2}, "tp2-sp": {**SEQUENCE, **DRY}, "full": FULL,
-    "tp2-sp-full": {**SEQUENCE, **FULL}, "selective": SELECTIVE, "dp2": {"dp": 2, **DRY},
-    "cp2": {"parallel__cp": 2}, "cp2-dry": {"parallel__cp": 2, **DRY}, "pp2": PP2, "cuda": CUDA,
-    "gpipe": {**PP2, "parallel__schedule": "gpipe"}, "interleaved": {**PP2, "parallel__vpp": 2},
+    "plain": {},
+    "dry": DRY,
+    "tp2": {"tp": 2},
+    "tp2-sp": {**SEQUENCE, **DRY},
+    "full": FULL,
+    "tp2-sp-full": {**SEQUENCE, **FULL},
+    "selective": SELECTIVE,
+    "dp2": {"dp": 2, **DRY},
+    "cp2": {"parallel__cp": 2},
+    "cp2-dry": {"parallel__cp": 2, **DRY},
+    "pp2": PP2,
+    "cuda": CUDA,
+    "gpipe": {**PP2, "parallel__schedule": "gpipe"},
+    "interleaved": {**PP2, "parallel__vpp": 2},
     "cuda-fp32": {**CUDA, "training__dtype": "fp32"},
     "zero-bubble": {**PP2, **ZERO_BUBBLE, **DRY},
     "zero-bubble-full": {**PP2, **ZERO_BUBBLE, **DRY, **FULL},
     "zero-bubble-tp2-sp-full": {**PP2, **ZERO_BUBBLE, **SEQUENCE, **FULL},
-    "zero-bubble-few": {**FEW, **DRY}, "zero-bubble-few-full": {**FEW, **DRY, **FULL},
+    "zero-bubble-few": {**FEW, **DRY},
+    "zero-bubble-few-full": {**FEW, **DRY, **FULL},
     "cuda-full": {**CUDA, **FULL},
-    "cuda-dropout": DROPPED, "cuda-dropout-cp2": {**DROPPED, "parallel__cp": 2},
-    "cuda-dropout-selective": {**DROPPED, **SELECTIVE}, "cuda-dropout-full": {**DROPPED, **FULL},
+    "cuda-dropout": DROPPED,
+    "cuda-dropout-cp2": {**DROPPED, "parallel__cp": 2},
+    "cuda-dropout-selective": {**DROPPED, **SELECTIVE},
+    "cuda-dropout-full": {**DROPPED, **FULL},
     "cuda-dropout-fp32": {**DROPPED, "training__dtype": "fp32"},
     "cuda-dropout-fp64": {**DROPPED, "training__dtype": "fp64"},
     "cuda-dropout-tp2-sp": {**DROPPED, **SEQUENCE},
-    "fp8": FP8, "fp8-cuda": {**CUDA, **FP8}, "fp8-cuda-full": {**CUDA, **FULL, **FP8},
-    "fp8-tp2-sp": {**SEQUENCE, **DRY, **FP8}, "fp8-cp2-dry": {"parallel__cp": 2, **DRY, **FP8},
+    "fp8": FP8,
+    "fp8-cuda": {**CUDA, **FP8},
+    "fp8-cuda-full": {**CUDA, **FULL, **FP8},
+    "fp8-tp2-sp": {**SEQUENCE, **DRY, **FP8},
+    "fp8-cp2-dry": {"parallel__cp": 2, **DRY, **FP8},
     "fp8-cuda-zero-bubble": {**PP2, **ZERO_BUBBLE, **CUDA, **FP8},
-}  # fmt: skip
+}
 GRIDS: dict[str, dict[str, Any]] = {
-    "2d": grid("2d", 4), "2d-full": grid("2d", 4, **FULL), "2d-cuda": grid("2d", 4, **CUDA),
-    "2.5d": grid("2.5d", 8, **DRY), "3d": grid("3d", 8, **DRY), "3d-full": grid("3d", 8, **FULL),
-}  # fmt: skip
+    "2d": grid("2d", 4),
+    "2d-full": grid("2d", 4, **FULL),
+    "2d-cuda": grid("2d", 4, **CUDA),
+    "2.5d": grid("2.5d", 8, **DRY),
+    "3d": grid("3d", 8, **DRY),
+    "3d-full": grid("3d", 8, **FULL),
+}
 GRIDS |= {
     "cuda-window": {**CUDA, "model__attention_window": 64},
     "cuda-slopes": {**CUDA, "model__position": "alibi", **SELECTIVE},
 }  # of GPT and Llama too
 LAYOUTS |= GRIDS
 QUICK = {
-    ("gpt", "interleaved"), ("llama", "zero-bubble-full"), ("latent", "tp2-sp"),
-    ("experts", "ep2"), ("wide-norms", "interleaved"),
-}  # fmt: skip
+    ("gpt", "interleaved"),
+    ("llama", "zero-bubble-full"),
+    ("latent", "tp2-sp"),
+    ("experts", "ep2"),
+    ("wide-norms", "interleaved"),
+}
 LATENT = {
-    "model__norm": "rmsnorm", "model__position": "rotary", "model__activation": "swiglu",
-    "model__bias": False, "model__tied_embeddings": False, "model__ffn": 512,
-    "model__attention_kind": "mla", "model__q_lora_rank": 192, "model__kv_lora_rank": 128,
-    "model__qk_nope_head_dim": 48, "model__qk_rope_head_dim": 16, "model__v_head_dim": 48,
-}  # fmt: skip
+    "model__norm": "rmsnorm",
+    "model__position": "rotary",
+    "model__activation": "swiglu",
+    "model__bias": False,
+    "model__tied_embeddings": False,
+    "model__ffn": 512,
+    "model__attention_kind": "mla",
+    "model__q_lora_rank": 192,
+    "model__kv_lora_rank": 128,
+    "model__qk_nope_head_dim": 48,
+    "model__qk_rope_head_dim": 16,
+    "model__v_head_dim": 48,
+}
 VARIANTS: dict[str, dict[str, Any]] = {
     "latent": LATENT,
     "latent-wide-values": {**LATENT, "model__q_lora_rank": None, "model__v_head_dim": 96},
@@ -92,48 +123,78 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "latent-equal": {**LATENT, "model__v_head_dim": 64, "model__attention_window": 64},
 }
 EXPERTS = {
-    **SHAPES["llama"], "model__experts": 8, "model__experts_per_token": 2,
-    "model__expert_ffn": 192, "model__shared_expert_ffn": 256, "model__shared_expert_gate": True,
-    "model__dense_layers": 1,
-}  # fmt: skip
-SIGMOID = {
-    **{k: v for k, v in LATENT.items() if k != "model__q_lora_rank"}, "model__experts": 8,
-    "model__experts_per_token": 3, "model__expert_ffn": 512, "model__router_score": "sigmoid",
-    "model__router_bias": True, "model__router_groups": 4, "model__router_groups_per_token": 2,
-    "model__router_scale": 2.5, "training__moe_z_loss_coeff": 1e-3,
-}  # fmt: skip
-LATENT_EXPERTS = {
-    **LATENT, "model__experts": 8, "model__experts_per_token": 2, "model__expert_ffn": 192,
+    **SHAPES["llama"],
+    "model__experts": 8,
+    "model__experts_per_token": 2,
+    "model__expert_ffn": 192,
     "model__shared_expert_ffn": 256,
-}  # fmt: skip
-QUICK_ZERO = {
-    ("gpt", 2, "one-bucket-each"), ("latent-experts", 3, "dry"),
-    ("latent-experts", 2, "zero-bubble"),
-}  # fmt: skip
+    "model__shared_expert_gate": True,
+    "model__dense_layers": 1,
+}
+SIGMOID = {
+    **{k: v for k, v in LATENT.items() if k != "model__q_lora_rank"},
+    "model__experts": 8,
+    "model__experts_per_token": 3,
+    "model__expert_ffn": 512,
+    "model__router_score": "sigmoid",
+    "model__router_bias": True,
+    "model__router_groups": 4,
+    "model__router_groups_per_token": 2,
+    "model__router_scale": 2.5,
+    "training__moe_z_loss_coeff": 1e-3,
+}
+LATENT_EXPERTS = {
+    **LATENT,
+    "model__experts": 8,
+    "model__experts_per_token": 2,
+    "model__expert_ffn": 192,
+    "model__shared_expert_ffn": 256,
+}
+QUICK_ZERO = {("gpt", 2, "one-bucket-each"), ("latent-experts", 3, "dry"), ("latent-experts", 2, "zero-bubble")}
 WITH_EXPERTS = {"experts": EXPERTS, "sigmoid": SIGMOID}
 VARIANTS |= WITH_EXPERTS
 EVEN = {"training__moe_load": 1.0}
 EP = {"dp": 2, "parallel__ep": 2, **EVEN}
 EXPERT_LAYOUTS: dict[str, dict[str, Any]] = {
-    "ep2": {**EP, **DRY}, "ep2-plain": EP, "ep2-full": {**EP, **FULL}, "ep2-cuda": {**EP, **CUDA},
+    "ep2": {**EP, **DRY},
+    "ep2-plain": EP,
+    "ep2-full": {**EP, **FULL},
+    "ep2-cuda": {**EP, **CUDA},
     "ep2-uneven": {**EP, **DRY, "training__moe_load": 1.5},
     "etp2": {"dp": 2, "parallel__etp": 2, **EVEN, **DRY},
     "ep2-etp2": {**EP, "dp": 4, "parallel__etp": 2, **DRY},
     "tp2-sp-ep2": {**SEQUENCE, "parallel__ep": 2, **EVEN, **DRY},
     "ep2-cp2": {**EP, "dp": 1, "parallel__cp": 2, **DRY},
     "ep2-zero-bubble": {**EP, **PP2, **ZERO_BUBBLE, **DRY},
-    "ep2-fp8-cuda": {**EP, **CUDA, **FP8}, "ep2-selective": {**EP, **SELECTIVE},
+    "ep2-fp8-cuda": {**EP, **CUDA, **FP8},
+    "ep2-selective": {**EP, **SELECTIVE},
     "ep2-zero1": {**EP, "dp": 4, "parallel__zero": 1, **DRY},
     "ep2-zero2": {**EP, "dp": 4, "parallel__zero": 2, "parallel__bucket_bytes": 1 << 20, **DRY},
     "ep2-zero3": {**EP, "dp": 4, "parallel__zero": 3, **DRY},
-}  # fmt: skip
+}
 LAYOUTS |= EXPERT_LAYOUTS
 OF_ONE = ("dry", "full", "cuda", "fp8-tp2-sp", "interleaved", "zero-bubble-full")
 LATENT_LAYOUTS = (
-    "plain", "dry", "tp2", "tp2-sp", "full", "tp2-sp-full", "selective", "cp2", "cp2-dry", "pp2",
-    "interleaved", "zero-bubble", "cuda", "cuda-fp32", "cuda-dropout", "cuda-dropout-cp2",
-    "fp8", "fp8-cuda", "fp8-tp2-sp",
-)  # fmt: skip
+    "plain",
+    "dry",
+    "tp2",
+    "tp2-sp",
+    "full",
+    "tp2-sp-full",
+    "selective",
+    "cp2",
+    "cp2-dry",
+    "pp2",
+    "interleaved",
+    "zero-bubble",
+    "cuda",
+    "cuda-fp32",
+    "cuda-dropout",
+    "cuda-dropout-cp2",
+    "fp8",
+    "fp8-cuda",
+    "fp8-tp2-sp",
+)
 
 
 def job_of(shape: str, changes: dict[str, Any]) -> JobSpec:
@@ -154,7 +215,9 @@ def job_of(shape: str, changes: dict[str, Any]) -> JobSpec:
     ("shape", "mode"),
     [
         pytest.param(shape, mode, marks=[pytest.mark.slow] * ((shape, mode) not in QUICK))
-        for shape in SHAPES for mode in LAYOUTS if mode not in EXPERT_LAYOUTS
+        for shape in SHAPES
+        for mode in LAYOUTS
+        if mode not in EXPERT_LAYOUTS
         if (shape in ("gpt", "llama") or mode not in GRIDS)
         and (shape != "t5" or not mode.startswith("fp8"))  # a decoder is not run in fp8
     ]
@@ -163,7 +226,7 @@ def job_of(shape: str, changes: dict[str, Any]) -> JobSpec:
         for shape in VARIANTS
         for mode in ((*EXPERT_LAYOUTS, *OF_ONE) if shape in WITH_EXPERTS else LATENT_LAYOUTS)
     ],
-)  # fmt: skip
+)
 def test_a_peak_is_as_planned(shape: str, mode: str) -> None:
     job = job_of(shape, LAYOUTS[mode])
     planned = tiny_plan(job).estimate.memory
@@ -177,9 +240,7 @@ def test_a_peak_is_as_planned(shape: str, mode: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "how",
-    [pytest.param({}, marks=SLOW), {"tp": 2, "training__partition_activations": True}],
-    ids=["whole", "parts"],
+    "how", [pytest.param({}, marks=SLOW), {"tp": 2, "training__partition_activations": True}], ids=["whole", "parts"]
 )
 def test_an_input_that_is_fetched_ahead_is_planned(how: dict[str, Any]) -> None:
     """One more input of a layer, half a MiB of 75, or its part: closer than 5 % would show. Partial
@@ -194,8 +255,7 @@ def test_an_input_that_is_fetched_ahead_is_planned(how: dict[str, Any]) -> None:
 def test_casts_that_a_step_keeps_are_planned() -> None:
     """2 bytes a parameter beside 18 of states: 10 % of a peak without long activations. One micro
     batch keeps none."""
-    wide = {**WIDE, **CUDA, **FP8, "model__seq_length": 16, "model__ffn": 2048,
-            "training__micro_batch_size": 1}  # fmt: skip
+    wide = {**WIDE, **CUDA, **FP8, "model__seq_length": 16, "model__ffn": 2048, "training__micro_batch_size": 1}
     peaks = []
     for samples in (4, 1):
         job = load_job(None, settings(**{**wide, "training__global_batch_size": samples}))
@@ -211,8 +271,14 @@ def test_casts_that_a_step_keeps_are_planned() -> None:
 def test_a_peak_of_states_is_as_planned(zero: int) -> None:
     """Parameters, gradients and optimizer are 30 times the activations: a copy of the slices beside
     them would be 10 % of the peak."""
-    changes = {"model__seq_length": 16, "model__ffn": 2048, "training__micro_batch_size": 1,
-               "parallel__zero": zero, "parallel__bucket_bytes": 1 << 20, "dp": 2}  # fmt: skip
+    changes = {
+        "model__seq_length": 16,
+        "model__ffn": 2048,
+        "training__micro_batch_size": 1,
+        "parallel__zero": zero,
+        "parallel__bucket_bytes": 1 << 20,
+        "dp": 2,
+    }
     wide = {**WIDE, **CUDA, **FULL, **changes}
     job = load_job(None, settings(**wide, cluster__gpus_per_node=2))
     (memory,) = tiny_plan(job).estimate.memory
@@ -227,12 +293,11 @@ def test_a_peak_of_states_is_as_planned(zero: int) -> None:
     [
         pytest.param(*case, marks=[SLOW] * (case not in QUICK_ZERO))
         for case in itertools.product(
-            ("gpt", "latent-experts"), (2, 3),
-            ("dry", "full", "interleaved", "zero-bubble", "ep2", "one-bucket-each"),
+            ("gpt", "latent-experts"), (2, 3), ("dry", "full", "interleaved", "zero-bubble", "ep2", "one-bucket-each")
         )
         if case[::2] != ("gpt", "ep2")
     ],
-)  # fmt: skip
+)
 def test_what_zero_has_unsharded_is_as_planned(shape: str, zero: int, changes: str) -> None:
     """Few tokens, so that gradients until they are reduced, and gathered layers, are most of what
     is held beside the states: buckets of a layer's experts and of the rest at the same time, and
@@ -271,9 +336,7 @@ SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero-bubble")
 
 
 @pytest.mark.slow
-@settings_of_hypothesis(
-    max_examples=2, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate]
-)
+@settings_of_hypothesis(max_examples=2, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate])
 @given(
     schedule=st.sampled_from(SCHEDULES),
     zero=st.sampled_from([1, 2, 3]),
@@ -289,13 +352,22 @@ def test_a_deep_stage_whose_states_are_sliced_is_as_planned(
 ) -> None:
     """Weights are most of these ranks' memory: gradients of full size that live longer than planned
     show, however many layers a stage has."""
-    changes = {"model__hidden": 192, "model__heads": 6, "model__vocab": 389,
-               "model__layers": layers, "model__seq_length": 12, "parallel__pp": 2,
-               "parallel__zero": zero, **DRY,
-               "parallel__schedule": schedule, "parallel__bucket_bytes": bucket_bytes,
-               "parallel__vpp": 2 if schedule == "interleaved" else 1,
-               "training__micro_batch_size": 1, "training__global_batch_size": 12,
-               "training__recompute": recompute}  # fmt: skip
+    changes = {
+        "model__hidden": 192,
+        "model__heads": 6,
+        "model__vocab": 389,
+        "model__layers": layers,
+        "model__seq_length": 12,
+        "parallel__pp": 2,
+        "parallel__zero": zero,
+        **DRY,
+        "parallel__schedule": schedule,
+        "parallel__bucket_bytes": bucket_bytes,
+        "parallel__vpp": 2 if schedule == "interleaved" else 1,
+        "training__micro_batch_size": 1,
+        "training__global_batch_size": 12,
+        "training__recompute": recompute,
+    }
     changes |= {k: v for k, v in SHAPES[shape].items() if k not in changes}
     if shape == "llama":
         changes |= {"model__kv_heads": 3, "model__ffn": 384}
@@ -310,17 +382,24 @@ def test_a_deep_stage_whose_states_are_sliced_is_as_planned(
 
 @pytest.mark.timeout(900)
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("model", "tp", "pp"), [("glm-large", 4, 2), ("llama-3-8b", 4, 2), ("t5-large", 2, 4)]
-)
+@pytest.mark.parametrize(("model", "tp", "pp"), [("glm-large", 4, 2), ("llama-3-8b", 4, 2), ("t5-large", 2, 4)])
 def test_zero_bubble_with_full_recomputation_is_as_planned(model: str, tp: int, pp: int) -> None:
     """Weights' gradients that are put off outlive the second forward of their layer: most of the
     activations of these jobs."""
-    job = load_job(None, {
-        "model": model, "parallel.tp": tp, "parallel.pp": pp, "cluster.gpus_per_node": tp * pp,
-        "parallel.schedule": "zero-bubble", "training.recompute": "full", "training.dtype": "bf16",
-        "training.global_batch_size": 16, "launch.device": "cuda",
-    })  # fmt: skip
+    job = load_job(
+        None,
+        {
+            "model": model,
+            "parallel.tp": tp,
+            "parallel.pp": pp,
+            "cluster.gpus_per_node": tp * pp,
+            "parallel.schedule": "zero-bubble",
+            "training.recompute": "full",
+            "training.dtype": "bf16",
+            "training.global_batch_size": 16,
+            "launch.device": "cuda",
+        },
+    )
     topology = Topology.of(job.sizes, order=job.parallel.order)
     for stage, memory in enumerate(tiny_plan(job).estimate.memory):
         account = rehearse_rank(job, topology, topology.rank(tp=0, cp=0, dp=0, pp=stage))
@@ -328,37 +407,52 @@ def test_zero_bubble_with_full_recomputation_is_as_planned(model: str, tp: int, 
         assert memory.tensor_bytes == pytest.approx(account["peak_bytes"], rel=0.02)
 
 
-# fmt: off
 MORE_GRIDS: dict[str, dict[str, Any]] = {
     "2d": {"tp": 4, "parallel__tensor_mode": "2d"},
-    "2d-3x3": {"tp": 9, "parallel__tensor_mode": "2d", "model__hidden": 288, "model__heads": 9,
-               "training__micro_batch_size": 18, "training__global_batch_size": 36},
+    "2d-3x3": {
+        "tp": 9,
+        "parallel__tensor_mode": "2d",
+        "model__hidden": 288,
+        "model__heads": 9,
+        "training__micro_batch_size": 18,
+        "training__global_batch_size": 36,
+    },
     "2.5d": {"tp": 8, "parallel__tensor_mode": "2.5d"},
     "3d": {"tp": 8, "parallel__tensor_mode": "3d"},
 }
 LOADS: dict[str, dict[str, Any]] = {
-    "plain": {}, "full": FULL, "dry-full": {**DRY, **FULL}, "selective": SELECTIVE, "cuda": CUDA,
-    "pp2": PP2, "words": {"model__vocab": 8000, **DRY},
+    "plain": {},
+    "full": FULL,
+    "dry-full": {**DRY, **FULL},
+    "selective": SELECTIVE,
+    "cuda": CUDA,
+    "pp2": PP2,
+    "words": {"model__vocab": 8000, **DRY},
     "matrices": {"model__seq_length": 32, **DRY},
 }
-# fmt: on
 QUICK_GRIDS = {("llama", "3d", "dry-full")}
 
 
 @pytest.mark.parametrize(
     ("shape", "grid", "load"),
     [
-        pytest.param(
-            shape, grid, load, marks=[pytest.mark.slow] * ((shape, grid, load) not in QUICK_GRIDS)
-        )
-        for shape in ("gpt", "llama") for grid in MORE_GRIDS for load in LOADS
+        pytest.param(shape, grid, load, marks=[pytest.mark.slow] * ((shape, grid, load) not in QUICK_GRIDS))
+        for shape in ("gpt", "llama")
+        for grid in MORE_GRIDS
+        for load in LOADS
     ],
-)  # fmt: skip
+)
 def test_a_peak_on_a_grid_is_as_planned(shape: str, grid: str, load: str) -> None:
     """Buffers of a product in steps, gathered parts, words and logits: what is there for a moment
     is a larger part of the memory of a rank that has 1/P of what is kept."""
-    changes = {**WIDE, "model__heads": 8, "training__micro_batch_size": 16,
-               "training__global_batch_size": 32, **MORE_GRIDS[grid], **LOADS[load]}  # fmt: skip
+    changes = {
+        **WIDE,
+        "model__heads": 8,
+        "training__micro_batch_size": 16,
+        "training__global_batch_size": 32,
+        **MORE_GRIDS[grid],
+        **LOADS[load],
+    }
     if shape == "llama":
         own = {k: v for k, v in SHAPES["llama"].items() if k not in changes}
         parts = changes["model__heads"] // (3 if grid == "2d-3x3" else 2)
@@ -383,10 +477,8 @@ def test_a_peak_on_a_grid_is_as_planned(shape: str, grid: str, load: str) -> Non
         pytest.param("gpt", {"training__micro_batch_size": 1, **SELECTIVE}, marks=pytest.mark.slow),
         pytest.param("gpt", {"training__micro_batch_size": 1, **FULL}, marks=pytest.mark.slow),
     ],
-)  # fmt: skip
-def test_dropout_on_the_probabilities_of_one_sample_or_head(
-    shape: str, changes: dict[str, Any]
-) -> None:
+)
+def test_dropout_on_the_probabilities_of_one_sample_or_head(shape: str, changes: dict[str, Any]) -> None:
     """The products of one sample's, or one head's, scores take views of q, k and v."""
     job = job_of(shape, {"model__layers": 2, **changes})
     topology = job_topology(job)
@@ -415,10 +507,15 @@ def _watched(rank: int, size: int, raw: dict[str, Any], run_dir: str) -> dict[st
 def test_a_real_step_is_watched(data: Path, tmp_path: Path, how: dict[str, Any]) -> None:
     """Ranks of tp, through memory that is no rank's own: states equal, the peak to 5 %."""
     job = tiny_job(
-        data, model__hidden=128, model__seq_length=128, training__steps=2,
-        training__eval_samples=0, checkpoint__interval=0,
-        checkpoint__at_end=False, **how,
-    )  # fmt: skip
+        data,
+        model__hidden=128,
+        model__seq_length=128,
+        training__steps=2,
+        training__eval_samples=0,
+        checkpoint__interval=0,
+        checkpoint__at_end=False,
+        **how,
+    )
     memory = tiny_plan(job).estimate.memory[0]
     raw = job.model_dump(mode="json")
     for found in run_ranks(_watched, job.world_size, raw, str(tmp_path)):

@@ -19,9 +19,14 @@ from mpctl.train.runtime.p2p import link_rounds, stage_links
 
 DEVICE = torch.device("meta")  # in place of a GPU: groups are those of an accelerator
 MODEL = {
-    "model.family": "gpt", "model.layers": 6, "model.hidden": 32, "model.heads": 4,
-    "model.vocab": 64, "model.seq_length": 16, "training.global_batch_size": 24,
-}  # fmt: skip
+    "model.family": "gpt",
+    "model.layers": 6,
+    "model.hidden": 32,
+    "model.heads": 4,
+    "model.vocab": 64,
+    "model.seq_length": 16,
+    "training.global_batch_size": 24,
+}
 EXPERTS = {"model.experts": 4, "model.experts_per_token": 2, "parallel.ep": 2}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "pp 3, tied table": {"parallel.pp": 3},
@@ -41,11 +46,7 @@ def groups_made(job: JobSpec, rank: int) -> list[tuple[int, ...]]:
         mesh = build_mesh(layout.topology, rank, DEVICE, launch=job.launch, views=layout.views)
         stage_links(mesh, chunks=len(layout.stages[mesh.pp.rank]))
         stage_groups(mesh, layout.shared_parameters.values())
-        made = [
-            group
-            for group in dist.distributed_c10d._world.pg_names
-            if group is not dist.group.WORLD
-        ]
+        made = [group for group in dist.distributed_c10d._world.pg_names if group is not dist.group.WORLD]
         return [tuple(dist.get_process_group_ranks(group)) for group in made]
 
 
@@ -77,8 +78,7 @@ def test_all_ranks_make_the_same_groups_at_the_same_time(name: str) -> None:
 def test_rank_0_makes_the_groups_that_are_planned(name: str) -> None:
     job = job_of(name)
     layout = JobLayout.of(job)
-    planned = [tuple(ranks) for key, ranks in device_groups(layout.topology, layout.views).items()
-               if key != "world"]  # fmt: skip
+    planned = [tuple(ranks) for key, ranks in device_groups(layout.topology, layout.views).items() if key != "world"]
     pp = layout.topology.group(0, "pp")
     for pairs in link_rounds(stages=len(pp), chunks=len(layout.stages[0])):
         planned += [tuple(sorted(pp[s] for s in pair)) for pair in pairs if 0 in pair for _ in "fb"]
@@ -88,9 +88,7 @@ def test_rank_0_makes_the_groups_that_are_planned(name: str) -> None:
     assert sorted(made) == sorted(planned)
 
 
-def test_a_stage_outside_of_a_pair_that_makes_no_group_is_seen(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_stage_outside_of_a_pair_that_makes_no_group_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a world that does not split communicators lets pass."""
     make = meshes.new_process_group
 

@@ -36,10 +36,7 @@ def _parameter(values: Tensor, dtype: torch.dtype = torch.float32) -> nn.Paramet
 
 
 def _buffer(
-    parameters: list[nn.Parameter],
-    dtype: torch.dtype,
-    tp: Group | None = None,
-    undecayed: frozenset[str] = frozenset(),
+    parameters: list[nn.Parameter], dtype: torch.dtype, tp: Group | None = None, undecayed: frozenset[str] = frozenset()
 ) -> GradientBuffer:
     """Of one bucket, on one replica. undecayed: numbers of parameters."""
     names, sizes = tuple(map(str, range(len(parameters)))), tuple(p.numel() for p in parameters)
@@ -161,10 +158,7 @@ def test_values_and_moments_are_those_of_torch(dtype: torch.dtype) -> None:
     ours, theirs = ([nn.Parameter(v.to(dtype)) for v in _values()] for _ in range(2))
     adam = AdamW([ParameterGroup(ours[:1], 0.1), ParameterGroup(ours[1:], 0.0)], 0.9, 0.95, 1e-8)
     torch_adam = torch.optim.AdamW(
-        [
-            {"params": theirs[:1], "weight_decay": 0.1},
-            {"params": theirs[1:], "weight_decay": 0.0},
-        ],
+        [{"params": theirs[:1], "weight_decay": 0.1}, {"params": theirs[1:], "weight_decay": 0.0}],
         betas=(0.9, 0.95),
         eps=1e-8,
         fused=True,
@@ -226,23 +220,36 @@ def test_the_default_is_the_cosine_of_before_to_the_last_bit(w: int, steps: int,
 )
 def test_rates_by_hand(schedule: Any, style: Any, expected: list[float]) -> None:
     """Two steps of warm-up, then until step 6; wsd decays over the last two."""
-    found = rates(8, learning_rate=1.0, min_learning_rate=0.0, warmup_steps=2, steps=6,
-                  lr_schedule=schedule, lr_wsd_decay_style=style,
-                  lr_wsd_decay_steps=2)  # fmt: skip
+    found = rates(
+        8,
+        learning_rate=1.0,
+        min_learning_rate=0.0,
+        warmup_steps=2,
+        steps=6,
+        lr_schedule=schedule,
+        lr_wsd_decay_style=style,
+        lr_wsd_decay_steps=2,
+    )
     assert found == pytest.approx(expected, abs=1e-7)
 
 
 @given(st.sampled_from(SCHEDULES), st.integers(0, 20), st.integers(1, 60), st.data())
-def test_bounds_and_continuity_of_rates(
-    kind: tuple[Any, Any], warmup: int, room: int, data: st.DataObject
-) -> None:
+def test_bounds_and_continuity_of_rates(kind: tuple[Any, Any], warmup: int, room: int, data: st.DataObject) -> None:
     """Up to the peak in the warm-up, never up again, at most to the minimum, where it stays."""
     schedule, style = kind
     decay = data.draw(st.integers(1, room))
     end = warmup + room
-    found = rates(end + 5, learning_rate=1.0, min_learning_rate=0.1, warmup_steps=warmup, steps=7,
-                  lr_decay_steps=end, lr_schedule=schedule, lr_wsd_decay_style=style,
-                  lr_wsd_decay_steps=decay)  # fmt: skip
+    found = rates(
+        end + 5,
+        learning_rate=1.0,
+        min_learning_rate=0.1,
+        warmup_steps=warmup,
+        steps=7,
+        lr_decay_steps=end,
+        lr_schedule=schedule,
+        lr_wsd_decay_style=style,
+        lr_wsd_decay_steps=decay,
+    )
     rise, rest = found[:warmup], found[warmup:]
     assert rise == sorted(rise) and (not rise or rise[-1] == 1.0)
     assert rest[0] == 1.0 and rest == sorted(rest, reverse=True)

@@ -39,13 +39,7 @@ def views(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list
 
 
 def start(
-    rank: int,
-    size: int,
-    raw: dict[str, Any],
-    views: list[str],
-    steps: Steps,
-    wait: float,
-    save: str = "",
+    rank: int, size: int, raw: dict[str, Any], views: list[str], steps: Steps, wait: float, save: str = ""
 ) -> list[float]:
     """The step from which a rank starts, in its own view, after trying for `wait` seconds."""
     job, run_dir = parse(raw), Path(views[rank])
@@ -60,9 +54,7 @@ def started(data: Path, views: list[Path], steps: Steps, wait: float, save: str 
     return run_ranks(start, 2, raw, [str(view) for view in views], steps, wait, save)
 
 
-def test_a_rank_waits_until_its_host_shows_the_named_checkpoint(
-    data: Path, views: list[Path]
-) -> None:
+def test_a_rank_waits_until_its_host_shows_the_named_checkpoint(data: Path, views: list[Path]) -> None:
     def show() -> None:
         time.sleep(2)
         shutil.copytree(views[0] / "checkpoints/step-4", views[1] / "checkpoints/.copy")

@@ -67,9 +67,7 @@ def test_gloo_needs_no_groups_of_two() -> None:
 
 def described(rank: int, size: int, world: LateWorld, raw: dict) -> dict[str, str]:
     links = stage_links(pipeline_mesh(rank, raw), chunks=1, make_stream=world.make_stream)
-    return {
-        f"{direction} {pair}": group.group_desc for (direction, pair), group in links.alone.items()
-    }
+    return {f"{direction} {pair}": group.group_desc for (direction, pair), group in links.alone.items()}
 
 
 def test_groups_are_named_as_the_logs_name_messages() -> None:
@@ -77,10 +75,14 @@ def test_groups_are_named_as_the_logs_name_messages() -> None:
     writes of a time-out leads to them (launch/verdict.py)."""
     assert run_late_ranks(described, STAGES, raw_job()) == [
         {"forward (0, 1)": "pp forward 0-1", "backward (1, 0)": "pp backward 1,0"},
-        {"forward (0, 1)": "pp forward 0-1", "backward (1, 0)": "pp backward 1,0",
-         "forward (1, 2)": "pp forward 1-2", "backward (2, 1)": "pp backward 2,1"},
+        {
+            "forward (0, 1)": "pp forward 0-1",
+            "backward (1, 0)": "pp backward 1,0",
+            "forward (1, 2)": "pp forward 1-2",
+            "backward (2, 1)": "pp backward 2,1",
+        },
         {"forward (1, 2)": "pp forward 1-2", "backward (2, 1)": "pp backward 2,1"},
-    ]  # fmt: skip
+    ]
 
 
 def pass_on(rank: int, size: int, world: LateWorld, raw: dict, is_alone: bool) -> list[float]:
@@ -133,9 +135,7 @@ def known_of_compute(rank: int, size: int, world: LateWorld, raw: dict) -> list[
 
 def test_a_receive_waits_for_its_buffer_alone_and_a_send_for_what_is_computed() -> None:
     """A receive's buffer was taken when the one before it was started."""
-    assert run_late_ranks(known_of_compute, STAGES, raw_job()) == [
-        [], [True, True, True], [True, True, False]
-    ]  # fmt: skip
+    assert run_late_ranks(known_of_compute, STAGES, raw_job()) == [[], [True, True, True], [True, True, False]]
 
 
 def spares_of_training(rank: int, size: int, raw: dict, folder: str) -> int:

@@ -38,8 +38,10 @@ T5 = {**SHAPES["t5"], "model__layers": 2, "model__decoder_layers": 2}
 T5_THREES = {**T5, "model__layers": 3, "model__decoder_layers": 3}
 MODELS: dict[str, dict[str, Any]] = {
     **{name: {**shape, "model__layers": 4} for name, shape in SHAPES.items() if name != "t5"},
-    "t5": T5, "t5-threes": T5_THREES, "t5-untied": {**T5, "model__tied_embeddings": False},
-}  # fmt: skip
+    "t5": T5,
+    "t5-threes": T5_THREES,
+    "t5-untied": {**T5, "model__tied_embeddings": False},
+}
 
 
 def layout(pp: int, vpp: int = 1, schedule: str = "1f1b", **axes: int) -> dict[str, Any]:
@@ -47,10 +49,14 @@ def layout(pp: int, vpp: int = 1, schedule: str = "1f1b", **axes: int) -> dict[s
     sizes = {"tp": 1, "cp": 1, "dp": 1, **axes}
     world = pp * sizes["tp"] * sizes["cp"] * sizes["dp"]
     return {
-        "parallel__pp": pp, "parallel__vpp": vpp, "parallel__schedule": schedule,
+        "parallel__pp": pp,
+        "parallel__vpp": vpp,
+        "parallel__schedule": schedule,
         **{f"parallel__{axis}": size for axis, size in sizes.items() if axis in ("cp",)},
-        "tp": sizes["tp"], "dp": sizes["dp"], "cluster__gpus_per_node": world,
-    }  # fmt: skip
+        "tp": sizes["tp"],
+        "dp": sizes["dp"],
+        "cluster__gpus_per_node": world,
+    }
 
 
 ZERO = "zero-bubble"
@@ -59,11 +65,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("gpt", layout(2, tp=2), {**SEQUENCE, **FULL}),
     ("llama", layout(2), FIRST_OF_FOUR),
     ("bert", layout(2, schedule=ZERO), THREE),
-    (
-        "gpt",
-        layout(2, 2, "interleaved", dp=2),
-        {"training__micro_batch_size": 1, "parallel__zero": 3},
-    ),
+    ("gpt", layout(2, 2, "interleaved", dp=2), {"training__micro_batch_size": 1, "parallel__zero": 3}),
 ]
 SLOW_CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("glm", layout(2, 2), {**COST, "model__layers": 7}),  # 4 and 3 with the head
@@ -79,8 +81,7 @@ SLOW_CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("gpt", layout(4), {"training__freeze": ["embedding.*", "layers.[01].*"]}),
     ("gpt", layout(2, 2), {"training__freeze": ["*.weight"]}),
     ("gpt", layout(4), {"parallel__first_stage_layers": 1, "parallel__last_stage_layers": 1}),
-    ("gpt", layout(2, 2), {"model__layers": 2, "parallel__embedding_is_layer": True,
-                           "parallel__loss_is_layer": True}),
+    ("gpt", layout(2, 2), {"model__layers": 2, "parallel__embedding_is_layer": True, "parallel__loss_is_layer": True}),
     ("gpt", layout(3, schedule=ZERO, tp=2), {**COST, **SEQUENCE, "model__layers": 5}),
     ("llama", layout(4), {**COST, **FULL, "model__layers": 6}),
     ("llama", layout(2, 2), {**COST, **FIRST_OF_FOUR, "model__layers": 9}),
@@ -114,7 +115,7 @@ SLOW_CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("t5-untied", layout(4, schedule=ZERO), {"training__recompute": "selective"}),
     ("t5-threes", layout(2, cp=2), {}),
     ("t5-threes", layout(3, 2), {**THREE, "launch__shared_memory": False}),
-]  # fmt: skip
+]
 
 
 def ident(value: Any) -> str:
@@ -122,15 +123,21 @@ def ident(value: Any) -> str:
     if isinstance(value, str):
         return value
     usual = (1, "1f1b")
-    return "-".join(
-        f"{k.split('__')[-1]}={v}" for k, v in value.items()
-        if v not in usual and k != "cluster__gpus_per_node"
-    ) or "-"  # fmt: skip
+    return (
+        "-".join(
+            f"{k.split('__')[-1]}={v}" for k, v in value.items() if v not in usual and k != "cluster__gpus_per_node"
+        )
+        or "-"
+    )
 
 
 def pipeline_job(data: Path, model: str, how: dict[str, Any], changes: dict[str, Any]):
-    usual = {"training__dtype": "fp64", "training__steps": STEPS,
-             "checkpoint__interval": 0, "checkpoint__at_end": False}  # fmt: skip
+    usual = {
+        "training__dtype": "fp64",
+        "training__steps": STEPS,
+        "checkpoint__interval": 0,
+        "checkpoint__at_end": False,
+    }
     return tiny_job(data, **{**usual, **MODELS[model], **how, **changes})
 
 
@@ -190,21 +197,15 @@ def whole_pipelines(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     ("dtype", "how"),
-    [
-        ("fp32", layout(2)),
-        pytest.param("bf16", layout(2, schedule=ZERO), marks=pytest.mark.slow),
-    ],
+    [("fp32", layout(2)), pytest.param("bf16", layout(2, schedule=ZERO), marks=pytest.mark.slow)],
     ids=ident,
 )
 def test_shorter_floats_follow_too(data, tmp_path, dtype: str, how: dict[str, Any]) -> None:
     """16 bits round what is handed over just as they round what stays."""
     job = tiny_job(data, **{"training__dtype": dtype, "training__steps": STEPS, **how})
     one = {"training__dtype": dtype, "training__steps": STEPS}
-    alone = [_train_rank(0, 1, tiny_job(data, **one).model_dump(mode="json"),
-                         str(tmp_path / "one"))]  # fmt: skip
-    assert column(train(job, tmp_path / "two")) == pytest.approx(
-        column(alone), rel=1e-5 if dtype == "fp32" else 2e-3
-    )
+    alone = [_train_rank(0, 1, tiny_job(data, **one).model_dump(mode="json"), str(tmp_path / "one"))]
+    assert column(train(job, tmp_path / "two")) == pytest.approx(column(alone), rel=1e-5 if dtype == "fp32" else 2e-3)
 
 
 # ---------------------------------------------------------------- what is held
@@ -215,17 +216,20 @@ SCHEDULES = {"gpipe": (1, 6), "1f1b": (1, 6), "interleaved": (2, 8), ZERO: (1, 6
 
 def test_a_stage_holds_as_many_micro_batches_as_its_schedule_says(data, tmp_path) -> None:
     jobs = [
-        pipeline_job(data, "gpt", layout(2, vpp, schedule), {
-            "training__global_batch_size": size, "training__steps": 1,
-            "training__eval_samples": 0,
-        }) for schedule, (vpp, size) in SCHEDULES.items()
-    ]  # fmt: skip
+        pipeline_job(
+            data,
+            "gpt",
+            layout(2, vpp, schedule),
+            {"training__global_batch_size": size, "training__steps": 1, "training__eval_samples": 0},
+        )
+        for schedule, (vpp, size) in SCHEDULES.items()
+    ]
     held = run_ranks(_most_held, 2, [job.model_dump(mode="json") for job in jobs], str(tmp_path))
     for stage in range(2):
         assert held[stage] == [
             peak_in_flight(schedule, stage=stage, stages=2, microbatches=size // 2, chunks=vpp)
             for schedule, (vpp, size) in SCHEDULES.items()
-        ]  # fmt: skip
+        ]
 
 
 def _most_held(rank: int, size: int, jobs: list[dict[str, Any]], run_dir: str) -> list[int]:

@@ -29,9 +29,7 @@ def _rank(rank: int, port: int, asks_after: float, waits: float) -> None:
 
 def _exit_codes(asks_after: float, waits: float) -> list[int | None]:
     port = free_port()
-    ranks = [
-        CONTEXT.Process(target=_rank, args=(rank, port, asks_after, waits)) for rank in range(SIZE)
-    ]
+    ranks = [CONTEXT.Process(target=_rank, args=(rank, port, asks_after, waits)) for rank in range(SIZE)]
     for process in ranks:
         process.start()
     for process in ranks:

@@ -103,15 +103,18 @@ class Shifted(SecondsByAxis):
         return super().seconds_at(moment) + 1000
 
 
-def _train(
-    rank: int, size: int, raw: dict[str, Any], run_dir: str, has_two_clocks: bool = False
-) -> int:
+def _train(rank: int, size: int, raw: dict[str, Any], run_dir: str, has_two_clocks: bool = False) -> int:
     """Train, profiled; has_two_clocks: rank 1 is as on another host."""
     job, run = parse(raw), Path(run_dir)
     is_elsewhere = has_two_clocks and rank == 1
     topology, timer = job_topology(job), Shifted() if is_elsewhere else SecondsByAxis()
-    head = {"rank": rank, "world_size": size, "coords": topology.coords(rank),
-            "host": "here", "clock": "there" if is_elsewhere else clock_name()}  # fmt: skip
+    head = {
+        "rank": rank,
+        "world_size": size,
+        "coords": topology.coords(rank),
+        "host": "here",
+        "clock": "there" if is_elsewhere else clock_name(),
+    }
     activity = Activity()
     profile = StepProfile(job.launch.profile, profile_path(run, rank), head, timer, activity)
     base = RuntimeEnvironment.of_machine(job, run, local_rank=rank, activity=activity)
@@ -127,12 +130,19 @@ def _train(
         pytest.param(1, 2, {"parallel__schedule": "zero-bubble"}, marks=pytest.mark.slow),
     ],
 )
-def test_a_step_of_real_ranks(
-    data: Path, tmp_path: Path, tp: int, pp: int, how: dict[str, Any]
-) -> None:
-    job = tiny_job(data, tp, parallel__pp=pp, cluster__gpus_per_node=tp * pp,
-                   training__steps=3, training__eval_samples=2, checkpoint__interval=0,
-                   checkpoint__at_end=True, launch__profile="2-3", **how)  # fmt: skip
+def test_a_step_of_real_ranks(data: Path, tmp_path: Path, tp: int, pp: int, how: dict[str, Any]) -> None:
+    job = tiny_job(
+        data,
+        tp,
+        parallel__pp=pp,
+        cluster__gpus_per_node=tp * pp,
+        training__steps=3,
+        training__eval_samples=2,
+        checkpoint__interval=0,
+        checkpoint__at_end=True,
+        launch__profile="2-3",
+        **how,
+    )
     raw = job.model_dump(mode="json")
     assert run_ranks(_train, tp * pp, raw, str(tmp_path)) == [3] * (tp * pp)
     profile = read_run_profile(tmp_path)
@@ -168,13 +178,19 @@ def test_settings_of_a_profile_are_ranges() -> None:
 
 def test_two_hosts_clocks_are_made_one(data: Path, tmp_path: Path) -> None:
     """Rank 1 has another clock; aligned, both ranks were in each step at the same time."""
-    job = tiny_job(data, 2, training__steps=5, training__eval_samples=0, checkpoint__interval=0,
-                   checkpoint__at_end=False, launch__profile="2-5")  # fmt: skip
+    job = tiny_job(
+        data,
+        2,
+        training__steps=5,
+        training__eval_samples=0,
+        checkpoint__interval=0,
+        checkpoint__at_end=False,
+        launch__profile="2-5",
+    )
     assert run_ranks(_train, 2, job.model_dump(mode="json"), str(tmp_path), True) == [5, 5]
     profile = read_run_profile(tmp_path)
     first, second = profile.offsets.values()
     assert first == 0 and second == pytest.approx(-1000, abs=0.2)  # some turns of a loaded core
     for ranks in profile.steps.values():
-        steps = [next(e for e in profile.events(line) if e["name"] == "step")
-                 for line in ranks.values()]  # fmt: skip
+        steps = [next(e for e in profile.events(line) if e["name"] == "step") for line in ranks.values()]
         assert max(s["began"] for s in steps) < min(s["ended"] for s in steps)

@@ -74,7 +74,15 @@ def test_a_random_job_trains_as_planned(data: Path, tmp_path: Path, number: int)
 
 
 ONE_RANK = {
-    "parallel.tp": 1, "parallel.cp": 1, "parallel.dp": 1, "parallel.pp": 1, "parallel.vpp": 1,
-    "parallel.ep": 1, "parallel.etp": 1, "parallel.zero": 0, "parallel.schedule": "1f1b",
-    "parallel.sequence_parallel": False, "cluster.gpus_per_node": 1,
-}  # fmt: skip
+    "parallel.tp": 1,
+    "parallel.cp": 1,
+    "parallel.dp": 1,
+    "parallel.pp": 1,
+    "parallel.vpp": 1,
+    "parallel.ep": 1,
+    "parallel.etp": 1,
+    "parallel.zero": 0,
+    "parallel.schedule": "1f1b",
+    "parallel.sequence_parallel": False,
+    "cluster.gpus_per_node": 1,
+}

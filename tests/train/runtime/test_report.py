@@ -22,8 +22,7 @@ from tests.train.runtime.tiny import make_trainer, settings, tiny_job, train
 
 def record(step: int, seconds: float, **communication: float) -> Any:
     more = {"communication_seconds": communication} if communication else {}
-    return {"step": step, "loss": 1.0, "tokens": 1, "step_seconds": seconds,
-            "tokens_per_second": 1.0, **more}  # fmt: skip
+    return {"step": step, "loss": 1.0, "tokens": 1, "step_seconds": seconds, "tokens_per_second": 1.0, **more}
 
 
 def reported(*records: Any) -> dict[str, Any]:
@@ -42,12 +41,8 @@ def test_the_first_steps_count_only_until_there_are_others() -> None:
 
 
 def test_an_axis_that_a_step_did_not_use_took_nothing_of_it() -> None:
-    steps = [
-        record(n, 4, **axes) for n, axes in enumerate([{"tp": 9}] * 2 + [{"tp": 1}, {"pp": 2}])
-    ]
-    assert reported(*steps) == {
-        "communication_seconds": {"pp": 1.0, "tp": 0.5}, "communication_share": 0.375,
-    }  # fmt: skip
+    steps = [record(n, 4, **axes) for n, axes in enumerate([{"tp": 9}] * 2 + [{"tp": 1}, {"pp": 2}])]
+    assert reported(*steps) == {"communication_seconds": {"pp": 1.0, "tp": 0.5}, "communication_share": 0.375}
     assert reported(record(1, 2.0)) == {"communication_seconds": {}, "communication_share": 0.0}
 
 
@@ -57,16 +52,19 @@ def test_of_a_long_attempt_the_last_steps_are_reported() -> None:
     assert reported(*early, *late)["communication_seconds"] == {"tp": 0.25}
 
 
-@pytest.mark.parametrize(
-    ("tp", "pp", "axes"), [(1, 1, []), (1, 2, ["pp", "world"])], ids=["one", "two"]
-)
-def test_every_step_has_its_seconds_by_axis(
-    data: Path, tmp_path: Path, tp: int, pp: int, axes: list[str]
-) -> None:
+@pytest.mark.parametrize(("tp", "pp", "axes"), [(1, 1, []), (1, 2, ["pp", "world"])], ids=["one", "two"])
+def test_every_step_has_its_seconds_by_axis(data: Path, tmp_path: Path, tp: int, pp: int, axes: list[str]) -> None:
     """No second is counted twice: together they are less than the step."""
-    job = tiny_job(data, tp, parallel__pp=pp, cluster__gpus_per_node=tp * pp, training__steps=2,
-                   training__eval_samples=0, checkpoint__interval=0,
-                   checkpoint__at_end=False)  # fmt: skip
+    job = tiny_job(
+        data,
+        tp,
+        parallel__pp=pp,
+        cluster__gpus_per_node=tp * pp,
+        training__steps=2,
+        training__eval_samples=0,
+        checkpoint__interval=0,
+        checkpoint__at_end=False,
+    )
     for rank in train(job, tmp_path):
         sent = {key.split()[0] for key in rank["traffic"]}
         for step in rank["records"]:
@@ -115,5 +113,7 @@ def test_a_rank_names_what_computes_its_attentions(shape: str) -> None:
 def test_kernels_of_gpus_have_names() -> None:
     cuda = torch.device("cuda")
     assert [kernel_name(n, cuda) for n in (0, 1, 3)] == [
-        "step by step, with scores in memory", "FlashAttention-2", "cuDNN's kernel",
-    ]  # fmt: skip
+        "step by step, with scores in memory",
+        "FlashAttention-2",
+        "cuDNN's kernel",
+    ]

@@ -36,35 +36,47 @@ from mpctl.train.transport.group import Group
 from tests.ranks import run_ranks
 
 VOCAB, END, CPU = 61, 60, torch.device("cpu")
-SHAPE: dict[str, Any] = {
-    "layers": 2, "hidden": 32, "heads": 4, "vocab": VOCAB, "seq_length": 48, "vocab_divisor": 16,
-}  # fmt: skip
+SHAPE: dict[str, Any] = {"layers": 2, "hidden": 32, "heads": 4, "vocab": VOCAB, "seq_length": 48, "vocab_divisor": 16}
 LLAMA = {
-    "norm": "rmsnorm", "position": "rotary", "kv_heads": 2, "activation": "swiglu", "bias": False,
+    "norm": "rmsnorm",
+    "position": "rotary",
+    "kv_heads": 2,
+    "activation": "swiglu",
+    "bias": False,
     "tied_embeddings": False,
-}  # fmt: skip
+}
 MODELS: dict[str, dict[str, Any]] = {
     "gpt": {},
     "llama": LLAMA,
     "llama-1kv": {**LLAMA, "kv_heads": 1},  # a head that two ranks share
-    "latent": {**LLAMA, "attention_kind": "mla", "q_lora_rank": 12, "kv_lora_rank": 10,
-               "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 8},
+    "latent": {
+        **LLAMA,
+        "attention_kind": "mla",
+        "q_lora_rank": 12,
+        "kv_lora_rank": 10,
+        "qk_nope_head_dim": 6,
+        "qk_rope_head_dim": 4,
+        "v_head_dim": 8,
+    },
     "glm": {"family": "glm"},
-    "t5": {"family": "t5", "decoder_layers": 2, "decoder_seq_length": 16, "norm": "rmsnorm",
-           "position": "relative", "bias": False, "relative_buckets": 8,
-           "relative_max_distance": 10},
+    "t5": {
+        "family": "t5",
+        "decoder_layers": 2,
+        "decoder_seq_length": 16,
+        "norm": "rmsnorm",
+        "position": "relative",
+        "bias": False,
+        "relative_buckets": 8,
+        "relative_max_distance": 10,
+    },
     "bert": {"family": "bert"},
-}  # fmt: skip
+}
 SPECIAL = {"[sop]": 58, "[MASK]": 59, "<pad>": 57}
 
 
-def build(
-    kind: str, group: Group, dtype: torch.dtype = torch.float64
-) -> tuple[FamilyModule, ModelSpec]:
+def build(kind: str, group: Group, dtype: torch.dtype = torch.float64) -> tuple[FamilyModule, ModelSpec]:
     model = ModelSpec.model_validate({**SHAPE, **MODELS[kind]})
-    module = build_module(
-        model, TrainingSpec(init_std=0.3), ShardContext(group, dtype=dtype, device=CPU)
-    )
+    module = build_module(model, TrainingSpec(init_std=0.3), ShardContext(group, dtype=dtype, device=CPU))
     initialise(module, 7)
     return module, model
 
@@ -82,8 +94,9 @@ def asked(kind: str, lengths: tuple[int, ...], limit: int = 6) -> list[dict[str,
         masks = [1, length - 1] if kind in ("glm", "bert") else []
         for mask in masks:
             tokens[mask] = SPECIAL["[MASK]"]
-        texts.append({"number": number, "tokens": tokens, "limit": limit, "ends": [END],
-                      "special": SPECIAL, "masks": masks})  # fmt: skip
+        texts.append(
+            {"number": number, "tokens": tokens, "limit": limit, "ends": [END], "special": SPECIAL, "masks": masks}
+        )
     return texts
 
 
@@ -97,9 +110,7 @@ def family_of(kind: str) -> str:
     return MODELS[kind].get("family", "gpt")
 
 
-def full_logits(
-    module: FamilyModule, model: ModelSpec, group: Group, text: TextState, fed: list[Any]
-) -> Tensor:
+def full_logits(module: FamilyModule, model: ModelSpec, group: Group, text: TextState, fed: list[Any]) -> Tensor:
     """Logits [v] behind the last of all positions fed so far, from one forward pass."""
     rows = {name: [value for fields in fed for value in fields[name]] for name in fed[0]}
     held = {name: torch.tensor([row]) for name, row in rows.items()}
@@ -184,10 +195,7 @@ def test_a_text_does_not_depend_on_its_batch(kind: str) -> None:
     draw = TokenSampler(temperature=0.8, top_k=30, top_p=0.95, seed=5)
     for number, text in enumerate(asked(kind, (9, 4, 13))):
         (only,) = make_text_states(form_of(family_of(kind)), [text])
-        chosen = [
-            one.token for step in work(loaded, [only], draw)
-            for one in step
-        ]  # fmt: skip
+        chosen = [one.token for step in work(loaded, [only], draw) for one in step]
         assert chosen == together[number]
     assert drawn(kind, Group(), seed=6) != together
 
@@ -208,11 +216,13 @@ def test_a_text_ends_at_its_limit_or_at_an_end_token() -> None:
 
 def test_blanks_are_filled_in_order_as_the_module_docstring_says() -> None:
     """A = x1 M x4 M; the first blank gets x2 x3, the second runs into its limit of 2."""
-    told = {"number": 0, "tokens": [1, 59, 4, 59], "limit": 3, "ends": [END], "special": SPECIAL,
-            "masks": [1, 3]}  # fmt: skip
+    told = {"number": 0, "tokens": [1, 59, 4, 59], "limit": 3, "ends": [END], "special": SPECIAL, "masks": [1, 3]}
     (text,) = make_text_states(form_of("glm"), [told])
-    assert text.initial_fields() == {"tokens": [1, 59, 4, 59, 58], "positions": [0, 1, 2, 3, 1],
-                            "blocks": [0, 0, 0, 0, 1]}  # fmt: skip
+    assert text.initial_fields() == {
+        "tokens": [1, 59, 4, 59, 58],
+        "positions": [0, 1, 2, 3, 1],
+        "blocks": [0, 0, 0, 0, 1],
+    }
     fed = []
     for token in (2, 3, END, 7, 8):
         text.append(token)
@@ -246,9 +256,7 @@ def counts(n: int = 4000, **settings: Any) -> Counter[int]:
         ({"temperature": 0.0}, [1, 0, 0, 0]),
     ],
 )
-def test_words_are_drawn_with_the_probabilities_by_hand(
-    settings: dict[str, Any], expected: list[float]
-) -> None:
+def test_words_are_drawn_with_the_probabilities_by_hand(settings: dict[str, Any], expected: list[float]) -> None:
     """Within five standard deviations of 4000 draws; words left out are never drawn."""
     n, found = 4000, counts(**settings)
     for word, share in enumerate(expected):

@@ -52,9 +52,7 @@ def test_the_example_of_the_module() -> None:
 def test_what_is_not_finite(action: str) -> None:
     one = guard(on_nonfinite=action)
     assert judged(one, NAN) == judged(one, 2.0, math.inf) == action
-    assert (
-        judged(one, None, math.inf, may_overflow=True) == "update"
-    )  # the loss scale deals with it
+    assert judged(one, None, math.inf, may_overflow=True) == "update"  # the loss scale deals with it
 
 
 def test_skipping_has_an_end() -> None:
@@ -89,9 +87,7 @@ def test_a_record_without_a_loss_is_one_of_a_skipped_step() -> None:
     assert parse_record(json.dumps({**record, "skipped": True}).encode()) is not None
 
 
-def _train_rank(
-    rank: int, size: int, raw: dict[str, Any], run_dir: str, sample: int
-) -> dict[str, Any]:
+def _train_rank(rank: int, size: int, raw: dict[str, Any], run_dir: str, sample: int) -> dict[str, Any]:
     """Records of a training in which the loss of one sample is not a number, and that of SPIKE
     forty times as large."""
     step_guard.ECHO_SECONDS = 0.0
@@ -126,12 +122,15 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "dp": {"dp": 2, "parallel__zero": 1},
     "pp": {"parallel__pp": 2, "cluster__gpus_per_node": 2},
 }
-SHORT = {"training__steps": 8, "checkpoint__interval": 0, "training__eval_samples": 0,
-         "checkpoint__at_end": False}  # fmt: skip
+SHORT = {"training__steps": 8, "checkpoint__interval": 0, "training__eval_samples": 0, "checkpoint__at_end": False}
 FOUR = {**SHORT, "training__steps": 4}
 BAD, SPIKE = 2 * 8 + 5, 5 * 8 + 2  # samples of steps 3 and 6
-SPIKES = {"training__on_spike": "skip", "training__spike_factor": 1.5, "training__spike_window": 2,
-          "training__on_nonfinite": "skip"}  # fmt: skip
+SPIKES = {
+    "training__on_spike": "skip",
+    "training__spike_factor": 1.5,
+    "training__spike_window": 2,
+    "training__on_nonfinite": "skip",
+}
 
 
 def losses(rank: dict[str, Any]) -> list[float]:
@@ -145,12 +144,8 @@ def single(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, An
     return rank
 
 
-@pytest.mark.parametrize(
-    "layout", ["dp", *(pytest.param(n, marks=pytest.mark.slow) for n in ("tp", "pp"))]
-)
-def test_every_layout_skips_the_same_steps(
-    data: Path, single: dict[str, Any], tmp_path: Path, layout: str
-) -> None:
+@pytest.mark.parametrize("layout", ["dp", *(pytest.param(n, marks=pytest.mark.slow) for n in ("tp", "pp"))])
+def test_every_layout_skips_the_same_steps(data: Path, single: dict[str, Any], tmp_path: Path, layout: str) -> None:
     skipped = [record["step"] for record in single["records"] if record.get("skipped")]
     assert skipped == [3, 6] and single["records"][2]["loss"] is None
     reasons = [single["records"][step - 1]["skip_reason"] for step in skipped]
@@ -183,9 +178,7 @@ def test_a_rollback_names_its_step_on_every_rank(data: Path, tmp_path: Path) -> 
     assert all("the loss of step 3 is nan: first on rank " in rank["words"] for rank in ranks)
 
 
-def test_left_out_batches_are_not_trained_on(
-    data: Path, plain: dict[str, Any], tmp_path: Path
-) -> None:
+def test_left_out_batches_are_not_trained_on(data: Path, plain: dict[str, Any], tmp_path: Path) -> None:
     """Steps 1 and 2 as ever; from step 3 on the losses of batches 4, 5, ..., which have no NaN."""
     job = tiny_job(data, **FOUR, training__skip_batches="3")
     (left_out,) = trained(job, tmp_path, sample=BAD)
@@ -218,9 +211,7 @@ def _poison_parameter(trainer: Trainer) -> None:
 POISONS = {"loss": _poison_loss, "gradient": _poison_gradient, "parameter": _poison_parameter}
 
 
-def _poisoned_rank(
-    rank: int, size: int, raw: dict[str, Any], run_dir: str, poison: str, at: int
-) -> dict[str, Any]:
+def _poisoned_rank(rank: int, size: int, raw: dict[str, Any], run_dir: str, poison: str, at: int) -> dict[str, Any]:
     step_guard.ECHO_SECONDS = 0.0
     trainer = make_trainer(parse(raw), Path(run_dir), rank)
     records = trainer.run()
@@ -236,17 +227,25 @@ def _poisoned_rank(
 
 SLOW = pytest.mark.slow
 CASES = [
-    ("loss", 2, {"parallel__pp": 2, "cluster__gpus_per_node": 4},
-     "the gradient norm of step 2 is nan: first on rank 2, its loss is nan, and its gradient of "),
+    (
+        "loss",
+        2,
+        {"parallel__pp": 2, "cluster__gpus_per_node": 4},
+        "the gradient norm of step 2 is nan: first on rank 2, its loss is nan, and its gradient of ",
+    ),
     pytest.param("gradient", 1, {}, "first on rank 1, its gradient of final_norm", marks=SLOW),
-    ("gradient", 1, {"parallel__zero": 3},
-     "first on rank 1, its gradient of final_norm.weight is not finite"),
+    ("gradient", 1, {"parallel__zero": 3}, "first on rank 1, its gradient of final_norm.weight is not finite"),
     ("parameter", 1, {}, "first on rank 1, its parameter "),
     # a rank of a square whose loss is not the one that is counted
     pytest.param("loss", 1, grid("2d", 4), "first on rank 1, its loss is nan", marks=SLOW),
-    pytest.param("gradient", 6, grid("3d", 8, training__micro_batch_size=4),
-                 "first on rank 6, its gradient of final_norm.weight", marks=SLOW),
-]  # fmt: skip
+    pytest.param(
+        "gradient",
+        6,
+        grid("3d", 8, training__micro_batch_size=4),
+        "first on rank 6, its gradient of final_norm.weight",
+        marks=SLOW,
+    ),
+]
 
 
 @pytest.mark.parametrize(("poison", "rank", "changes", "words"), CASES)

@@ -33,10 +33,7 @@ def test_the_store_listens_at_the_master_address_alone() -> None:
 
 def test_a_taken_port_is_named_as_torch_names_it() -> None:
     """torchrun ends with this error as its code, and the supervisor tries another port."""
-    with (
-        socket.create_server(("127.0.0.1", 0)) as taken,
-        pytest.raises(OSError, match="EADDRINUSE"),
-    ):
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="EADDRINUSE"):
         open_store("127.0.0.1", taken.getsockname()[1], is_host=True, timeout=PATIENCE)
 
 
@@ -54,9 +51,7 @@ def test_ranks_of_a_world_without_torchrun_meet_at_rank_0(monkeypatch: pytest.Mo
 def test_the_rendezvous_of_torchrun_hosts_such_a_store() -> None:
     port = free_port()
     rendezvous = [
-        create_rendezvous(
-            RendezvousParameters("mpctl", f"127.0.0.1:{port}", "run", 2, 2, rank=str(rank))
-        )
+        create_rendezvous(RendezvousParameters("mpctl", f"127.0.0.1:{port}", "run", 2, 2, rank=str(rank)))
         for rank in range(2)
     ]
     places = [each.next_rendezvous() for each in rendezvous]

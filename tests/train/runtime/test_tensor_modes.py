@@ -19,14 +19,23 @@ from tests.train.runtime.test_pipeline import whole_pipelines
 from tests.train.runtime.tiny import column, tiny_job, tiny_plan, train
 
 USUAL: dict[str, Any] = {
-    "training__dtype": "fp64", "training__steps": 2, "training__eval_samples": 5,
-    "training__micro_batch_size": 4, "checkpoint__at_end": False, "checkpoint__interval": 0,
+    "training__dtype": "fp64",
+    "training__steps": 2,
+    "training__eval_samples": 5,
+    "training__micro_batch_size": 4,
+    "checkpoint__at_end": False,
+    "checkpoint__interval": 0,
     "parallel__bucket_bytes": 20_000,
-}  # fmt: skip
+}
 GPT, LLAMA = {**USUAL}, {**USUAL, **SHAPES["llama"]}
 # q = 3 divides a hidden size of 36, 6 heads, 3 of keys and values, 108 MLP columns
-THREES = {"model__hidden": 36, "model__heads": 6, "model__ffn": 108,
-          "training__micro_batch_size": 3, "training__global_batch_size": 6}  # fmt: skip
+THREES = {
+    "model__hidden": 36,
+    "model__heads": 6,
+    "model__ffn": 108,
+    "training__micro_batch_size": 3,
+    "training__global_batch_size": 6,
+}
 MODELS: dict[str, dict[str, Any]] = {
     "gpt": GPT,
     "llama": LLAMA,
@@ -41,14 +50,16 @@ OFFLOAD = {**FULL, "training__offload_activations": True}
 def grid(mode: str, tp: int, *, dp: int = 1, pp: int = 1, **changes: Any) -> dict[str, Any]:
     """A layout of tp x dp x pp ranks."""
     return {
-        "tp": tp, "dp": dp, "parallel__pp": pp, "cluster__gpus_per_node": tp * dp * pp,
-        "parallel__tensor_mode": mode, **changes,
-    }  # fmt: skip
+        "tp": tp,
+        "dp": dp,
+        "parallel__pp": pp,
+        "cluster__gpus_per_node": tp * dp * pp,
+        "parallel__tensor_mode": mode,
+        **changes,
+    }
 
 
-CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "gpt-2d": ("gpt", grid("2d", 4)),
-}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {"gpt-2d": ("gpt", grid("2d", 4))}
 SLOW_CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-2.5d": ("llama", grid("2.5d", 4, **FULL)),
     "llama-2d": ("llama", grid("2d", 4)),
@@ -67,19 +78,17 @@ SLOW_CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-2d-gloo": ("gpt", grid("2d", 4, launch__shared_memory=False)),
     "llama-3d-gloo": ("llama", grid("3d", 8, launch__shared_memory=False)),
     **{f"gpt-2d-dp2-zero{z}": ("gpt", grid("2d", 4, dp=2, parallel__zero=z)) for z in range(4)},
-    **{f"llama-2.5d-dp2-zero{z}": ("llama", grid("2.5d", 4, dp=2, parallel__zero=z))
-       for z in (1, 2, 3)},
+    **{f"llama-2.5d-dp2-zero{z}": ("llama", grid("2.5d", 4, dp=2, parallel__zero=z)) for z in (1, 2, 3)},
     "llama-2.5d-deep-dp2": ("llama", grid("2.5d", 8, dp=2, parallel__zero=1)),
     "gpt-3d-dp2": ("gpt", grid("3d", 8, dp=2, parallel__zero=1)),
     "gpt-2d-pp2": ("gpt", grid("2d", 4, pp=2)),
     "llama-2d-pp2-gpipe": ("llama", grid("2d", 4, pp=2, parallel__schedule="gpipe", **FULL)),
-    "gpt-2d-pp2-vpp2": ("gpt-four", grid("2d", 4, pp=2, parallel__vpp=2,
-                                         parallel__schedule="interleaved")),
+    "gpt-2d-pp2-vpp2": ("gpt-four", grid("2d", 4, pp=2, parallel__vpp=2, parallel__schedule="interleaved")),
     "llama-2.5d-pp2": ("llama", grid("2.5d", 4, pp=2)),
     "gpt-3d-pp2": ("gpt", grid("3d", 8, pp=2)),
     "gpt-2d-order": ("gpt", grid("2d", 4, dp=2, parallel__order="dp-tp-cp-pp")),
     "gpt-2d-dp2-pp2-zero1": ("gpt", grid("2d", 4, dp=2, pp=2, parallel__zero=1)),
-}  # fmt: skip
+}
 
 
 ALL = {**CASES, **SLOW_CASES}

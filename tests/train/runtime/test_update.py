@@ -27,11 +27,22 @@ from mpctl.train.runtime.update import LossScale, clip_factor
 from tests.ranks import run_ranks
 from tests.train.runtime.tiny import column, make_trainer, tiny_job, tiny_plan, train
 
-FEW = {"training__steps": 4, "training__eval_samples": 0, "checkpoint__interval": 0,
-       "checkpoint__at_end": False, "training__global_batch_size": 4, "training__clip_norm": 0.5,
-       "training__warmup_steps": 0}  # fmt: skip
-FP16 = {"training__dtype": "fp16", "training__loss_scale": 2.0**23, "training__steps": 8,
-        "training__loss_scale_window": 2, "model__layers": 1}  # fmt: skip
+FEW = {
+    "training__steps": 4,
+    "training__eval_samples": 0,
+    "checkpoint__interval": 0,
+    "checkpoint__at_end": False,
+    "training__global_batch_size": 4,
+    "training__clip_norm": 0.5,
+    "training__warmup_steps": 0,
+}
+FP16 = {
+    "training__dtype": "fp16",
+    "training__loss_scale": 2.0**23,
+    "training__steps": 8,
+    "training__loss_scale_window": 2,
+    "model__layers": 1,
+}
 
 
 def trainer_of(job: JobSpec, folder: Path, *, runs_ahead: bool, rank: int = 0) -> Trainer:
@@ -63,9 +74,7 @@ def test_clipping_by_hand() -> None:
         ({"parallel__zero": 2, "training__on_nonfinite": "skip"}, 2e-6),
     ],
 )
-def test_both_ways_train_alike(
-    data: Path, tmp_path: Path, changes: dict[str, Any], most: float
-) -> None:
+def test_both_ways_train_alike(data: Path, tmp_path: Path, changes: dict[str, Any], most: float) -> None:
     """The norm is 1 to 3, so that every step is clipped; without clipping all bits are the same."""
     job, found = tiny_job(data, **{**FEW, **changes}), []
     for ahead in (False, True):
@@ -98,13 +107,9 @@ def test_an_overflow_of_fp16_changes_nothing(data: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("zero", [0, 2])
-def test_a_norm_that_is_not_finite_leaves_all_as_it_was(
-    data: Path, tmp_path: Path, zero: int
-) -> None:
+def test_a_norm_that_is_not_finite_leaves_all_as_it_was(data: Path, tmp_path: Path, zero: int) -> None:
     """Nothing is known on the host while the update is given; the step is then computed again."""
-    trainer = trainer_of(
-        tiny_job(data, **{**FEW, "parallel__zero": zero}), tmp_path, runs_ahead=True
-    )
+    trainer = trainer_of(tiny_job(data, **{**FEW, "parallel__zero": zero}), tmp_path, runs_ahead=True)
     records = trainer.run()
     next(records)
     weight = dict(trainer.model.named_parameters())["final_norm.weight"]
@@ -117,9 +122,13 @@ def test_a_norm_that_is_not_finite_leaves_all_as_it_was(
     assert trainer.optimizer.updates == 1
 
 
-OVERFLOWING = {"training__dtype": "fp16", "training__eval_samples": 0,
-               "training__global_batch_size": 4, "checkpoint__interval": 0,
-               "checkpoint__at_end": False}  # fmt: skip
+OVERFLOWING = {
+    "training__dtype": "fp16",
+    "training__eval_samples": 0,
+    "training__global_batch_size": 4,
+    "checkpoint__interval": 0,
+    "checkpoint__at_end": False,
+}
 HUGE = 2.0**23  # the gradients of a fresh model overflow from about 2^18 on
 
 
@@ -188,14 +197,19 @@ def test_fp16_tracks_float32(data: Path, tmp_path: Path) -> None:
 def test_an_overflow_is_skipped_by_all_and_training_goes_on(data: Path, tmp_path: Path) -> None:
     """With slices, of which only one rank may see the overflow; and the step's messages are the
     planned ones, skipped or not."""
-    changes = {"training__loss_scale": HUGE, "training__loss_scale_window": 4,
-               "training__steps": 15, "parallel__zero": 1, "training__micro_batch_size": 1,
-               "model__layers": 1,
-               "training__global_batch_size": 2, "training__warmup_steps": 0}  # fmt: skip
+    changes = {
+        "training__loss_scale": HUGE,
+        "training__loss_scale_window": 4,
+        "training__steps": 15,
+        "parallel__zero": 1,
+        "training__micro_batch_size": 1,
+        "model__layers": 1,
+        "training__global_batch_size": 2,
+        "training__warmup_steps": 0,
+    }
     job = small(data, 1, 2, **changes)
     ranks = train(job, tmp_path)
-    told = [[(r["loss_scale"], r.get("skipped"), r["grad_norm"]) for r in rank["records"]]
-            for rank in ranks]  # fmt: skip
+    told = [[(r["loss_scale"], r.get("skipped"), r["grad_norm"]) for r in rank["records"]] for rank in ranks]
     assert told[0] == told[1]
     scales, skipped, norms = zip(*told[0], strict=True)
     first = skipped.index(None)

@@ -17,32 +17,27 @@ from tests.train.runtime.test_axes import SHAPES
 from tests.train.runtime.test_pipeline import MODELS, SEQUENCE, layout
 from tests.train.runtime.tiny import make_trainer, settings, tiny_job, tiny_plan, train
 
-ONE_STEP = {"training__steps": 1, "training__dtype": "fp64", "checkpoint__interval": 0,
-            "checkpoint__at_end": False}  # fmt: skip
+ONE_STEP = {"training__steps": 1, "training__dtype": "fp64", "checkpoint__interval": 0, "checkpoint__at_end": False}
 ODD = {"training__eval_samples": 5}  # by 2 replicas in micro batches of 2: 2 and 1, 2 and none
 CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-    ("gpt", layout(1, dp=3), {"parallel__zero": 3, "training__eval_samples": 8,
-                              "training__global_batch_size": 6}),
+    ("gpt", layout(1, dp=3), {"parallel__zero": 3, "training__eval_samples": 8, "training__global_batch_size": 6}),
     ("gpt", layout(2, dp=2), {"parallel__zero": 1, **ODD}),
     ("llama", layout(2, dp=2), {"parallel__zero": 3, **ODD}),
-]  # fmt: skip
+]
 SLOW_CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-    ("gpt", layout(1, dp=3), {"parallel__zero": 3, "training__eval_samples": 1,
-                              "training__global_batch_size": 6}),
+    ("gpt", layout(1, dp=3), {"parallel__zero": 3, "training__eval_samples": 1, "training__global_batch_size": 6}),
     ("gpt", layout(2, 2, dp=2), {"parallel__zero": 3, **ODD}),
     ("gpt", layout(2, tp=2, dp=2), {"parallel__zero": 3, **ODD, **SEQUENCE}),
     ("llama", layout(1, tp=4), {**ODD, "training__recompute": "full"}),
     ("bert", layout(1, cp=2, dp=2), {"parallel__zero": 3, **ODD}),
     ("glm", layout(2, dp=2, schedule="zero-bubble"), {"parallel__zero": 2, **ODD}),
     ("t5", layout(2, 2, tp=2, dp=2), {"parallel__zero": 3, **ODD, **SEQUENCE}),
-    ("t5", layout(1, cp=2, dp=2), {"parallel__zero": 3, **ODD,
-                                   "training__freeze": ["embedding.*", "encoder.*"]}),
-]  # fmt: skip
+    ("t5", layout(1, cp=2, dp=2), {"parallel__zero": 3, **ODD, "training__freeze": ["embedding.*", "encoder.*"]}),
+]
 
 
 @pytest.mark.parametrize(
-    ("model", "how", "changes"),
-    [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_CASES)],
+    ("model", "how", "changes"), [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_CASES)]
 )
 def test_the_mean_does_not_tell_and_the_plan_is_what_runs(
     data: Path, tmp_path: Path, model: str, how: dict[str, Any], changes: dict[str, Any]
@@ -76,8 +71,9 @@ def test_messages_by_hand() -> None:
     s, h, width, words, reductions = 32, 32, 4, 3, 1 + 2 * 2  # embedding, two in each layer
     rows = 2 + 1
     assert traffic[0]["tp all_reduce"] == {
-        "count": 2 * (reductions + 3), "bytes": rows * s * width * (reductions * h + words)
-    }  # fmt: skip
+        "count": 2 * (reductions + 3),
+        "bytes": rows * s * width * (reductions * h + words),
+    }
     parameters = sum(m.bytes * m.count for m in estimate.messages[0] if m.what == "parameters") // (
         2 * job.num_microbatches
     )  # a step gathers forward and backward
@@ -85,9 +81,7 @@ def test_messages_by_hand() -> None:
     assert traffic[0]["world all_reduce"] == {"count": 1, "bytes": (2 + 4) * 8}
 
 
-def test_a_failed_validation_loses_no_training(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_validation_loses_no_training(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last step, and one in between, are saved and on record."""
 
     def failing(trainer: Trainer) -> dict[str, Any]:
@@ -97,8 +91,7 @@ def test_a_failed_validation_loses_no_training(
 
     monkeypatch.setattr(Trainer, "validate", failing)
     for at in (2, 4):
-        changes = {"training__steps": 4, "checkpoint__interval": 2,
-                   "training__eval_interval": 2, **SHAPES["gpt"]}  # fmt: skip
+        changes = {"training__steps": 4, "checkpoint__interval": 2, "training__eval_interval": 2, **SHAPES["gpt"]}
         trainer, steps = make_trainer(tiny_job(data, **changes), tmp_path / str(at)), list[int]()
         with pytest.raises(RuntimeError, match="no validation"):
             for record in trainer.run():

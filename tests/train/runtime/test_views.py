@@ -83,9 +83,7 @@ class ToyMLP(ParallelMLP):
         self.ep = context.groups.get("ep", Group())
         view = View(grid=DimGrid({"ep": self.ep.size}, {"experts": "ep"}))
         shard = view.shard((EXPERTS, config.hidden), DIMS, self.ep.rank)
-        self.experts = shard_parameter(
-            shard, init=Init("normal", 0.3), dtype=context.dtype, device=context.device
-        )
+        self.experts = shard_parameter(shard, init=Init("normal", 0.3), dtype=context.dtype, device=context.device)
 
     def forward(self, x: Tensor) -> Tensor:
         rows = GatheredRows.apply(self.experts, self.ep)
@@ -119,9 +117,7 @@ def toy_trainer(raw: dict[str, Any], ep: int, run_dir: Path, rank: int) -> Train
     return build.build_trainer(run_dir, layout, rank, environment)
 
 
-def _train(
-    rank: int, size: int, raw: dict[str, Any], ep: int, run_dir: str, resumed: str
-) -> dict[str, Any]:
+def _train(rank: int, size: int, raw: dict[str, Any], ep: int, run_dir: str, resumed: str) -> dict[str, Any]:
     trainer = toy_trainer(raw, ep, Path(run_dir), rank)
     if resumed:
         trainer.resume(Path(resumed))
@@ -154,10 +150,16 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def toy_job(data: Path, dp: int, zero: int = 0) -> JobSpec:
     return tiny_job(
-        data, dp=dp, parallel__zero=zero, parallel__bucket_bytes=40_000, training__dtype="fp64",
-        training__steps=4, training__eval_samples=0, training__clip_norm=0.1,
+        data,
+        dp=dp,
+        parallel__zero=zero,
+        parallel__bucket_bytes=40_000,
+        training__dtype="fp64",
+        training__steps=4,
+        training__eval_samples=0,
+        training__clip_norm=0.1,
         checkpoint__interval=2,
-    )  # fmt: skip
+    )
 
 
 def ranks_of(job: JobSpec, ep: int, run_dir: Path, resumed: str = "") -> list[dict[str, Any]]:
@@ -183,9 +185,7 @@ def test_a_topology_answers_for_the_groups_of_the_view(data: Path) -> None:
     assert [(b.names, b.view.name, b.sizes) for b in own] == [((NAME,), "toy", (2 * 32,))]
 
 
-@pytest.mark.parametrize(
-    "zero", [*(pytest.param(zero, marks=pytest.mark.slow) for zero in range(3)), 3]
-)
+@pytest.mark.parametrize("zero", [*(pytest.param(zero, marks=pytest.mark.slow) for zero in range(3)), 3])
 def test_it_trains_is_clipped_and_saved_as_the_whole_one(
     data: Path, tmp_path: Path, alone: dict[str, Any], zero: int
 ) -> None:

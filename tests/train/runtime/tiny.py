@@ -29,15 +29,25 @@ from tests.shards import plain, shard_from
 VOCAB, STEPS = 300, 20
 SETTINGS: dict[str, Any] = {
     "name": "tiny",
-    "cluster.nodes": 1, "cluster.device": "cpu",
-    "model.layers": 2, "model.hidden": 32, "model.heads": 4, "model.vocab": VOCAB,
+    "cluster.nodes": 1,
+    "cluster.device": "cpu",
+    "model.layers": 2,
+    "model.hidden": 32,
+    "model.heads": 4,
+    "model.vocab": VOCAB,
     "model.seq_length": 32,
-    "training.micro_batch_size": 2, "training.global_batch_size": 8, "training.steps": STEPS,
-    "training.dropout": 0.1, "training.attention_dropout": 0.1, "training.warmup_steps": 4,
-    "training.learning_rate": 3e-3, "training.eval_samples": 6,
+    "training.micro_batch_size": 2,
+    "training.global_batch_size": 8,
+    "training.steps": STEPS,
+    "training.dropout": 0.1,
+    "training.attention_dropout": 0.1,
+    "training.warmup_steps": 4,
+    "training.learning_rate": 3e-3,
+    "training.eval_samples": 6,
     "checkpoint.interval": 10,
-    "launch.device": "cpu", "launch.threads_per_rank": 1,
-}  # fmt: skip
+    "launch.device": "cpu",
+    "launch.threads_per_rank": 1,
+}
 
 
 def make_data(folder: Path) -> Path:
@@ -96,14 +106,11 @@ def trained_rank(trainer: Trainer) -> dict[str, Any]:
         "traffic": trainer.step_traffic,
         "validation": trainer.last_validation,
         "count": sum(p.numel() for p in trainer.model.parameters()),
-        "weights": {
-            name: (plain(shard_of(p)), p.data) for name, p in trainer.model.named_parameters()
-        },
+        "weights": {name: (plain(shard_of(p)), p.data) for name, p in trainer.model.named_parameters()},
         "gradients": {
-            name: (plain(shard_of(p)), gradients[p])
-            for name, p in trainer.model.named_parameters() if p in gradients
+            name: (plain(shard_of(p)), gradients[p]) for name, p in trainer.model.named_parameters() if p in gradients
         },
-    }  # fmt: skip
+    }
 
 
 def whole_gradients(trainer: Trainer) -> dict[torch.Tensor, torch.Tensor]:

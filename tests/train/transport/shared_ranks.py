@@ -13,9 +13,7 @@ from mpctl.train.transport.timing import Collective
 SLOT = 4096  # so that 2,000 numbers are several chunks, and 9,000 more than all slots hold
 
 
-def sharing(
-    rank: int, size: int, log: list[Collective] | None = None, timeout: float = 20, **layout: Any
-) -> Group:
+def sharing(rank: int, size: int, log: list[Collective] | None = None, timeout: float = 20, **layout: Any) -> Group:
     made = open_segment(rank, range(size), None, **({"slot_bytes": SLOT} | layout))
     record = None if log is None else log.append
     return Group(rank, size, record=record, shared=Exchange(made, timeout=timeout))

@@ -130,15 +130,15 @@ def _noted(rank: int, size: int) -> list[Any]:
     pending.wait()
     (after,) = read_collectives(bytes(memory)).groups
     timed = sorted(timer.seconds)
-    return [[c.kind, c.axis, c.bytes, c.dtype] for c in log] + [
-        [g.kind, g.bytes, g.started, g.finished] for g in (before, after)
-    ] + [timed]  # fmt: skip
+    return (
+        [[c.kind, c.axis, c.bytes, c.dtype] for c in log]
+        + [[g.kind, g.bytes, g.started, g.finished] for g in (before, after)]
+        + [timed]
+    )
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_the_planned_bytes_are_recorded_and_logged(
-    on_ranks: dict[int, dict[str, list[Any]]], size: int
-) -> None:
+def test_the_planned_bytes_are_recorded_and_logged(on_ranks: dict[int, dict[str, list[Any]]], size: int) -> None:
     for rank, noted in enumerate(on_ranks[size]["log"]):
         assert noted == [
             ["all_to_all", "ep", 12 * rank * size, "float32"],
@@ -204,9 +204,12 @@ def test_one_rank_keeps_its_rows_and_counts_are_checked() -> None:
     assert Group(record=log.append).all_to_all_rows(rows, [3], [3]) is rows and log == []
     two = Group(0, 2, dist.group.WORLD, "ep")
     for group, send, receive in (
-        (Group(), [3], [2]), (two, [1, 1], [0, 0]), (two, [3], [3]), (two, [4, -1], [1, 1]),
+        (Group(), [3], [2]),
+        (two, [1, 1], [0, 0]),
+        (two, [3], [3]),
+        (two, [4, -1], [1, 1]),
         (two, [1, 2], [1, -1]),
-    ):  # fmt: skip
+    ):
         with pytest.raises(ValueError, match=r"rows to send|numbers >= 0"):
             group.all_to_all_rows(rows, send, receive)
     with pytest.raises(RuntimeError, match="all_to_all over ep: the group of 2 ranks has no"):

@@ -156,9 +156,7 @@ def _out_of_order(rank: int, size: int, order: list[int], elements: int) -> list
             group.start_all_reduce(inputs[3], "max"),
         ]
         total = reduce(torch.add, every)
-        wanted = [
-            torch.cat(every), total, total[:, rank : rank + 1], reduce(torch.maximum, every),
-        ]  # fmt: skip
+        wanted = [torch.cat(every), total, total[:, rank : rank + 1], reduce(torch.maximum, every)]
         for which in order if rank == 0 else order[::-1]:
             if not torch.equal(pending[which].wait(), wanted[which]):
                 wrong.append(f"turn {turn}, operation {which}")
@@ -220,9 +218,7 @@ def ended(function: Callable[..., Any], n: int, *args: Any) -> list[tuple[int | 
     each; what still runs 10 s later is killed."""
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
         started = [
-            ranks.CONTEXT.Process(
-                target=ranks._rank, args=(function, rank, n, args, folder, 30, ranks.join_gloo)
-            )
+            ranks.CONTEXT.Process(target=ranks._rank, args=(function, rank, n, args, folder, 30, ranks.join_gloo))
             for rank in range(n)
         ]
         for process in started:
@@ -247,12 +243,18 @@ def _leaves(rank: int, size: int, number: int) -> None:
 @pytest.mark.parametrize(
     ("number", "words"),
     [
-        (signal.SIGKILL, r"PeerLost: tp operation 2 \(all_reduce of 8 bytes\): "
-                         r"connection closed by peer: rank 1 ended"),
-        (signal.SIGSTOP, r"PeerLost: tp operation 2 \(all_reduce of 8 bytes\): timed out "
-                         r"after 1 s of waiting for rank 1 "),
+        (
+            signal.SIGKILL,
+            r"PeerLost: tp operation 2 \(all_reduce of 8 bytes\): "
+            r"connection closed by peer: rank 1 ended",
+        ),
+        (
+            signal.SIGSTOP,
+            r"PeerLost: tp operation 2 \(all_reduce of 8 bytes\): timed out "
+            r"after 1 s of waiting for rank 1 ",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_rank_that_waits_in_vain_says_for_whom(number: int, words: str) -> None:
     (code, told), _ = ended(_leaves, 2, number)
     assert code == 1 and re.search(words, told), told
@@ -365,9 +367,7 @@ def test_another_file_at_the_same_place_is_not_opened(on_two: Results) -> None:
 
 
 @pytest.mark.parametrize(("system", "machine"), [("linux", "aarch64"), ("darwin", "x86_64")])
-def test_other_machines_go_by_gloo(
-    system: str, machine: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_machines_go_by_gloo(system: str, machine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.platform", system)
     monkeypatch.setattr("platform.machine", lambda: machine)
     with pytest.raises(OSError, match=f"this is {system} on {machine}"):
@@ -414,25 +414,34 @@ def test_without_memory_the_mesh_goes_by_gloo_and_says_so(on_two: Results) -> No
 def on_two() -> Results:
     return run_each(
         {
-            "traces": (_traces,), "beside gloo": (_beside_gloo,), "several": (_several,),
-            "many": (_many,), **ORDERS, "late": (_late,), "with grad": (_with_grad,),
-            "elsewhere": (_elsewhere,), "mesh": (_meshes, 2, False),
-            "mesh without memory": (_meshes, 2, True), "differ": (_differ,),
+            "traces": (_traces,),
+            "beside gloo": (_beside_gloo,),
+            "several": (_several,),
+            "many": (_many,),
+            **ORDERS,
+            "late": (_late,),
+            "with grad": (_with_grad,),
+            "elsewhere": (_elsewhere,),
+            "mesh": (_meshes, 2, False),
+            "mesh without memory": (_meshes, 2, True),
+            "differ": (_differ,),
         },
         2,
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(scope="module")
 def on_three() -> Results:
     return run_each(
         {
-            "several": (_several,), "in place, shared": (_in_place, "shared"),
-            "in place, gloo": (_in_place, "gloo"), "nobody": (_refused, 0),
+            "several": (_several,),
+            "in place, shared": (_in_place, "shared"),
+            "in place, gloo": (_in_place, "gloo"),
+            "nobody": (_refused, 0),
             "not one": (_refused, 2),
         },
         3,
-    )  # fmt: skip
+    )
 
 
 def _run(data: Path, folder: Path, **changes: Any) -> list[dict[str, Any]]:

@@ -88,9 +88,7 @@ def _one_is_late(rank: int, size: int, way: str, kind: str) -> dict[str, Any]:
     return {"all": time.perf_counter() - began, "seconds": timer.snapshot()}
 
 
-@pytest.mark.parametrize(
-    ("way", "kind"), [("gloo", "all_reduce"), ("memory", "all_reduce"), ("gloo", "send")]
-)
+@pytest.mark.parametrize(("way", "kind"), [("gloo", "all_reduce"), ("memory", "all_reduce"), ("gloo", "send")])
 def test_a_rank_waits_for_a_late_peer_and_not_for_itself(way: str, kind: str) -> None:
     early, late = run_ranks(_one_is_late, 2, way, kind)
     assert list(early["seconds"]) == list(late["seconds"]) == ["dp"]

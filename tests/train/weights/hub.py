@@ -24,23 +24,63 @@ from mpctl.train.weights.hub import open_hub
 
 VOCAB, SEQ, TARGET_SEQ = 300, 32, 12
 SPECIAL_VOCAB = 310  # with room for the special tokens of an objective
-GPT2 = {"n_layer": 2, "n_embd": 32, "n_head": 4, "vocab_size": VOCAB, "n_positions": SEQ,
-        "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
-        "bos_token_id": 0, "eos_token_id": 0}  # fmt: skip
-LLAMA = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48,
-         "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": VOCAB,
-         "max_position_embeddings": SEQ, "rope_theta": 500.0}  # fmt: skip
-LLAMA31 = {**LLAMA, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True,
-           "head_dim": 16, "rope_theta": 500.0,
-           "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
-                            "high_freq_factor": 4.0,
-                            "original_max_position_embeddings": 16}}  # fmt: skip
+GPT2 = {
+    "n_layer": 2,
+    "n_embd": 32,
+    "n_head": 4,
+    "vocab_size": VOCAB,
+    "n_positions": SEQ,
+    "resid_pdrop": 0.0,
+    "embd_pdrop": 0.0,
+    "attn_pdrop": 0.0,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+LLAMA = {
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": SEQ,
+    "rope_theta": 500.0,
+}
+LLAMA31 = {
+    **LLAMA,
+    "attention_bias": True,
+    "mlp_bias": True,
+    "tie_word_embeddings": True,
+    "head_dim": 16,
+    "rope_theta": 500.0,
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16,
+    },
+}
 # Without a padding token: its row of the word table would get no gradient from where it is read.
-BERT = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48,
-        "num_attention_heads": 4, "vocab_size": SPECIAL_VOCAB, "max_position_embeddings": SEQ,
-        "pad_token_id": None}  # fmt: skip
-T5 = {"num_layers": 2, "num_decoder_layers": 3, "d_model": 32, "d_kv": 8, "d_ff": 48,
-      "num_heads": 4, "vocab_size": SPECIAL_VOCAB, "decoder_start_token_id": 0}  # fmt: skip
+BERT = {
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "vocab_size": SPECIAL_VOCAB,
+    "max_position_embeddings": SEQ,
+    "pad_token_id": None,
+}
+T5 = {
+    "num_layers": 2,
+    "num_decoder_layers": 3,
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 48,
+    "num_heads": 4,
+    "vocab_size": SPECIAL_VOCAB,
+    "decoder_start_token_id": 0,
+}
 KINDS: dict[str, dict[str, Any]] = {
     "gpt2": GPT2,
     "gpt2-sharded": {**GPT2, "activation_function": "relu", "n_inner": 64},
@@ -52,32 +92,67 @@ KINDS: dict[str, dict[str, Any]] = {
     "bert": BERT,
     "bert-sharded": {**BERT, "hidden_act": "gelu_new", "type_vocab_size": 3},
     "t5": T5,
-    "t51-sharded": {**T5, "num_decoder_layers": 1, "d_kv": 16, "feed_forward_proj": "gated-gelu",
-                    "relative_attention_num_buckets": 12, "relative_attention_max_distance": 20,
-                    "tie_word_embeddings": False},
-}  # fmt: skip
+    "t51-sharded": {
+        **T5,
+        "num_decoder_layers": 1,
+        "d_kv": 16,
+        "feed_forward_proj": "gated-gelu",
+        "relative_attention_num_buckets": 12,
+        "relative_attention_max_distance": 20,
+        "tie_word_embeddings": False,
+    },
+}
 
 ROUTED = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
-LATENT = {**LLAMA, "num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 16,
-          "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 12,
-          "moe_intermediate_size": 20, "n_routed_experts": 8, "num_experts_per_tok": 3,
-          "first_k_dense_replace": 1, "n_shared_experts": 2}  # fmt: skip
+LATENT = {
+    **LLAMA,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 12,
+    "moe_intermediate_size": 20,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "first_k_dense_replace": 1,
+    "n_shared_experts": 2,
+}
 EXPERTS: dict[str, dict[str, Any]] = {
     "mixtral": {**LLAMA, "num_local_experts": 4},
-    "qwen2_moe": {**LLAMA, **ROUTED, "shared_expert_intermediate_size": 28,
-                  "mlp_only_layers": [0], "num_hidden_layers": 3},
-    "qwen3_moe-sharded": {**LLAMA, **ROUTED, "head_dim": 16, "norm_topk_prob": True,
-                          "decoder_sparse_step": 2},
+    "qwen2_moe": {
+        **LLAMA,
+        **ROUTED,
+        "shared_expert_intermediate_size": 28,
+        "mlp_only_layers": [0],
+        "num_hidden_layers": 3,
+    },
+    "qwen3_moe-sharded": {**LLAMA, **ROUTED, "head_dim": 16, "norm_topk_prob": True, "decoder_sparse_step": 2},
     "olmoe": {**LLAMA, "num_experts": 6, "num_experts_per_tok": 2, "norm_topk_prob": True},
-    "deepseek_v2": {**LATENT, "topk_method": "group_limited_greedy", "n_group": 4,
-                    "topk_group": 2, "routed_scaling_factor": 1.5},
+    "deepseek_v2": {
+        **LATENT,
+        "topk_method": "group_limited_greedy",
+        "n_group": 4,
+        "topk_group": 2,
+        "routed_scaling_factor": 1.5,
+    },
     "deepseek_v2-sharded": {**LATENT, "q_lora_rank": None, "num_hidden_layers": 3},
     "deepseek_v3-sharded": {**LATENT, "n_group": 4, "topk_group": 2, "num_mtp_layers": 0},
     "deepseek_v3 with yarn": {
-        **LATENT, "n_group": 1, "topk_group": 1, "num_mtp_layers": 0, "rope_scaling": {
-            "rope_type": "yarn", "factor": 4.0, "beta_fast": 4.0, "mscale": 0.707,
-            "mscale_all_dim": 1.0, "original_max_position_embeddings": 16}},
-}  # fmt: skip
+        **LATENT,
+        "n_group": 1,
+        "topk_group": 1,
+        "num_mtp_layers": 0,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "beta_fast": 4.0,
+            "mscale": 0.707,
+            "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 16,
+        },
+    },
+}
 EVERY = {**KINDS, **EXPERTS}
 
 
@@ -129,13 +204,16 @@ def fields(kind: str) -> dict[str, Tensor]:
         types[0, -1] = KINDS[kind].get("type_vocab_size", 2) - 1
         weights = torch.zeros(2, SEQ, dtype=torch.float64)
         weights[0, [1, 7, 30]], weights[1, [2, 3]] = 1 / 3, 1 / 2
-        return {"tokens": inputs, "types": types, "targets": targets, "weights": weights,
-                "next": torch.tensor([1, 0])}  # fmt: skip
+        return {"tokens": inputs, "types": types, "targets": targets, "weights": weights, "next": torch.tensor([1, 0])}
     if kind.startswith("t5"):
         written = targets[:, :TARGET_SEQ]
         weights = (torch.arange(TARGET_SEQ) < torch.tensor([[12], [9]])).double()
-        return {"tokens": inputs, "decoder_tokens": inputs.flip(1)[:, :TARGET_SEQ],
-                "targets": written, "weights": weights / weights.sum(1, keepdim=True)}  # fmt: skip
+        return {
+            "tokens": inputs,
+            "decoder_tokens": inputs.flip(1)[:, :TARGET_SEQ],
+            "targets": written,
+            "weights": weights / weights.sum(1, keepdim=True),
+        }
     return {"tokens": inputs, "targets": targets}
 
 

@@ -42,8 +42,7 @@ def change(folder: Path, **tensors: torch.Tensor | None) -> None:
 
 
 def test_a_wrong_shape_names_file_tensor_and_both_shapes(llama: Path) -> None:
-    change(llama, model__norm__weight=torch.ones(31),
-           model__layers__1__self_attn__k_proj__weight=torch.ones(32, 32))  # fmt: skip
+    change(llama, model__norm__weight=torch.ones(31), model__layers__1__self_attn__k_proj__weight=torch.ones(32, 32))
     said = [str(issue) for issue in issues_of(llama)]
     assert len(said) == 2
     assert all(str(llama / SINGLE) in line for line in said)
@@ -61,8 +60,11 @@ def test_every_kind_of_bad_tensor_at_once(llama: Path) -> None:
     )
     issues = issues_of(llama)
     assert sorted(issue.rule for issue in issues) == [
-        "weights-dtype", "weights-foreign", "weights-foreign", "weights-missing",
-    ]  # fmt: skip
+        "weights-dtype",
+        "weights-foreign",
+        "weights-foreign",
+        "weights-missing",
+    ]
     said = "\n".join(map(str, issues))
     for words in ("up_proj.weight is I8", "q_proj.bias [32]", "model.norm.weight [32]", "layers.7"):
         assert words in said
@@ -87,10 +89,14 @@ def test_a_truncated_file(llama: Path) -> None:
 
 def test_a_hostile_header(llama: Path) -> None:
     for header in (
-        b"[]", b"{", b'{"a": 1}', b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}',
-        b'{"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, -4]}}', b"\xff\xfe",
+        b"[]",
+        b"{",
+        b'{"a": 1}',
+        b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}',
+        b'{"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, -4]}}',
+        b"\xff\xfe",
         b"[" * 100_000,
-    ):  # fmt: skip
+    ):
         (llama / SINGLE).write_bytes(len(header).to_bytes(8, "little") + header)
         assert [issue.rule for issue in issues_of(llama)] == ["weights-damaged"]
     (llama / SINGLE).write_bytes((2**62).to_bytes(8, "little") + header)
@@ -121,9 +127,13 @@ def test_a_foreign_shard(sharded: Path) -> None:
 
 def test_a_hostile_index(sharded: Path) -> None:
     for index in (
-        "{", "[]", "{}", '{"weight_map": []}', '{"weight_map": {"a": "../model.safetensors"}}',
+        "{",
+        "[]",
+        "{}",
+        '{"weight_map": []}',
+        '{"weight_map": {"a": "../model.safetensors"}}',
         '{"weight_map": {"a": "/etc/passwd"}}',
-    ):  # fmt: skip
+    ):
         (sharded / INDEX).write_text(index)
         (issue,) = issues_of(sharded)
         assert (issue.rule, issue.where) == ("weights-damaged", str(sharded / INDEX))
@@ -173,9 +183,7 @@ def one_file(folder: Path, out: Path) -> Path:
 
 
 @pytest.mark.parametrize("kind", HEADS)
-def test_a_head_that_is_not_the_word_table_is_refused(
-    kind: str, truths: Truths, tmp_path: Path
-) -> None:
+def test_a_head_that_is_not_the_word_table_is_refused(kind: str, truths: Truths, tmp_path: Path) -> None:
     head, table = HEADS[kind]
     folder = one_file(truths(kind).folder, tmp_path / "hf")
     words = load_file(folder / SINGLE)[table]
@@ -213,8 +221,7 @@ def test_a_separate_head_is_read_if_the_config_has_one(truths: Truths, tmp_path:
 def test_other_copies_of_a_table(truths: Truths, tmp_path: Path) -> None:
     folder = one_file(truths("t5").folder, tmp_path / "hf")
     words = load_file(folder / SINGLE)["shared.weight"]
-    change(folder, encoder__embed_tokens__weight=words.clone(),
-           decoder__embed_tokens__weight=words + 1)  # fmt: skip
+    change(folder, encoder__embed_tokens__weight=words.clone(), decoder__embed_tokens__weight=words + 1)
     with pytest.raises(InputError, match=r"decoder.embed_tokens.weight differs from shared"):
         import_weights(folder, tmp_path / "ours")
 
@@ -222,8 +229,9 @@ def test_other_copies_of_a_table(truths: Truths, tmp_path: Path) -> None:
 def test_values_that_are_not_finite_are_all_named(llama: Path, tmp_path: Path) -> None:
     values = torch.ones(32, 32)
     values[0, :5] = float("nan")
-    change(llama, model__norm__weight=torch.full((32,), float("inf")),
-           model__layers__1__self_attn__o_proj__weight=values)  # fmt: skip
+    change(
+        llama, model__norm__weight=torch.full((32,), float("inf")), model__layers__1__self_attn__o_proj__weight=values
+    )
     open_hub(llama)  # headers do not tell
     with pytest.raises(InputError) as caught:
         import_weights(llama, tmp_path / "ours")

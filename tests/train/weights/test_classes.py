@@ -22,8 +22,7 @@ from tests.train.weights.test_init_from import hub_job
 from tests.train.weights.test_round_trip import answer_of_ours, assert_close, built
 
 Truths = Callable[[str], Truth]
-LENGTHS = {"bert": {"model__seq_length": 32},
-           "t5": {"model__seq_length": 32, "model__decoder_seq_length": 12}}  # fmt: skip
+LENGTHS = {"bert": {"model__seq_length": 32}, "t5": {"model__seq_length": 32, "model__decoder_seq_length": 12}}
 
 
 @pytest.fixture
@@ -45,24 +44,31 @@ def test_every_tensor_of_theirs_is_read(truths: Truths) -> None:
 
 
 SECOND_COPIES = {
-    "bert": {"cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
-             "cls.predictions.decoder.bias": "cls.predictions.bias"},
-    "t5": {"lm_head.weight": "shared.weight", "encoder.embed_tokens.weight": "shared.weight",
-           "decoder.embed_tokens.weight": "shared.weight"},
-}  # fmt: skip
+    "bert": {
+        "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+        "cls.predictions.decoder.bias": "cls.predictions.bias",
+    },
+    "t5": {
+        "lm_head.weight": "shared.weight",
+        "encoder.embed_tokens.weight": "shared.weight",
+        "decoder.embed_tokens.weight": "shared.weight",
+    },
+}
 NOT_READ = {
     "bert": {"bert.embeddings.position_ids": torch.arange(32)[None]},
-    "t5": {"decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight":
-           torch.ones(32, 4)},
-}  # fmt: skip
+    "t5": {"decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight": torch.ones(32, 4)},
+}
 
 
 @pytest.mark.parametrize("kind", SECOND_COPIES)
 def test_second_copies_and_buffers_may_lie_there(kind: str, truths: Truths, copied: Any) -> None:
     folder = copied(kind)
-    change(folder, lambda held: held.update(
-        NOT_READ[kind], **{name: held[of].clone() for name, of in SECOND_COPIES[kind].items()}
-    ))  # fmt: skip
+    change(
+        folder,
+        lambda held: held.update(
+            NOT_READ[kind], **{name: held[of].clone() for name, of in SECOND_COPIES[kind].items()}
+        ),
+    )
     said = answer_of_ours(built(folder, Group()), fields(kind))
     assert_close(said, truths(kind).answer)
 
@@ -83,9 +89,7 @@ def test_norms_as_tensorflow_called_them(truths: Truths, copied: Any) -> None:
 
 
 @pytest.mark.parametrize("part", ["BertModel", "BertForMaskedLM"])
-def test_a_bert_without_its_heads_names_the_class_that_has_them(
-    part: str, truths: Truths, tmp_path: Path
-) -> None:
+def test_a_bert_without_its_heads_names_the_class_that_has_them(part: str, truths: Truths, tmp_path: Path) -> None:
     import transformers
 
     folder = truths("bert").folder
@@ -94,11 +98,8 @@ def test_a_bert_without_its_heads_names_the_class_that_has_them(
     assert {issue.rule for issue in issues} == {"weights-missing"}
     assert all("BertForPreTraining" in issue.hint for issue in issues)
     lacking = {issue.message.split()[0].rpartition(".")[0] for issue in issues}
-    words = {"cls.predictions", "cls.predictions.transform.dense",
-             "cls.predictions.transform.LayerNorm"}  # fmt: skip
-    assert lacking == {"cls.seq_relationship"} | (
-        words if part == "BertModel" else {"bert.pooler.dense"}
-    )
+    words = {"cls.predictions", "cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm"}
+    assert lacking == {"cls.seq_relationship"} | (words if part == "BertModel" else {"bert.pooler.dense"})
 
 
 def test_an_untied_t5_without_its_head(copied: Any) -> None:
@@ -140,9 +141,7 @@ def test_the_config_names_the_tokenizer_s_special_tokens(truths: Truths) -> None
 
 
 @pytest.mark.parametrize("kind", ["bert", pytest.param("t5", marks=pytest.mark.slow)])
-def test_a_run_from_an_import_at_tp_2_goes_back(
-    kind: str, truths: Truths, data: Path, tmp_path: Path
-) -> None:
+def test_a_run_from_an_import_at_tp_2_goes_back(kind: str, truths: Truths, data: Path, tmp_path: Path) -> None:
     """Its first loss is that of one process from their files; they can load its result."""
     folder, run = truths(kind).folder, tmp_path / "run"
     import_weights(folder, tmp_path / "ours")

@@ -70,9 +70,7 @@ def copied(truths: Truths, tmp_path: Path) -> Callable[[str], Path]:
 
 
 @every
-def test_import_then_export_gives_the_same_tensors(
-    kind: str, truths: Truths, tmp_path: Path
-) -> None:
+def test_import_then_export_gives_the_same_tensors(kind: str, truths: Truths, tmp_path: Path) -> None:
     """Bit for bit, under the names that transformers saves, which loads them again."""
     truth = truths(kind)
     import_weights(truth.folder, tmp_path / "ours")
@@ -144,9 +142,8 @@ def _rank(rank: int, size: int, folders: dict[str, str]) -> dict[str, tuple[Tens
         for layout in (Layout(dp=2, ep=2), Layout(tp=2, ep=2)):
             groups = layout.groups(rank)
             context = ShardContext(
-                groups["tp"], groups["cp"], layout.tp > 1, torch.float32, groups=groups,
-                expert_view=layout.view,
-            )  # fmt: skip
+                groups["tp"], groups["cp"], layout.tp > 1, torch.float32, groups=groups, expert_view=layout.view
+            )
             samples = slice(rank, rank + 1) if layout.dp > 1 else slice(None)
             made.append(logits_of(built(Path(folder), context), samples))
         said[kind] = (made[0], made[1])
@@ -167,9 +164,8 @@ OVER_TP = {"parallel__tp": 2, "parallel__ep": 2, "parallel__sequence_parallel": 
 
 @pytest.mark.parametrize(
     ("kind", "layout"),
-    [(V3, {"parallel__dp": 2, "parallel__ep": 2}),
-     pytest.param("qwen2_moe", OVER_TP, marks=pytest.mark.slow)],
-)  # fmt: skip
+    [(V3, {"parallel__dp": 2, "parallel__ep": 2}), pytest.param("qwen2_moe", OVER_TP, marks=pytest.mark.slow)],
+)
 def test_a_run_from_their_files_at_ep_2_goes_back(
     kind: str, layout: dict[str, Any], truths: Truths, data: Path, tmp_path: Path
 ) -> None:
@@ -183,8 +179,11 @@ def test_a_run_from_their_files_at_ep_2_goes_back(
     (run / "job.json").write_text(job.model_dump_json())
     assert export_weights(run, tmp_path / "hf").step == 1
     biases = router_biases(open_hub(tmp_path / "hf"))
-    moved = [abs(after - before) for layer, values in router_biases(open_hub(folder)).items()
-             for before, after in zip(values, biases[layer], strict=True)]  # fmt: skip
+    moved = [
+        abs(after - before)
+        for layer, values in router_biases(open_hub(folder)).items()
+        for before, after in zip(values, biases[layer], strict=True)
+    ]
     assert all(change == pytest.approx(1e-3, rel=1e-3) for change in moved)
     logits = logits_of(built(run, ShardContext(dtype=torch.float32)))
     with torch.no_grad():
@@ -284,10 +283,13 @@ def test_biases_stay_float32_in_a_model_of_sixteen_bits(truths: Truths, tmp_path
 
 def test_missing_experts_are_named_in_one_issue_a_matrix(copied: Any) -> None:
     folder = copied("olmoe")
-    rewrite(folder, lambda held: [
-        held.pop(f"model.layers.1.mlp.experts.{n}.{matrix}.weight")
-        for n, matrix in ((2, "up_proj"), (5, "up_proj"), (0, "down_proj"))
-    ])  # fmt: skip
+    rewrite(
+        folder,
+        lambda held: [
+            held.pop(f"model.layers.1.mlp.experts.{n}.{matrix}.weight")
+            for n, matrix in ((2, "up_proj"), (5, "up_proj"), (0, "down_proj"))
+        ],
+    )
     issues = issues_of(folder)
     assert {issue.rule for issue in issues} == {"weights-missing"}
     assert [issue.message for issue in issues] == [
@@ -312,9 +314,7 @@ def test_a_config_of_many_experts_is_refuted_by_the_router(copied: Any, experts:
     began = time.monotonic()
     (issue,) = issues_of(folder)
     assert issue.rule == "weights-shape" and time.monotonic() - began < 2.0
-    assert (
-        f"gate.weight is [6, 32], the shape in config.json needs [{experts}, 32]" in issue.message
-    )
+    assert f"gate.weight is [6, 32], the shape in config.json needs [{experts}, 32]" in issue.message
 
 
 def test_experts_without_a_router_and_many_layers_are_counted(copied: Any) -> None:
@@ -453,10 +453,7 @@ def test_fp8_without_its_scales_is_refused(fp8: Any) -> None:
 
 def test_another_quantization_is_refused_in_words(copied: Any) -> None:
     folder = copied("mixtral")
-    for table in (
-        {"quant_method": "mxfp4"},
-        {"quant_method": "fp8", "weight_block_size": [64, 64]},
-    ):
+    for table in ({"quant_method": "mxfp4"}, {"quant_method": "fp8", "weight_block_size": [64, 64]}):
         configure(folder, quantization_config=table)
         (issue,) = issues_of(folder)
         assert issue.rule == "weights-dtype" and "fp8 in blocks of 128 x 128" in issue.hint
@@ -464,12 +461,12 @@ def test_another_quantization_is_refused_in_words(copied: Any) -> None:
     assert open_hub(folder).model.experts == 4
 
 
-def test_layers_of_multi_token_prediction_are_noted_and_not_read(
-    copied: Any, tmp_path: Path
-) -> None:
+def test_layers_of_multi_token_prediction_are_noted_and_not_read(copied: Any, tmp_path: Path) -> None:
     folder = copied(V3)
-    more = {"model.layers.2.eh_proj.weight": torch.ones(32, 64),
-            "model.layers.2.mlp.experts.0.up_proj.weight": torch.ones(20, 32)}  # fmt: skip
+    more = {
+        "model.layers.2.eh_proj.weight": torch.ones(32, 64),
+        "model.layers.2.mlp.experts.0.up_proj.weight": torch.ones(20, 32),
+    }
     rewrite(folder, lambda held: held.update(more))
     assert {issue.rule for issue in issues_of(folder)} == {"weights-foreign"}
     configure(folder, num_nextn_predict_layers=1)
@@ -485,15 +482,30 @@ def test_another_name_of_the_same_class_is_read(copied: Any, truths: Truths) -> 
 
 
 ROTARY: dict[str, Any] = {
-    "layers": 2, "hidden": 32, "ffn": 48, "heads": 4, "vocab": 300, "seq_length": 32,
-    "position": "rotary", "norm": "rmsnorm", "activation": "swiglu", "bias": False, "experts": 4,
+    "layers": 2,
+    "hidden": 32,
+    "ffn": 48,
+    "heads": 4,
+    "vocab": 300,
+    "seq_length": 32,
+    "position": "rotary",
+    "norm": "rmsnorm",
+    "activation": "swiglu",
+    "bias": False,
+    "experts": 4,
     "experts_per_token": 2,
-}  # fmt: skip
+}
 MLA: dict[str, Any] = {
-    **ROTARY, "attention_kind": "mla", "kv_lora_rank": 16, "qk_nope_head_dim": 8,
-    "qk_rope_head_dim": 4, "v_head_dim": 8, "shared_expert_ffn": 48, "norm_epsilon": 1e-6,
+    **ROTARY,
+    "attention_kind": "mla",
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+    "shared_expert_ffn": 48,
+    "norm_epsilon": 1e-6,
     "router_renormalize": False,
-}  # fmt: skip
+}
 
 
 def test_a_model_that_no_class_expresses_names_the_key() -> None:
@@ -512,9 +524,11 @@ def test_a_model_that_no_class_expresses_names_the_key() -> None:
             get_scheme(ModelSpec(**keys))
         assert {issue.where.removeprefix("model.") for issue in caught.value.issues} == where, keys
     for keys, name in (
-        (ROTARY, "Mixtral"), ({**ROTARY, "qk_norm": "width"}, "Olmoe"), (MLA, "DeepseekV2"),
+        (ROTARY, "Mixtral"),
+        ({**ROTARY, "qk_norm": "width"}, "Olmoe"),
+        (MLA, "DeepseekV2"),
         ({**ROTARY, "qk_norm": True, "expert_ffn": 20, "dense_layers": 1}, "Qwen3Moe"),
-    ):  # fmt: skip
+    ):
         assert get_scheme(ModelSpec(**keys)).architecture == f"{name}ForCausalLM"
 
 
@@ -524,9 +538,7 @@ def test_every_tensor_of_theirs_is_read(truths: Truths) -> None:
         pieces = [piece.name for row in hub.rows.values() for piece in row.pieces]
         assert sorted([*pieces, *hub.biases.values()]) == sorted(hub.tensors)
         for row in hub.rows.values():  # the pieces fill the parameter
-            assert sum(torch.Size(piece.shape).numel() for piece in row.pieces) == (
-                torch.Size(row.shape).numel()
-            )
+            assert sum(torch.Size(piece.shape).numel() for piece in row.pieces) == (torch.Size(row.shape).numel())
 
 
 def test_a_tensor_of_another_shape_is_named(copied: Any) -> None:
@@ -535,5 +547,6 @@ def test_a_tensor_of_another_shape_is_named(copied: Any) -> None:
     rewrite(folder, lambda held: held.update({name: held[name].T.contiguous()}))
     (issue,) = issues_of(folder)
     assert (issue.rule, issue.message) == (
-        "weights-shape", f"{name} is [48, 32], the shape in config.json needs [32, 48]"
-    )  # fmt: skip
+        "weights-shape",
+        f"{name} is [48, 32], the shape in config.json needs [32, 48]",
+    )

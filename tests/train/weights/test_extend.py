@@ -117,11 +117,7 @@ def resharded(imported: Path, tp: int) -> Path:
             padded = torch.full((rows, *table.shape[1:]), float("nan"))
             padded[: job.model.vocab] = table[: job.model.vocab]
             tensors[f"{name}/value"] = padded[own.start : own.stop].clone()
-            places[name] = {
-                "shape": list(padded.shape),
-                "dim": 0,
-                "blocks": [[own.start, own.stop]],
-            }
+            places[name] = {"shape": list(padded.shape), "dim": 0, "blocks": [[own.start, own.stop]]}
         path = shard_path(checkpoint, rank)
         save_file(tensors, path)
         new = {"bytes": path.stat().st_size, "sha256": sha256(path), "parameters": places}
@@ -187,9 +183,7 @@ def test_tables_are_old_rows_means_and_what_the_seed_gave(
             assert bool((full[VOCAB + ADDED :] == SEED).all())
 
 
-def test_a_rank_reads_its_own_part_of_the_files(
-    truths: Truths, tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_a_rank_reads_its_own_part_of_the_files(truths: Truths, tmp_path: Path, monkeypatch: Any) -> None:
     origin = open_origin(origin_at("two shards", truths("llama"), tmp_path))
     model, read = model_of(origin, VOCAB + ADDED), list[int]()
     original = ShardReader.read
@@ -207,9 +201,7 @@ def test_a_rank_reads_its_own_part_of_the_files(
     assert sum(read) == 0  # rows 384 to 511: padding
 
 
-def test_rows_of_a_16_bit_checkpoint_come_as_they_are_stored(
-    truths: Truths, tmp_path: Path
-) -> None:
+def test_rows_of_a_16_bit_checkpoint_come_as_they_are_stored(truths: Truths, tmp_path: Path) -> None:
     folder = tmp_path / "hf"
     load(truths("llama").folder).to(torch.bfloat16).save_pretrained(folder)
     origin = open_origin(folder)
@@ -243,8 +235,7 @@ def test_more_rows_need_an_extension_that_starts_where_the_origin_ends(truths: T
     model = model_of(origin, VOCAB + ADDED)
     assert said(path, model, EXTENSION) == []
     assert said(path, model_of(origin, VOCAB + 999), EXTENSION) == []
-    for wrong in (None, replace(EXTENSION, old_vocab_size=VOCAB - 1),
-                  replace(EXTENSION, old_vocab_size=VOCAB + 1)):  # fmt: skip
+    for wrong in (None, replace(EXTENSION, old_vocab_size=VOCAB - 1), replace(EXTENSION, old_vocab_size=VOCAB + 1)):
         (issue,) = said(path, model, wrong)
         assert issue.startswith("model.vocab: 340, but the weights in ")
         assert "use model.vocab 300, or data of a tokenizer of 300 extended to more" in issue
@@ -268,9 +259,7 @@ def test_weights_that_know_all_pieces_are_taken_as_they_are(truths: Truths) -> N
         assert all(bool((tensor == SEED).all()) for _, tensor in targets.values())
 
 
-def test_rows_that_the_old_tokenizer_left_unused_are_filled_too(
-    truths: Truths, tmp_path: Path
-) -> None:
+def test_rows_that_the_old_tokenizer_left_unused_are_filled_too(truths: Truths, tmp_path: Path) -> None:
     """Recognised by the tokenizer next to the weights: 290 pieces on 300 rows."""
     imported = tmp_path / "ours"
     import_weights(truths("llama").folder, imported)

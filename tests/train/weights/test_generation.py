@@ -102,8 +102,10 @@ def test_a_t5_generates_with_the_tokens_of_its_training(
         assert tokenizer.encode(f"w1 {name}")[-2:] == [token, ids["</s>"]]
     settings = model.generation_config
     assert (settings.pad_token_id, settings.eos_token_id, settings.decoder_start_token_id) == (
-        ids["<pad>"], ids["</s>"], ids["<pad>"],
-    )  # fmt: skip
+        ids["<pad>"],
+        ids["</s>"],
+        ids["<pad>"],
+    )
     assert (model.config.pad_token_id, model.config.eos_token_id) == (ids["<pad>"], ids["</s>"])
     batch = tokenizer(PROMPTS, return_tensors="pt", padding=True)
     assert batch["attention_mask"][0, -1] == 0
@@ -133,10 +135,21 @@ def test_a_bert_reads_texts_and_pairs_as_its_training_does(
     assert len(set(map(len, tokenizer(PROMPTS, padding=True)["input_ids"]))) == 1
 
 
-END = {"id": 1, "content": "</s>", "single_word": False, "lstrip": False, "rstrip": False,
-       "normalized": False, "special": True}  # fmt: skip
-UNIGRAM = {"type": "Unigram", "unk_id": 0, "byte_fallback": False,
-           "vocab": [["<unk>", 0.0], ["</s>", 0.0], ["a", -1.0]]}  # fmt: skip
+END = {
+    "id": 1,
+    "content": "</s>",
+    "single_word": False,
+    "lstrip": False,
+    "rstrip": False,
+    "normalized": False,
+    "special": True,
+}
+UNIGRAM = {
+    "type": "Unigram",
+    "unk_id": 0,
+    "byte_fallback": False,
+    "vocab": [["<unk>", 0.0], ["</s>", 0.0], ["a", -1.0]],
+}
 
 
 def test_texts_are_framed_by_tokens_that_the_tokenizer_has(tmp_path: Path) -> None:
@@ -150,9 +163,7 @@ def test_texts_are_framed_by_tokens_that_the_tokenizer_has(tmp_path: Path) -> No
         assert load_tokenizer(tmp_path / "tokenizer.json").encode("a").ids == framed
 
 
-def test_a_tokenizer_that_takes_no_tokens_is_reported(
-    truths: Truths, tmp_path: Path, data: Path
-) -> None:
+def test_a_tokenizer_that_takes_no_tokens_is_reported(truths: Truths, tmp_path: Path, data: Path) -> None:
     """A Unigram's ids leave no gap; a folder without a tokenizer has no special ids."""
     folder = Path(shutil.copytree(truths("bert").folder, tmp_path / "hub"))
     import_weights(folder, tmp_path / "none")
@@ -162,9 +173,10 @@ def test_a_tokenizer_that_takes_no_tokens_is_reported(
     vocabulary = [["<unk>", 0.0], ["</s>", 0.0], ["a", -1.0], ["b", -2.0]]
     end = json.loads((data / "tokenizer.json").read_text())["added_tokens"][0]
     document = {
-        "version": "1.0", "added_tokens": [{**end, "id": 1, "content": "</s>"}],
+        "version": "1.0",
+        "added_tokens": [{**end, "id": 1, "content": "</s>"}],
         "model": {"type": "Unigram", "unk_id": 0, "vocab": vocabulary, "byte_fallback": False},
-    }  # fmt: skip
+    }
     (folder / "tokenizer.json").write_text(json.dumps(document))
     import_weights(folder, tmp_path / "unigram")
     written = export_weights(tmp_path / "unigram", tmp_path / "hf")

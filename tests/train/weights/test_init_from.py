@@ -29,8 +29,12 @@ from tests.train.runtime.tiny import column, make_trainer, settings, tiny_job, t
 from tests.train.weights.hub import Truth, load, tokens
 
 Truths = Callable[[str], Truth]
-ONE_STEP = {"training__steps": 1, "training__dropout": 0.0, "training__attention_dropout": 0.0,
-            "training__eval_interval": 1}  # fmt: skip
+ONE_STEP = {
+    "training__steps": 1,
+    "training__dropout": 0.0,
+    "training__attention_dropout": 0.0,
+    "training__eval_interval": 1,
+}
 
 
 def hub_job(data: Path, folder: Path, **changes: Any) -> JobSpec:
@@ -57,9 +61,7 @@ def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
     return run, float(losses[-1]["validation_loss"])
 
 
-def test_a_finished_run_continues_with_its_loss(
-    finished: tuple[Path, float], data: Path, tmp_path: Path
-) -> None:
+def test_a_finished_run_continues_with_its_loss(finished: tuple[Path, float], data: Path, tmp_path: Path) -> None:
     """At tp 2; on one rank, the next two tests."""
     run, loss = finished
     job = tiny_job(data, 2, training__init_from=str(run), **ONE_STEP)
@@ -75,25 +77,18 @@ def test_a_finished_run_of_tp_2_is_a_model_of_transformers(
     run, loss = finished
     written = export_weights(run, tmp_path / "hf")
     assert (written.step, written.architecture) == (8, "GPT2LMHeadModel")
-    assert (tmp_path / "hf" / "tokenizer.json").read_bytes() == (
-        data / "tokenizer.json"
-    ).read_bytes()
+    assert (tmp_path / "hf" / "tokenizer.json").read_bytes() == (data / "tokenizer.json").read_bytes()
     trainer = make_trainer(tiny_job(data, training__init_from=str(run)), tmp_path / "run")
     assert trainer.validate()[0] == pytest.approx(loss, rel=1e-6)
     with torch.no_grad():
         theirs = load(tmp_path / "hf")(tokens()[0]).logits
         assert torch.allclose(
-            trainer.model(Batch(torch.arange(2), {"tokens": tokens()[0]})),
-            theirs,
-            rtol=1e-4,
-            atol=1e-5,
+            trainer.model(Batch(torch.arange(2), {"tokens": tokens()[0]})), theirs, rtol=1e-4, atol=1e-5
         )
 
 
 @pytest.mark.parametrize(("imported", "dtype"), [(False, "bf16"), (True, "fp32")])
-def test_a_trainer_holds_their_weights(
-    imported: bool, dtype: str, truths: Truths, data: Path, tmp_path: Path
-) -> None:
+def test_a_trainer_holds_their_weights(imported: bool, dtype: str, truths: Truths, data: Path, tmp_path: Path) -> None:
     """In bf16 the masters keep all 32 bits that the file has."""
     folder = truths("llama").folder
     job = hub_job(data, folder, training__dtype=dtype)
@@ -115,9 +110,7 @@ def test_a_trainer_holds_their_weights(
     assert trainer.step == 0
 
 
-def test_data_of_another_tokenizer_are_warned_of(
-    finished: tuple[Path, float], data: Path, tmp_path: Path
-) -> None:
+def test_data_of_another_tokenizer_are_warned_of(finished: tuple[Path, float], data: Path, tmp_path: Path) -> None:
     """Of a run and of a Hugging Face folder; the same tokenizer and one extended from it are no
     mismatch, nor is a run that goes on from its own checkpoint."""
     run, _ = finished
@@ -141,8 +134,12 @@ def test_data_of_another_tokenizer_are_warned_of(
     corpus = {"data__corpus": [str(tmp_path / "texts")]}
     for origin, beside in ((run, known), (hub, hub / "tokenizer.json")):
         (warning,) = said(origin, data__path=str(tmp_path / "other"))
-        for part in (beside, tmp_path / "other" / "tokenizer.json", "--extend-tokenizer",
-                     f"data prepare --tokenizer {beside}"):  # fmt: skip
+        for part in (
+            beside,
+            tmp_path / "other" / "tokenizer.json",
+            "--extend-tokenizer",
+            f"data prepare --tokenizer {beside}",
+        ):
             assert str(part) in warning
         (warning,) = said(origin, **corpus)
         assert f"data.tokenizer={beside}" in warning
@@ -157,9 +154,7 @@ def test_data_of_another_tokenizer_are_warned_of(
     )
 
 
-def test_one_checkpoint_of_a_run_will_do(
-    finished: tuple[Path, float], data: Path, tmp_path: Path
-) -> None:
+def test_one_checkpoint_of_a_run_will_do(finished: tuple[Path, float], data: Path, tmp_path: Path) -> None:
     """The launcher names it so, because a run may save another while ranks start."""
     run, loss = finished
     origin = open_origin(run / "checkpoints" / "step-8")
@@ -194,8 +189,14 @@ def test_a_resumed_run_needs_its_origin_no_more(data: Path, tmp_path: Path) -> N
 def test_every_difference_of_the_models_is_an_issue(truths: Truths, data: Path) -> None:
     folder = truths("llama").folder
     assert launch_issues(hub_job(data, folder, model__seq_length=16)) == []
-    wrong = {"model__heads": 8, "model__kv_heads": 4, "model__head_dim": 4, "model__layers": 3,
-             "model__rotary_base": 1e4, "model__norm_epsilon": 1e-5}  # fmt: skip
+    wrong = {
+        "model__heads": 8,
+        "model__kv_heads": 4,
+        "model__head_dim": 4,
+        "model__layers": 3,
+        "model__rotary_base": 1e4,
+        "model__norm_epsilon": 1e-5,
+    }
     assert launch_issues(hub_job(data, folder, **wrong)) == [
         f"init-from-model model.{key}"
         for key in ("layers", "heads", "kv_heads", "head_dim", "norm_epsilon", "rotary_base")
@@ -209,8 +210,17 @@ def test_a_bad_file_ends_a_launch_before_it_starts(
     hf.mkdir()
     (hf / "config.json").write_bytes((truths("llama").folder / "config.json").read_bytes())
     (hf / "model.safetensors").write_bytes(b"no")
-    arguments = ["launch", "--set", f"model.hf_config={hf}", "--set", f"training.init_from={hf}",
-                 "--set", f"data.path={data}", "--run-dir", tmp_path / "run"]  # fmt: skip
+    arguments = [
+        "launch",
+        "--set",
+        f"model.hf_config={hf}",
+        "--set",
+        f"training.init_from={hf}",
+        "--set",
+        f"data.path={data}",
+        "--run-dir",
+        tmp_path / "run",
+    ]
     for flags in ([], ["--json"], ["--dry-run", "--json"]):
         said = caller(capsys)(*arguments, *flags)
         assert_refused(said, wants_json="--json" in flags)
@@ -225,14 +235,11 @@ def test_the_check_needs_no_torch(truths: Truths, finished: tuple[Path, float]) 
         "print({'torch', 'numpy', 'safetensors'} & set(sys.modules))"
     )
     paths = [str(truths("gpt2-sharded").folder), str(finished[0])]
-    done = subprocess.run([sys.executable, "-c", probe, *paths], capture_output=True, text=True,
-                          check=True)  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", probe, *paths], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 
 
-def test_the_commands(
-    truths: Truths, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_commands(truths: Truths, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     mpctl, hf = caller(capsys), tmp_path / "hf"
     load(truths("gpt2").folder).save_pretrained(hf)
     (hf / "tokenizer.json").write_bytes((data / "tokenizer.json").read_bytes())
@@ -249,8 +256,16 @@ def test_the_commands(
     assert isinstance(config["eos_token_id"], int)  # the tokenizer's end of text
     assert_refused(mpctl("weights", "import", hf, tmp_path / "ours"), wants_json=False)
     assert_refused(mpctl("weights", "export", hf, tmp_path / "x", "--json"), wants_json=True)
-    said = mpctl("launch", tmp_path / "ours" / "model.toml", "--set", f"data.path={data}",
-                 "--dry-run", "--json", "--run-dir", tmp_path / "run")  # fmt: skip
+    said = mpctl(
+        "launch",
+        tmp_path / "ours" / "model.toml",
+        "--set",
+        f"data.path={data}",
+        "--dry-run",
+        "--json",
+        "--run-dir",
+        tmp_path / "run",
+    )
     assert said.code == 0
     initial = said.document["job"]["training"]["init_from"]
     assert initial == str(tmp_path / "ours" / "checkpoints" / "step-0")

@@ -46,9 +46,17 @@ def folders(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
 
 def more(folders: dict[str, Path], base: Path, tp: int = 1, **changes: Any) -> JobSpec:
     others = {name: str(folders[name]) for name in ("old", "new")}
-    keys = {"model__vocab": NEW, "training__init_from": str(base), "data__validation": others,
-            "training__steps": 1, "training__eval_interval": 100, "training__eval_samples": 64,
-            "checkpoint__interval": 0, **STILL, **changes}  # fmt: skip
+    keys = {
+        "model__vocab": NEW,
+        "training__init_from": str(base),
+        "data__validation": others,
+        "training__steps": 1,
+        "training__eval_interval": 100,
+        "training__eval_samples": 64,
+        "checkpoint__interval": 0,
+        **STILL,
+        **changes,
+    }
     keys.setdefault("data__path", str(folders["both"]))
     return load_job(None, settings(tp, **keys))
 
@@ -58,9 +66,7 @@ def issues_of(job: JobSpec) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_trainer_starts_with_old_rows_and_means(
-    folders: dict[str, Path], base: Path, tmp_path: Path
-) -> None:
+def test_a_trainer_starts_with_old_rows_and_means(folders: dict[str, Path], base: Path, tmp_path: Path) -> None:
     job = more(folders, base, training__dtype="bf16")
     assert issues_of(job) == []
     trainer = make_trainer(job, tmp_path)
@@ -96,6 +102,4 @@ def test_a_launch_is_refused_by_name(folders: dict[str, Path], base: Path, data:
     assert issues_of(more(folders, base, data__validation={"old": str(data)})) == [
         "validation-tokenizer data.validation.old"
     ]
-    assert issues_of(more(folders, base, data__path=str(data), data__validation={})) == [
-        "init-from-model model.vocab"
-    ]
+    assert issues_of(more(folders, base, data__path=str(data), data__validation={})) == ["init-from-model model.vocab"]

@@ -123,18 +123,14 @@ def _is_part(whole: Tensor, held: Any) -> None:
 
 
 @every
-def test_an_export_is_that_of_one_stage(
-    name: str, finished: Callable[[str], Run], tmp_path: Path
-) -> None:
+def test_an_export_is_that_of_one_stage(name: str, finished: Callable[[str], Run], tmp_path: Path) -> None:
     run = finished(name)
     one, cut = read_manifest(run.alone / "checkpoints/step-2"), read_manifest(run.checkpoint)
     assert (len(one.shards), one.size("tp")) == (1, 1)
     assert (len(cut.shards), cut.size("tp")) == (2 * RUNS[name][0], RUNS[name][0])
     for at in ("folder", "alone"):
         export_weights(getattr(run, at), tmp_path / at)
-    found, expected = (
-        load_file(tmp_path / at / "model.safetensors") for at in ("folder", "alone")
-    )  # fmt: skip
+    found, expected = (load_file(tmp_path / at / "model.safetensors") for at in ("folder", "alone"))
     assert found.keys() == expected.keys()
     for tensor in expected:
         assert found[tensor].dtype == torch.float64
@@ -145,10 +141,7 @@ def test_an_export_is_that_of_one_stage(
 
 @pytest.mark.parametrize(
     "names",
-    [
-        [name for name in RUNS if name not in SLOW],
-        pytest.param(sorted(SLOW), marks=pytest.mark.slow),
-    ],
+    [[name for name in RUNS if name not in SLOW], pytest.param(sorted(SLOW), marks=pytest.mark.slow)],
     ids=["usual", "slow"],
 )
 def test_another_run_starts_with_its_loss(
@@ -175,9 +168,7 @@ def _first_losses(rank: int, size: int, jobs: list[dict[str, Any]], folder: str)
 
 
 @every
-def test_rows_are_read_from_the_stage_that_has_them(
-    name: str, finished: Callable[[str], Run]
-) -> None:
+def test_rows_are_read_from_the_stage_that_has_them(name: str, finished: Callable[[str], Run]) -> None:
     run, ids = finished(name), [0, 5, 6, 255, 256, 299]
     cut, alone = open_origin(run.folder), open_origin(run.alone)
     assert isinstance(cut, SavedModel)
@@ -224,18 +215,23 @@ def take_out(name: str) -> Callable[[dict[str, Tensor], Any], None]:
     return change
 
 
-@pytest.mark.parametrize(
-    ("index", "suffix"), [(0, ".safetensors"), (1, ".json"), (2, ".json"), (3, ".safetensors")]
-)
+@pytest.mark.parametrize(("index", "suffix"), [(0, ".safetensors"), (1, ".json"), (2, ".json"), (3, ".safetensors")])
 def test_a_shard_that_is_gone_is_named_before_a_rank_starts(
-    index: int, suffix: str, spoilt: Run, data: Path, tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    index: int, suffix: str, spoilt: Run, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = shard_path(spoilt.checkpoint, index).with_suffix(suffix)
     path.unlink()
     mpctl, gone = caller(capsys), {str(path)}
-    start = ["launch", spoilt.folder / "job.json", "--set", f"data.path={data}", "--set",
-             f"training.init_from={spoilt.folder}", "--run-dir", tmp_path / "new"]  # fmt: skip
+    start = [
+        "launch",
+        spoilt.folder / "job.json",
+        "--set",
+        f"data.path={data}",
+        "--set",
+        f"training.init_from={spoilt.folder}",
+        "--run-dir",
+        tmp_path / "new",
+    ]
     for arguments in (["weights", "export", spoilt.folder, tmp_path / "out"], start):
         said = mpctl(*arguments, "--json")
         assert_refused(said, wants_json=True)

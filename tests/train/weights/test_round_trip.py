@@ -66,11 +66,7 @@ def _rank(rank: int, size: int, folder: str, kind: str) -> dict[str, Any]:
     return {
         "answer": said,
         "loss": float(loss.detach()),
-        "gradients": {
-            name: (plain(shard), p.grad)
-            for name, p in model.named_parameters()
-            for shard in [shard_of(p)]
-        },
+        "gradients": {name: (plain(shard), p.grad) for name, p in model.named_parameters() for shard in [shard_of(p)]},
     }
 
 
@@ -90,8 +86,7 @@ def whole(parts: list[Any]) -> torch.Tensor:
 
 def theirs(row: Any, gradients: dict[str, torch.Tensor]) -> torch.Tensor:
     """Their gradients of one row of ours, laid out as ours."""
-    return torch.cat([gradients[p.name].T if p.transposed else gradients[p.name]
-                      for p in row.pieces])  # fmt: skip
+    return torch.cat([gradients[p.name].T if p.transposed else gradients[p.name] for p in row.pieces])
 
 
 def _ranks(rank: int, size: int, folders: dict[str, str]) -> dict[str, Any]:
@@ -137,9 +132,7 @@ def test_padding_rows_are_zeros(truths: Truths) -> None:
 
 
 @every
-def test_import_then_export_gives_the_same_tensors(
-    kind: str, truths: Truths, tmp_path: Path
-) -> None:
+def test_import_then_export_gives_the_same_tensors(kind: str, truths: Truths, tmp_path: Path) -> None:
     truth = truths(kind)
     import_weights(truth.folder, tmp_path / "ours")
     assert [step for step, _ in list_checkpoints(tmp_path / "ours" / "checkpoints")] == [0]
@@ -158,9 +151,7 @@ def test_an_import_is_one_file_when_it_fits(truths: Truths, tmp_path: Path) -> N
     import_weights(truths("llama").folder, tmp_path / "ours")
     written = export_weights(tmp_path / "ours", tmp_path / "theirs")
     assert written.files == ("config.json", "model.safetensors")
-    assert written.parameters == sum(
-        torch.Size(row.shape).numel() for row in rows_of(written.model).values()
-    )
+    assert written.parameters == sum(torch.Size(row.shape).numel() for row in rows_of(written.model).values())
     config = json.loads((tmp_path / "theirs" / "config.json").read_text())
     assert config["architectures"] == ["LlamaForCausalLM"]
 
@@ -186,9 +177,16 @@ def test_a_model_saved_without_its_head_reads_the_same(truths: Truths, tmp_path:
 
 SHAPE: dict[str, Any] = {"layers": 2, "hidden": 32, "heads": 4, "vocab": 300, "seq_length": 32}
 BERT: dict[str, Any] = {**SHAPE, "family": "bert"}
-T5: dict[str, Any] = {**SHAPE, "family": "t5", "position": "relative", "norm": "rmsnorm",
-                      "bias": False, "activation": "relu", "decoder_layers": 3,
-                      "decoder_seq_length": 12}  # fmt: skip
+T5: dict[str, Any] = {
+    **SHAPE,
+    "family": "t5",
+    "position": "relative",
+    "norm": "rmsnorm",
+    "bias": False,
+    "activation": "relu",
+    "decoder_layers": 3,
+    "decoder_seq_length": 12,
+}
 ROTARY: dict[str, Any] = {**SHAPE, "position": "rotary", "norm": "rmsnorm", "activation": "swiglu"}
 
 
@@ -247,9 +245,7 @@ def save_run(folder: Path, like: Path, **settings: Any) -> Path:
     return folder
 
 
-def test_a_llama_trained_on_shorter_sequences_keeps_its_limit(
-    truths: Truths, tmp_path: Path
-) -> None:
+def test_a_llama_trained_on_shorter_sequences_keeps_its_limit(truths: Truths, tmp_path: Path) -> None:
     hub = truths("llama").folder
     import_weights(hub, ours := tmp_path / "ours")
     shorter = {"model.hf_config": str(hub), "model.seq_length": 16}

@@ -90,9 +90,7 @@ def test_each_rank_reads_its_part_of_the_hub(kind: str, mode: str, truths: Truth
 
 @modes
 @pytest.mark.slow
-def test_training_starts_from_weights_of_transformers(
-    mode: str, truths: Truths, data: Path, tmp_path: Path
-) -> None:
+def test_training_starts_from_weights_of_transformers(mode: str, truths: Truths, data: Path, tmp_path: Path) -> None:
     """With the losses and the first gradients of one process."""
     tp, usual = GRIDS[mode].size, {"training__dtype": "fp64", "training__micro_batch_size": 4}
     cut = {"parallel__tp": tp, "parallel__tensor_mode": mode, "cluster__gpus_per_node": tp}
@@ -106,14 +104,21 @@ def test_training_starts_from_weights_of_transformers(
 # ---------------------------------------------------------------- between the modes
 
 SETTINGS: dict[str, Any] = {
-    "training__steps": 1, "checkpoint__interval": 1, "training__eval_samples": 0,
-    "training__micro_batch_size": 4, "model__vocab_divisor": 2,
-}  # fmt: skip
+    "training__steps": 1,
+    "checkpoint__interval": 1,
+    "training__eval_samples": 0,
+    "training__micro_batch_size": 4,
+    "model__vocab_divisor": 2,
+}
 LLAMA: dict[str, Any] = {
-    "model__norm": "rmsnorm", "model__position": "rotary", "model__bias": False,
-    "model__activation": "swiglu", "model__ffn": 48, "model__kv_heads": 2,
+    "model__norm": "rmsnorm",
+    "model__position": "rotary",
+    "model__bias": False,
+    "model__activation": "swiglu",
+    "model__ffn": 48,
+    "model__kv_heads": 2,
     "model__tied_embeddings": False,
-}  # fmt: skip
+}
 
 
 def trained(data: Path, run: Path, changes: dict[str, Any]) -> Path:
@@ -130,9 +135,7 @@ def reshard(source: Path, out: Path, mode: str, *, pp: int = 1) -> Path:
     grid = GRIDS[mode]
     depth = [f"tensor_depth={grid.axes['depth']}"] if "depth" in grid.axes else []
     settings = [f"tensor_mode={mode}", *depth]
-    reshard_checkpoint(
-        source, out, tp=grid.size, pp=pp, settings=settings, on_progress=lambda *_: None
-    )
+    reshard_checkpoint(source, out, tp=grid.size, pp=pp, settings=settings, on_progress=lambda *_: None)
     return out / "checkpoints" / source.name
 
 
@@ -158,9 +161,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
 
 
 @pytest.mark.parametrize("changes", [{}, LLAMA], ids=["gpt", "llama"])
-def test_a_checkpoint_goes_through_every_mode_unchanged(
-    data: Path, tmp_path: Path, changes: dict[str, Any]
-) -> None:
+def test_a_checkpoint_goes_through_every_mode_unchanged(data: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
     """1d -> 2d -> 2.5d -> 3d over two stages -> 1d: the same files, and each of the size that the
     plan says."""
     source = reshard(trained(data, tmp_path / "run", changes), tmp_path / "1d", "1d")
@@ -205,9 +206,7 @@ def imported(hub: Path, folder: Path, mode: str) -> Path:
 
 
 @cases
-def test_a_checkpoint_of_a_mode_is_exported_to_the_bit(
-    kind: str, mode: str, truths: Truths, tmp_path: Path
-) -> None:
+def test_a_checkpoint_of_a_mode_is_exported_to_the_bit(kind: str, mode: str, truths: Truths, tmp_path: Path) -> None:
     hub = truths(kind).folder
     export_weights(imported(hub, tmp_path, mode), tmp_path / "theirs")
     before, after = open_hub(hub), open_hub(tmp_path / "theirs")
@@ -234,9 +233,7 @@ def test_ranks_that_claim_the_same_columns_leave_a_gap(truths: Truths, tmp_path:
 
 
 @pytest.mark.parametrize(("saved", "mode"), [("hub", "2d"), ("3d", "2d"), ("1d", "3d")])
-def test_rows_are_added_to_tables_cut_both_ways(
-    saved: str, mode: str, truths: Truths, tmp_path: Path
-) -> None:
+def test_rows_are_added_to_tables_cut_both_ways(saved: str, mode: str, truths: Truths, tmp_path: Path) -> None:
     """Each rank has its columns of the rows that one rank would have."""
     folder, grid = truths("llama").folder, GRIDS[mode]
     if saved != "hub":

@@ -16,22 +16,23 @@ from mpctl.spec.model import ModelSpec
 READERS = {
     "bert": ConfigReader(
         shape={"family": "bert", "norm_epsilon": 1e-12},
-        fixed={
-            "is_decoder": False, "add_cross_attention": False,
-            "position_embedding_type": "absolute",
-        },
+        fixed={"is_decoder": False, "add_cross_attention": False, "position_embedding_type": "absolute"},
     )
-}  # fmt: skip
+}
 
 
 def config(model: ModelSpec) -> dict[str, Any]:
     """The shape of the model in the keys of BertConfig."""
     return {
-        "num_hidden_layers": model.layers, "hidden_size": model.hidden,
-        "intermediate_size": model.ffn, "num_attention_heads": model.heads,
-        "max_position_embeddings": model.max_positions, "type_vocab_size": model.token_types,
-        "layer_norm_eps": model.norm_epsilon, "hidden_act": plain_activation(model.activation),
-    }  # fmt: skip
+        "num_hidden_layers": model.layers,
+        "hidden_size": model.hidden,
+        "intermediate_size": model.ffn,
+        "num_attention_heads": model.heads,
+        "max_position_embeddings": model.max_positions,
+        "type_vocab_size": model.token_types,
+        "layer_norm_eps": model.norm_epsilon,
+        "hidden_act": plain_activation(model.activation),
+    }
 
 
 BERT = Scheme(
@@ -60,30 +61,26 @@ BERT = Scheme(
     },
     config=config,
     expressible={
-        "norm": ("layernorm",), "norm_order": ("post",), "bias": (True,),
+        "norm": ("layernorm",),
+        "norm_order": ("post",),
+        "bias": (True,),
         "activation": ("gelu", "gelu_tanh", "relu"),
         # Untied, transformers 5 leaves cls.predictions.bias unused; version 4 does not.
         "tied_embeddings": (True,),
     },
     tokens={"pad_token_id": ("[PAD]",)},
     roles={
-        "cls_token": ("[CLS]",), "sep_token": ("[SEP]",), "mask_token": ("[MASK]",),
+        "cls_token": ("[CLS]",),
+        "sep_token": ("[SEP]",),
+        "mask_token": ("[MASK]",),
         "pad_token": ("[PAD]", *PADDING),
     },
     frame=("[CLS]", "A", "[SEP]", "B", "[SEP]"),
     generates=False,
     has_token_types=True,
-    spellings=(
-        (r"^bert\.", ""),
-        (r"LayerNorm\.weight$", "LayerNorm.gamma"),
-        (r"LayerNorm\.bias$", "LayerNorm.beta"),
-    ),
-    copies={
-        WORD_TABLE: ("cls.predictions.decoder.weight",),
-        "head.bias": ("cls.predictions.decoder.bias",),
-    },
-    untied="a BERT has no head of its own: tie it in transformers, model.tie_weights(), and save "
-    "it again",
+    spellings=((r"^bert\.", ""), (r"LayerNorm\.weight$", "LayerNorm.gamma"), (r"LayerNorm\.bias$", "LayerNorm.beta")),
+    copies={WORD_TABLE: ("cls.predictions.decoder.weight",), "head.bias": ("cls.predictions.decoder.bias",)},
+    untied="a BERT has no head of its own: tie it in transformers, model.tie_weights(), and save it again",
     extra=r"bert\.embeddings\.position_ids",
-)  # fmt: skip
+)
 SCHEMES = {"learned": (BERT,)}

@@ -37,17 +37,13 @@ def operator_table(model: ModelSpec, *, tp: int) -> OperatorTable:
     word = word_table(model, tp=tp)
     is_post = model.norm_order == "post"
     layer = decoder_layer(model, HIDDEN, AttentionOp("attention"))
-    norm = Norm("embedding.norm", "embedding", HIDDEN, model.norm, "embedding",
-                norm_weights("embedding.norm", model))  # fmt: skip
+    norm = Norm("embedding.norm", "embedding", HIDDEN, model.norm, "embedding", norm_weights("embedding.norm", model))
     entry = embedding(HIDDEN, word, *_places(model), norm=norm if is_post else None)
     final = () if is_post else (final_norm(model, HIDDEN),)
     return OperatorTable(
         (
             LayerStack(
-                "layers",
-                (layer,) * model.layers,
-                entry=entry,
-                exit=OperatorGroup((*final, *_heads(model, word))),
+                "layers", (layer,) * model.layers, entry=entry, exit=OperatorGroup((*final, *_heads(model, word)))
             ),
         )
     )
@@ -66,17 +62,17 @@ def _heads(model: ModelSpec, word: ParameterSpec) -> tuple[Operation, ...]:
     hidden, features = ("hidden", model.hidden), ("features", model.hidden)
     output = word if model.tied_embeddings else ParameterSpec("head.weight", word.shape, word.dims)
     bias = ParameterSpec("head.bias", word.shape[:1], ("vocab",), decays=False)
-    norm = Norm("transform_norm", "head", HIDDEN, model.norm, "transform.activation",
-                norm_weights("transform_norm", model))  # fmt: skip
+    norm = Norm(
+        "transform_norm", "head", HIDDEN, model.norm, "transform.activation", norm_weights("transform_norm", model)
+    )
     head, loss = output_head(HIDDEN, output, bias, tied=model.tied_embeddings)
     assert isinstance(head, MatMul)
     return (
-        TRANSFORM._replace(value="normed",
-                weights=linear_weights("transform", features, hidden, bias=True)),
+        TRANSFORM._replace(value="normed", weights=linear_weights("transform", features, hidden, bias=True)),
         Activation("head", HIDDEN, "gelu", is_gated=False, value="transform"),
         norm,
         head._replace(value="transform_norm"),
         loss,
         POOLER._replace(weights=linear_weights("pooler", features, hidden, bias=True)),
         NEXT._replace(weights=linear_weights("next", ("classes", CLASSES), features, bias=True)),
-    )  # fmt: skip
+    )

@@ -22,10 +22,7 @@ FAMILY = ModelFamily(
     norm_orders=("pre", "output", "sandwich"),
     variants=VARIANTS,
     tensor_modes=MODES,
-    batch_arrays={
-        "tokens": BatchArray(("batch", "seq"), is_tokens=True),
-        "targets": BatchArray(("batch", "seq")),
-    },
+    batch_arrays={"tokens": BatchArray(("batch", "seq"), is_tokens=True), "targets": BatchArray(("batch", "seq"))},
     least_tokens=least_tokens,
     prompt=PromptForm(PromptKind.CONTINUE),
     hub="mpctl.model.families.gpt.hub",

@@ -24,13 +24,16 @@ from mpctl.spec.model import ModelSpec
 MISTRAL_WINDOW = 4096  # sliding_window of MistralConfig and of Gemma's where a config does not say
 BIAS_NAMES = ("attention_bias", "mlp_bias")
 LLAMA_SHAPE: Raw = {
-    "family": "gpt", "activation": "swiglu", "norm": "rmsnorm", "position": "rotary",
-    "bias": False, "tied_embeddings": False, "norm_epsilon": 1e-6,
-}  # fmt: skip
+    "family": "gpt",
+    "activation": "swiglu",
+    "norm": "rmsnorm",
+    "position": "rotary",
+    "bias": False,
+    "tied_embeddings": False,
+    "norm_epsilon": 1e-6,
+}
 GEMMA: Raw = {**LLAMA_SHAPE, "activation": "geglu_tanh", "tied_embeddings": True, "head_dim": 256}
-ROTARY_LAYERNORM: Raw = {
-    "family": "gpt", "position": "rotary", "bias": True, "tied_embeddings": False
-}  # fmt: skip
+ROTARY_LAYERNORM: Raw = {"family": "gpt", "position": "rotary", "bias": True, "tied_embeddings": False}
 
 
 def _biases(config: Raw, *, mlp: bool | None = None, default: bool = False) -> Found:
@@ -145,42 +148,50 @@ GEMMA_BIAS = partial(_biases, mlp=False)
 READERS: dict[str, ConfigReader] = {
     "gpt2": ConfigReader(
         shape={"family": "gpt", "activation": "gelu_tanh", "tied_embeddings": True},
-        fixed={
-            "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False,
-            "add_cross_attention": False,
-        },
+        fixed={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
     ),
     "llama": ConfigReader(shape=LLAMA_SHAPE, gated=True, parts=LLAMA_PARTS),
     "mistral": ConfigReader(shape=LLAMA_SHAPE, gated=True, parts=(*LLAMA_PARTS, _mistral_window)),
-    "qwen2": ConfigReader(
-        shape={**LLAMA_SHAPE, "bias": "qkv"}, gated=True, parts=(rotary, _qwen_window)
-    ),
+    "qwen2": ConfigReader(shape={**LLAMA_SHAPE, "bias": "qkv"}, gated=True, parts=(rotary, _qwen_window)),
     "qwen3": ConfigReader(
         shape={**LLAMA_SHAPE, "qk_norm": True, "head_dim": 128},
-        gated=True, parts=(partial(_biases, mlp=False), rotary, _qwen_window),
+        gated=True,
+        parts=(partial(_biases, mlp=False), rotary, _qwen_window),
     ),
     "gemma": ConfigReader(
-        shape=GEMMA, gated=True, parts=(GEMMA_BIAS, rotary, _gemma),
-        fixed={"use_bidirectional_attention": False},
+        shape=GEMMA, gated=True, parts=(GEMMA_BIAS, rotary, _gemma), fixed={"use_bidirectional_attention": False}
     ),
     "gemma2": ConfigReader(
-        shape={**GEMMA, "norm_order": "sandwich"}, gated=True,
-        parts=(GEMMA_BIAS, rotary, _gemma2), fixed={"use_bidirectional_attention": False},
+        shape={**GEMMA, "norm_order": "sandwich"},
+        gated=True,
+        parts=(GEMMA_BIAS, rotary, _gemma2),
+        fixed={"use_bidirectional_attention": False},
     ),
     "gemma3_text": ConfigReader(
-        shape={**GEMMA, "norm_order": "sandwich", "qk_norm": True, "heads": 8, "kv_heads": 4,
-               "vocab": 262208, "seq_length": 131072},
+        shape={
+            **GEMMA,
+            "norm_order": "sandwich",
+            "qk_norm": True,
+            "heads": 8,
+            "kv_heads": 4,
+            "vocab": 262208,
+            "seq_length": 131072,
+        },
         gated=True,
-        parts=(GEMMA_BIAS, _gemma3), fixed={"use_bidirectional_attention": False},
+        parts=(GEMMA_BIAS, _gemma3),
+        fixed={"use_bidirectional_attention": False},
     ),
     "phi": ConfigReader(
-        shape={**ROTARY_LAYERNORM, "activation": "gelu_tanh", "parallel_residual": True,
-               "shared_norm": True, "head_bias": True},
+        shape={
+            **ROTARY_LAYERNORM,
+            "activation": "gelu_tanh",
+            "parallel_residual": True,
+            "shared_norm": True,
+            "head_bias": True,
+        },
         parts=(partial(rotary, fraction=0.5), _phi),
     ),
-    "phi3": ConfigReader(
-        shape={**LLAMA_SHAPE, "norm_epsilon": 1e-5}, gated=True, parts=(rotary, _phi3_window)
-    ),
+    "phi3": ConfigReader(shape={**LLAMA_SHAPE, "norm_epsilon": 1e-5}, gated=True, parts=(rotary, _phi3_window)),
     "falcon": ConfigReader(
         shape={**ROTARY_LAYERNORM, "seq_length": 2048, "tied_embeddings": True},
         parts=(rotary, _falcon),
@@ -188,16 +199,26 @@ READERS: dict[str, ConfigReader] = {
         fixed={"alibi": False},
     ),
     "olmo": ConfigReader(
-        shape={**LLAMA_SHAPE, "norm": "nonparametric", "norm_epsilon": 1e-5}, gated=True,
-        parts=(partial(_biases, mlp=False), rotary), fixed={"clip_qkv": None},
+        shape={**LLAMA_SHAPE, "norm": "nonparametric", "norm_epsilon": 1e-5},
+        gated=True,
+        parts=(partial(_biases, mlp=False), rotary),
+        fixed={"clip_qkv": None},
     ),
     "olmo2": ConfigReader(
         shape={**LLAMA_SHAPE, "norm_order": "output", "qk_norm": "width", "norm_epsilon": 1e-5},
-        gated=True, parts=(partial(_biases, mlp=False), rotary),
+        gated=True,
+        parts=(partial(_biases, mlp=False), rotary),
     ),
     "bloom": ConfigReader(
-        shape={"family": "gpt", "activation": "gelu_tanh", "position": "alibi", "bias": True,
-               "embedding_norm": True, "tied_embeddings": True, "seq_length": 2048},
+        shape={
+            "family": "gpt",
+            "activation": "gelu_tanh",
+            "position": "alibi",
+            "bias": True,
+            "embedding_norm": True,
+            "tied_embeddings": True,
+            "seq_length": 2048,
+        },
         names={"seq_length": ("seq_length",), "ffn": ()},
         fixed={"apply_residual_connection_post_layernorm": False},
     ),
@@ -207,20 +228,22 @@ READERS: dict[str, ConfigReader] = {
         parts=(partial(_biases, mlp=True, default=True), partial(rotary, fraction=0.25), _neox),
     ),
     "nemotron": ConfigReader(
-        shape={**ROTARY_LAYERNORM, "activation": "relu2", "bias": False},
-        parts=(_biases, partial(rotary, fraction=0.5)),
+        shape={**ROTARY_LAYERNORM, "activation": "relu2", "bias": False}, parts=(_biases, partial(rotary, fraction=0.5))
     ),
-}  # fmt: skip
+}
 
 
 def gpt2_config(model: ModelSpec) -> dict[str, Any]:
     """The shape of the model in the keys of GPT2Config."""
     return {
-        "n_layer": model.layers, "n_embd": model.hidden, "n_head": model.heads,
-        "n_inner": model.ffn, "n_positions": model.max_positions,
+        "n_layer": model.layers,
+        "n_embd": model.hidden,
+        "n_head": model.heads,
+        "n_inner": model.ffn,
+        "n_positions": model.max_positions,
         "layer_norm_epsilon": model.norm_epsilon,
         "activation_function": plain_activation(model.activation),
-    }  # fmt: skip
+    }
 
 
 GPT2 = Scheme(
@@ -240,7 +263,9 @@ GPT2 = Scheme(
     },
     config=gpt2_config,
     expressible={
-        "norm": ("layernorm",), "norm_order": ("pre",), "bias": (True,),
+        "norm": ("layernorm",),
+        "norm_order": ("pre",),
+        "bias": (True,),
         "activation": ("gelu_tanh", "gelu", "relu"),
     },
     tokens=ENDS,
@@ -250,7 +275,7 @@ GPT2 = Scheme(
     extra=r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)",
     conv1d=True,
     continues_text=True,
-)  # fmt: skip
+)
 
 
 GATES = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_pytorch_tanh"}
@@ -262,26 +287,29 @@ def llama_config(model: ModelSpec) -> dict[str, Any]:
     if model.rotary_scaling is not None:
         scaling = model.rotary_scaling.model_dump()
         original = int(scaling.pop("original_max_position"))
-        rotary = {
-            "rope_type": "llama3", **scaling, "original_max_position_embeddings": original,
-        }  # fmt: skip
+        rotary = {"rope_type": "llama3", **scaling, "original_max_position_embeddings": original}
     if (yarn := model.yarn_scaling) is not None:
         stated = yarn.model_dump(exclude_none=True)
         original = int(stated.pop("original_max_position"))
         rotary = {"rope_type": "yarn", **stated, "original_max_position_embeddings": original}
     is_scaled = rotary["rope_type"] != "default"
     return {
-        "num_hidden_layers": model.layers, "hidden_size": model.hidden,
-        "intermediate_size": model.ffn, "num_attention_heads": model.heads,
-        "num_key_value_heads": model.kv_heads, "head_dim": model.head_size,
+        "num_hidden_layers": model.layers,
+        "hidden_size": model.hidden,
+        "intermediate_size": model.ffn,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.kv_heads,
+        "head_dim": model.head_size,
         "max_position_embeddings": max(model.max_positions, model.seq_length),
-        "rms_norm_eps": model.norm_epsilon, "hidden_act": GATES[model.activation],
-        "attention_bias": "output" in model.biased, "mlp_bias": "mlp" in model.biased,
+        "rms_norm_eps": model.norm_epsilon,
+        "hidden_act": GATES[model.activation],
+        "attention_bias": "output" in model.biased,
+        "mlp_bias": "mlp" in model.biased,
         # Before transformers 5 the base stood alone and the scaling had a table of its own.
         "rope_theta": model.rotary_base,
         "rope_scaling": rotary if is_scaled else None,
         "rope_parameters": {"rope_theta": model.rotary_base, **rotary},
-    }  # fmt: skip
+    }
 
 
 LLAMA = Scheme(

@@ -32,18 +32,22 @@ from mpctl.spec.yarn import scale_of, score_scale
 
 # What every reader refuses: noise and dropped tokens depend on how ranks share a batch.
 DROPLESS: Raw = {
-    "router_jitter_noise": 0.0, "expert_capacity": None, "capacity_factor": None,
-    "moe_capacity_factor": None, "drop_tokens": False,
-}  # fmt: skip
+    "router_jitter_noise": 0.0,
+    "expert_capacity": None,
+    "capacity_factor": None,
+    "moe_capacity_factor": None,
+    "drop_tokens": False,
+}
 COUNTS: dict[str, tuple[str, ...]] = {
     "experts": ("num_experts", "num_local_experts", "n_routed_experts"),
     "experts_per_token": ("num_experts_per_tok",),
 }
 NARROW: dict[str, tuple[str, ...]] = {**COUNTS, "expert_ffn": ("moe_intermediate_size",)}
 QWEN_NAMES: dict[str, tuple[str, ...]] = {
-    **NARROW, "shared_expert_ffn": ("shared_expert_intermediate_size",),
+    **NARROW,
+    "shared_expert_ffn": ("shared_expert_intermediate_size",),
     "router_renormalize": ("norm_topk_prob",),
-}  # fmt: skip
+}
 RENORMALIZED: dict[str, tuple[str, ...]] = {**COUNTS, "router_renormalize": ("norm_topk_prob",)}
 
 
@@ -175,91 +179,138 @@ def _chosen(config: Raw) -> Found:
 LATENT_NAMES: dict[str, tuple[str, ...]] = {
     **NARROW,
     "head_dim": (),  # theirs is qk_rope_head_dim
-    "dense_layers": ("first_k_dense_replace",), "router_scale": ("routed_scaling_factor",),
-    "router_renormalize": ("norm_topk_prob",), "kv_lora_rank": ("kv_lora_rank",),
-    "qk_nope_head_dim": ("qk_nope_head_dim",), "qk_rope_head_dim": ("qk_rope_head_dim",),
+    "dense_layers": ("first_k_dense_replace",),
+    "router_scale": ("routed_scaling_factor",),
+    "router_renormalize": ("norm_topk_prob",),
+    "kv_lora_rank": ("kv_lora_rank",),
+    "qk_nope_head_dim": ("qk_nope_head_dim",),
+    "qk_rope_head_dim": ("qk_rope_head_dim",),
     "v_head_dim": ("v_head_dim",),
-}  # fmt: skip
-LATENT_KEYS = _read_keys(
-    LATENT_NAMES, "q_lora_rank", "n_shared_experts", "n_group", "topk_group", "moe_layer_freq"
-)
+}
+LATENT_KEYS = _read_keys(LATENT_NAMES, "q_lora_rank", "n_shared_experts", "n_group", "topk_group", "moe_layer_freq")
 LATENT_SHAPE: Raw = {
-    **LLAMA_SHAPE, "attention_kind": "mla", "q_lora_rank": 1536, "kv_lora_rank": 512,
-    "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
-}  # fmt: skip
+    **LLAMA_SHAPE,
+    "attention_kind": "mla",
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
 # Keys that transformers' classes do not have and released configs do: one value is read.
-LATENT_FIXED: Raw = {
-    **DROPLESS, "attention_bias": False, "moe_layer_freq": 1, "rope_interleave": True,
-}  # fmt: skip
+LATENT_FIXED: Raw = {**DROPLESS, "attention_bias": False, "moe_layer_freq": 1, "rope_interleave": True}
 V3_SHAPE: Raw = {
-    **LATENT_SHAPE, "experts": 256, "experts_per_token": 8, "expert_ffn": 2048,
-    "dense_layers": 3, "router_score": "sigmoid", "router_bias": True, "router_scale": 2.5,
-}  # fmt: skip
+    **LATENT_SHAPE,
+    "experts": 256,
+    "experts_per_token": 8,
+    "expert_ffn": 2048,
+    "dense_layers": 3,
+    "router_score": "sigmoid",
+    "router_bias": True,
+    "router_scale": 2.5,
+}
 SHAPES: dict[str, Raw] = {
-    "mixtral": {
-        **LLAMA_SHAPE, "norm_epsilon": 1e-5, "rotary_base": 1e6, "experts": 8,
-        "experts_per_token": 2,
-    },
+    "mixtral": {**LLAMA_SHAPE, "norm_epsilon": 1e-5, "rotary_base": 1e6, "experts": 8, "experts_per_token": 2},
     "qwen2_moe": {
-        **LLAMA_SHAPE, "experts": 60, "experts_per_token": 4, "expert_ffn": 1408,
-        "shared_expert_ffn": 5632, "shared_expert_gate": True, "router_renormalize": False,
+        **LLAMA_SHAPE,
+        "experts": 60,
+        "experts_per_token": 4,
+        "expert_ffn": 1408,
+        "shared_expert_ffn": 5632,
+        "shared_expert_gate": True,
+        "router_renormalize": False,
     },
     "qwen3_moe": {
-        **LLAMA_SHAPE, "qk_norm": True, "experts": 128, "experts_per_token": 8, "expert_ffn": 768,
+        **LLAMA_SHAPE,
+        "qk_norm": True,
+        "experts": 128,
+        "experts_per_token": 8,
+        "expert_ffn": 768,
         "router_renormalize": False,
     },
     "olmoe": {
-        **LLAMA_SHAPE, "norm_epsilon": 1e-5, "qk_norm": "width", "experts": 64,
-        "experts_per_token": 8, "router_renormalize": False,
+        **LLAMA_SHAPE,
+        "norm_epsilon": 1e-5,
+        "qk_norm": "width",
+        "experts": 64,
+        "experts_per_token": 8,
+        "router_renormalize": False,
     },
     "gpt_oss": {
-        **LLAMA_SHAPE, "norm_epsilon": 1e-5, "rotary_base": 150000.0, "head_dim": 64,
-        "bias": "attention", "experts": 128, "experts_per_token": 4, "expert_bias": True,
+        **LLAMA_SHAPE,
+        "norm_epsilon": 1e-5,
+        "rotary_base": 150000.0,
+        "head_dim": 64,
+        "bias": "attention",
+        "experts": 128,
+        "experts_per_token": 4,
+        "expert_bias": True,
         "attention_sinks": True,
     },
-    "deepseek_v2": {
-        **LATENT_SHAPE, "experts": 64, "expert_ffn": 1407, "router_renormalize": False,
-    },
+    "deepseek_v2": {**LATENT_SHAPE, "experts": 64, "expert_ffn": 1407, "router_renormalize": False},
     "deepseek_v3": V3_SHAPE,
     "kimi_k2": V3_SHAPE,
-}  # fmt: skip
+}
 V3 = ConfigReader(
-    shape=V3_SHAPE, names=LATENT_NAMES, gated=True,
-    parts=(rotary, _latent, _shared, _v3_groups), experts=LATENT_KEYS,
+    shape=V3_SHAPE,
+    names=LATENT_NAMES,
+    gated=True,
+    parts=(rotary, _latent, _shared, _v3_groups),
+    experts=LATENT_KEYS,
     fixed={**LATENT_FIXED, "scoring_func": "sigmoid", "topk_method": "noaux_tc"},
-)  # fmt: skip
+)
 READERS: dict[str, ConfigReader] = {
     "mixtral": ConfigReader(
-        shape=SHAPES["mixtral"], names=COUNTS, gated=True, parts=(rotary, _mixtral_window),
-        experts=_read_keys(COUNTS), fixed=DROPLESS,
+        shape=SHAPES["mixtral"],
+        names=COUNTS,
+        gated=True,
+        parts=(rotary, _mixtral_window),
+        experts=_read_keys(COUNTS),
+        fixed=DROPLESS,
     ),
     "qwen2_moe": ConfigReader(
-        shape=SHAPES["qwen2_moe"], names=QWEN_NAMES, gated=True,
-        parts=(rotary, _qwen2_bias, _sparse_layers), experts=_read_keys(QWEN_NAMES),
+        shape=SHAPES["qwen2_moe"],
+        names=QWEN_NAMES,
+        gated=True,
+        parts=(rotary, _qwen2_bias, _sparse_layers),
+        experts=_read_keys(QWEN_NAMES),
         fixed={**DROPLESS, "use_sliding_window": False},
     ),
     "qwen3_moe": ConfigReader(
-        shape=SHAPES["qwen3_moe"], names=QWEN_NAMES, gated=True,
-        parts=(rotary, _qwen3, _sparse_layers), experts=_read_keys(QWEN_NAMES), fixed=DROPLESS,
+        shape=SHAPES["qwen3_moe"],
+        names=QWEN_NAMES,
+        gated=True,
+        parts=(rotary, _qwen3, _sparse_layers),
+        experts=_read_keys(QWEN_NAMES),
+        fixed=DROPLESS,
     ),
     "olmoe": ConfigReader(
-        shape=SHAPES["olmoe"], names=RENORMALIZED, gated=True, parts=(rotary, _attention_bias),
-        experts=_read_keys(RENORMALIZED), fixed={**DROPLESS, "clip_qkv": None},
+        shape=SHAPES["olmoe"],
+        names=RENORMALIZED,
+        gated=True,
+        parts=(rotary, _attention_bias),
+        experts=_read_keys(RENORMALIZED),
+        fixed={**DROPLESS, "clip_qkv": None},
     ),
     "deepseek_v2": ConfigReader(
-        shape=SHAPES["deepseek_v2"], names=LATENT_NAMES, gated=True,
-        parts=(rotary, _latent, _shared, _v2_groups, _chosen), experts=LATENT_KEYS,
-        fixed={**LATENT_FIXED, "mlp_bias": False, "norm_topk_prob": False,
-               "scoring_func": "softmax"},
+        shape=SHAPES["deepseek_v2"],
+        names=LATENT_NAMES,
+        gated=True,
+        parts=(rotary, _latent, _shared, _v2_groups, _chosen),
+        experts=LATENT_KEYS,
+        fixed={**LATENT_FIXED, "mlp_bias": False, "norm_topk_prob": False, "scoring_func": "softmax"},
     ),
     "gpt_oss": ConfigReader(
-        shape=SHAPES["gpt_oss"], names=COUNTS, gated=True, parts=(rotary, _gpt_oss),
+        shape=SHAPES["gpt_oss"],
+        names=COUNTS,
+        gated=True,
+        parts=(rotary, _gpt_oss),
         experts=_read_keys(COUNTS),
         fixed={**DROPLESS, "attention_bias": True, "swiglu_alpha": 1.702},
     ),
     "deepseek_v3": V3,
     "kimi_k2": V3,  # DeepSeek-V3's code under another name
-}  # fmt: skip
+}
 
 
 # ---------------------------------------------------------------- classes with weights
@@ -272,9 +323,11 @@ def _counts(model: ModelSpec) -> Raw:
 def mixtral_config(model: ModelSpec) -> Raw:
     """The shape of the model in the keys of MixtralConfig."""
     return {
-        **llama_config(model), "sliding_window": model.attention_window,
-        "num_local_experts": model.experts, **_counts(model),
-    }  # fmt: skip
+        **llama_config(model),
+        "sliding_window": model.attention_window,
+        "num_local_experts": model.experts,
+        **_counts(model),
+    }
 
 
 def qwen_moe_config(model: ModelSpec) -> Raw:
@@ -284,21 +337,29 @@ def qwen_moe_config(model: ModelSpec) -> Raw:
     """
     names = ("num_experts",) if model.shared_expert_ffn else ("num_experts", "num_local_experts")
     return {
-        **llama_config(model), "use_sliding_window": False, "sliding_window": None,
-        **dict.fromkeys(names, model.experts), **_counts(model),
-        "qkv_bias": "qkv" in model.biased, "moe_intermediate_size": model.expert_width,
+        **llama_config(model),
+        "use_sliding_window": False,
+        "sliding_window": None,
+        **dict.fromkeys(names, model.experts),
+        **_counts(model),
+        "qkv_bias": "qkv" in model.biased,
+        "moe_intermediate_size": model.expert_width,
         "shared_expert_intermediate_size": model.shared_expert_ffn,
-        "norm_topk_prob": model.router_renormalize, "decoder_sparse_step": model.moe_layer_every,
+        "norm_topk_prob": model.router_renormalize,
+        "decoder_sparse_step": model.moe_layer_every,
         "mlp_only_layers": list(range(model.dense_layers)),
-    }  # fmt: skip
+    }
 
 
 def olmoe_config(model: ModelSpec) -> Raw:
     """The shape of the model in the keys of OlmoeConfig."""
     return {
-        **llama_config(model), "num_experts": model.experts, **_counts(model),
-        "norm_topk_prob": model.router_renormalize, "clip_qkv": None,
-    }  # fmt: skip
+        **llama_config(model),
+        "num_experts": model.experts,
+        **_counts(model),
+        "norm_topk_prob": model.router_renormalize,
+        "clip_qkv": None,
+    }
 
 
 def deepseek_config(model: ModelSpec) -> Raw:
@@ -308,16 +369,24 @@ def deepseek_config(model: ModelSpec) -> Raw:
         for name in ("rope_parameters", "rope_scaling"):
             shared[name]["mscale_all_dim"] = mscale
     return {
-        **shared, "head_dim": model.qk_rope_head_dim,
-        "q_lora_rank": model.q_lora_rank, "kv_lora_rank": model.kv_lora_rank,
-        "qk_nope_head_dim": model.qk_nope_head_dim, "qk_rope_head_dim": model.qk_rope_head_dim,
-        "v_head_dim": model.v_head_dim, "n_routed_experts": model.experts, **_counts(model),
+        **shared,
+        "head_dim": model.qk_rope_head_dim,
+        "q_lora_rank": model.q_lora_rank,
+        "kv_lora_rank": model.kv_lora_rank,
+        "qk_nope_head_dim": model.qk_nope_head_dim,
+        "qk_rope_head_dim": model.qk_rope_head_dim,
+        "v_head_dim": model.v_head_dim,
+        "n_routed_experts": model.experts,
+        **_counts(model),
         "moe_intermediate_size": model.expert_width,
         "n_shared_experts": model.shared_expert_ffn // model.expert_width,
-        "first_k_dense_replace": model.dense_layers, "moe_layer_freq": 1,
-        "routed_scaling_factor": model.router_scale, "norm_topk_prob": model.router_renormalize,
-        "n_group": model.router_groups, "topk_group": model.router_groups_per_token,
-    }  # fmt: skip
+        "first_k_dense_replace": model.dense_layers,
+        "moe_layer_freq": 1,
+        "routed_scaling_factor": model.router_scale,
+        "norm_topk_prob": model.router_renormalize,
+        "n_group": model.router_groups,
+        "topk_group": model.router_groups_per_token,
+    }
 
 
 def deepseek_v2_config(model: ModelSpec) -> Raw:
@@ -329,9 +398,12 @@ def deepseek_v2_config(model: ModelSpec) -> Raw:
 def deepseek_v3_config(model: ModelSpec) -> Raw:
     """The shape of the model in the keys of DeepseekV3Config, without multi-token prediction."""
     return {
-        **deepseek_config(model), "num_nextn_predict_layers": 0, "rope_interleave": True,
-        "topk_method": "noaux_tc", "scoring_func": "sigmoid",
-    }  # fmt: skip
+        **deepseek_config(model),
+        "num_nextn_predict_layers": 0,
+        "rope_interleave": True,
+        "topk_method": "noaux_tc",
+        "scoring_func": "sigmoid",
+    }
 
 
 def _one_width(model: ModelSpec) -> Inexpressible:
@@ -351,21 +423,28 @@ def _latent_limits(model: ModelSpec) -> Inexpressible:
     if _mscale(model) is None:
         yield "attention_scale", f"{model.attention_scale}, which is not that of a yarn_scaling,"
     if model.shared_expert_ffn % model.expert_width:
-        yield (
-            "shared_expert_ffn",
-            (f"{model.shared_expert_ffn} is no multiple of an expert's {model.expert_width}"),
-        )
+        yield ("shared_expert_ffn", (f"{model.shared_expert_ffn} is no multiple of an expert's {model.expert_width}"))
 
 
 def _softmax(**others: tuple[object, ...]) -> dict[str, tuple[object, ...]]:
     """What classes with plain routing can express."""
     return {
-        "norm": ("rmsnorm",), "norm_order": ("pre",), "activation": tuple(GATES), "bias": (False,),
-        "attention_kind": ("mha",), "qk_norm": (False,), "shared_expert_ffn": (0,),
-        "shared_expert_gate": (False,), "dense_layers": (0,), "moe_layer_every": (1,),
-        "router_score": ("softmax",), "router_bias": (False,), "router_groups": (1,),
-        "router_scale": (1.0,), **others,
-    }  # fmt: skip
+        "norm": ("rmsnorm",),
+        "norm_order": ("pre",),
+        "activation": tuple(GATES),
+        "bias": (False,),
+        "attention_kind": ("mha",),
+        "qk_norm": (False,),
+        "shared_expert_ffn": (0,),
+        "shared_expert_gate": (False,),
+        "dense_layers": (0,),
+        "moe_layer_every": (1,),
+        "router_score": ("softmax",),
+        "router_bias": (False,),
+        "router_groups": (1,),
+        "router_scale": (1.0,),
+        **others,
+    }
 
 
 EXPERT = "model.layers.{}.mlp.experts.{}."
@@ -389,11 +468,15 @@ SHARED = {
 LATENTS = {
     f"layers.{{}}.attention.{ours}": (f"model.layers.{{}}.self_attn.{theirs}",)
     for ours, theirs in {
-        "query": "q_proj", "query_down": "q_a_proj", "query_latent_norm": "q_a_layernorm",
-        "query_up": "q_b_proj", "key_value_down": "kv_a_proj_with_mqa",
-        "key_value_latent_norm": "kv_a_layernorm", "key_value_up": "kv_b_proj",
+        "query": "q_proj",
+        "query_down": "q_a_proj",
+        "query_latent_norm": "q_a_layernorm",
+        "query_up": "q_b_proj",
+        "key_value_down": "kv_a_proj_with_mqa",
+        "key_value_latent_norm": "kv_a_layernorm",
+        "key_value_up": "kv_b_proj",
     }.items()
-}  # fmt: skip
+}
 
 
 def deepseek_pairs(model: ModelSpec) -> dict[str, tuple[int, int]]:
@@ -469,11 +552,16 @@ OLMOE = replace(
     refuses=_one_width,
 )
 LATENT_VALUES: dict[str, tuple[object, ...]] = {
-    "norm": ("rmsnorm",), "norm_order": ("pre",), "activation": tuple(GATES), "bias": (False,),
-    "attention_kind": ("mla",), "shared_expert_gate": (False,), "moe_layer_every": (1,),
+    "norm": ("rmsnorm",),
+    "norm_order": ("pre",),
+    "activation": tuple(GATES),
+    "bias": (False,),
+    "attention_kind": ("mla",),
+    "shared_expert_gate": (False,),
+    "moe_layer_every": (1,),
     # Both latents are normed with 1e-6, whatever rms_norm_eps says.
     "norm_epsilon": (1e-6,),
-}  # fmt: skip
+}
 DEEPSEEK_V2 = replace(
     LLAMA,
     model_type="deepseek_v2",
@@ -481,13 +569,15 @@ DEEPSEEK_V2 = replace(
     config=deepseek_v2_config,
     modules={**LLAMA.modules, **MOE_MODULES, **SHARED, **LATENTS},
     expressible={
-        **LATENT_VALUES, "router_score": ("softmax",), "router_renormalize": (False,),
+        **LATENT_VALUES,
+        "router_score": ("softmax",),
+        "router_renormalize": (False,),
         "router_bias": (False,),
     },
     variants=("experts", "attention_kind", "yarn_scaling", "attention_scale"),
     refuses=_latent_limits,
     pairs=deepseek_pairs,
-)  # fmt: skip
+)
 DEEPSEEK_V3 = replace(
     DEEPSEEK_V2,
     model_type="deepseek_v3",

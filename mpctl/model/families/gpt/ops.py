@@ -56,9 +56,7 @@ def decoder_stack(
     layers = range(model.layers)
     settings = [(model.window_of(layer) or 0, model.has_experts(layer)) for layer in layers]
     kinds = {
-        (window, has_experts): decoder_layer(
-            model, HIDDEN, core._replace(window=window), has_experts=has_experts
-        )
+        (window, has_experts): decoder_layer(model, HIDDEN, core._replace(window=window), has_experts=has_experts)
         for window, has_experts in set(settings)
     }
     blocks = tuple(kinds[setting] for setting in settings)
@@ -67,9 +65,7 @@ def decoder_stack(
 
 def _with_positions_and_norms(model: ModelSpec, core: AttentionOp) -> AttentionOp:
     return core._replace(
-        is_rotary=model.position == "rotary",
-        has_norms=bool(model.qk_norm),
-        norms_width=model.qk_norm == "width",
+        is_rotary=model.position == "rotary", has_norms=bool(model.qk_norm), norms_width=model.qk_norm == "width"
     )
 
 
@@ -84,13 +80,8 @@ def positions(model: ModelSpec) -> tuple[ParameterSpec, ...]:
 def _exit(model: ModelSpec, word: ParameterSpec, *, tp: int) -> OperatorGroup:
     """The final norm and the head, then the layers of multi-token prediction."""
     output = word if model.tied_embeddings else word_table(model, tp=tp, name="head")
-    bias = (
-        ParameterSpec("head.bias", (output.shape[0],), ("vocab",), decays=False),
-    ) * model.head_bias
-    ending = (
-        final_norm(model, HIDDEN),
-        *output_head(HIDDEN, output, *bias, tied=model.tied_embeddings),
-    )
+    bias = (ParameterSpec("head.bias", (output.shape[0],), ("vocab",), decays=False),) * model.head_bias
+    ending = (final_norm(model, HIDDEN), *output_head(HIDDEN, output, *bias, tied=model.tied_embeddings))
     predicted = (_predicted(model, word, ending, number) for number in range(model.mtp_layers))
     return OperatorGroup((*ending, *(one for part in predicted for one in part)))
 
@@ -107,15 +98,19 @@ def _predicted(
     )
     shape = (model.hidden, 2 * model.hidden)
     projection = MatMul(
-        f"{name}.projection", "mtp", JOINED, ("joined", "projected"), PROJECTED, is_gathered=True,
-        value="joined", weights=(ParameterSpec(f"{name}.projection.weight", shape, PROJECTION),),
-    )  # fmt: skip
+        f"{name}.projection",
+        "mtp",
+        JOINED,
+        ("joined", "projected"),
+        PROJECTED,
+        is_gathered=True,
+        value="joined",
+        weights=(ParameterSpec(f"{name}.projection.weight", shape, PROJECTION),),
+    )
     layer = OperatorGroup(
         tuple(
             _renamed(one, f"{name}.")
-            for one in decoder_layer(
-                model, HIDDEN, core, has_experts=model.has_experts(model.layers - 1)
-            ).operations
+            for one in decoder_layer(model, HIDDEN, core, has_experts=model.has_experts(model.layers - 1)).operations
         )
     )
     norm, head, loss = ending
@@ -123,16 +118,20 @@ def _predicted(
     shared = head._replace(name=f"{name}.{head.name}")
     return (
         lookup(HIDDEN, word)._replace(name=f"{name}.embedding.word", table="embedding.word"),
-        *norms, projection, layer, _renamed(norm, f"{name}."), shared, loss,
-    )  # fmt: skip
+        *norms,
+        projection,
+        layer,
+        _renamed(norm, f"{name}."),
+        shared,
+        loss,
+    )
 
 
 def _renamed(operation: Operation, prefix: str) -> Operation:
     """The operation with a prefix to the names of it and its parameters."""
     if isinstance(operation, AttentionOp):
         return operation._replace(
-            query_product=prefix + operation.query_product,
-            key_product=prefix + operation.key_product,
+            query_product=prefix + operation.query_product, key_product=prefix + operation.key_product
         )
     if not isinstance(operation, (MatMul, Norm)):
         return operation

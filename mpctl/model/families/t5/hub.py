@@ -47,14 +47,19 @@ def _with_lengths(shape: Raw) -> Raw:
 READERS = {
     "t5": ConfigReader(
         shape={
-            "family": "t5", "activation": "relu", "norm": "rmsnorm", "position": "relative",
-            "bias": False, "head_dim": 64, "norm_epsilon": 1e-6,
+            "family": "t5",
+            "activation": "relu",
+            "norm": "rmsnorm",
+            "position": "relative",
+            "bias": False,
+            "head_dim": 64,
+            "norm_epsilon": 1e-6,
         },
         parts=(_scaled,),
         fixed={"is_encoder_decoder": True, "is_decoder": False},
         last=_with_lengths,
     )
-}  # fmt: skip
+}
 
 
 GATED = {"swiglu": "gated-silu", "geglu_tanh": "gated-gelu", "geglu": "gated-gelu_python"}
@@ -66,14 +71,19 @@ def config(model: ModelSpec) -> dict[str, Any]:
     """The shape of the model in the keys of T5Config."""
     activation = model.activation
     return {
-        "num_layers": model.layers, "num_decoder_layers": model.decoder_layers,
-        "d_model": model.hidden, "d_kv": model.head_size, "d_ff": model.ffn,
-        "num_heads": model.heads, "layer_norm_epsilon": model.norm_epsilon,
+        "num_layers": model.layers,
+        "num_decoder_layers": model.decoder_layers,
+        "d_model": model.hidden,
+        "d_kv": model.head_size,
+        "d_ff": model.ffn,
+        "num_heads": model.heads,
+        "layer_norm_epsilon": model.norm_epsilon,
         "relative_attention_num_buckets": model.relative_buckets,
         "relative_attention_max_distance": model.relative_max_distance,
         "feed_forward_proj": GATED.get(activation) or plain_activation(activation),
-        "is_encoder_decoder": True, "scale_decoder_outputs": model.tied_embeddings,
-    }  # fmt: skip
+        "is_encoder_decoder": True,
+        "scale_decoder_outputs": model.tied_embeddings,
+    }
 
 
 def stack(name: str, *, mlp: int) -> Modules:
@@ -112,13 +122,8 @@ T5 = Scheme(
         for name, mlp in (("encoder", 1), ("decoder", 2))
     },
     config=config,
-    expressible={
-        "norm": ("rmsnorm",), "bias": (False,),
-        "activation": ("relu", "gelu", "gelu_tanh", *GATED),
-    },
-    tokens={
-        "pad_token_id": ("<pad>",), "eos_token_id": ("</s>",), "decoder_start_token_id": ("<pad>",),
-    },
+    expressible={"norm": ("rmsnorm",), "bias": (False,), "activation": ("relu", "gelu", "gelu_tanh", *GATED)},
+    tokens={"pad_token_id": ("<pad>",), "eos_token_id": ("</s>",), "decoder_start_token_id": ("<pad>",)},
     roles={"pad_token": ("<pad>",), "eos_token": ("</s>",)},
     frame=("A", "</s>", "B", "</s>"),
     copies={WORD_TABLE: (f"{HEAD}.weight", *TABLES)},
@@ -126,5 +131,5 @@ T5 = Scheme(
     "to false in config.json",
     extra=UNREAD_BIAS,
     heads_fill_hidden=False,
-)  # fmt: skip
+)
 SCHEMES = {"relative": (T5,)}

@@ -51,11 +51,7 @@ def _decoder(model: ModelSpec, word: ParameterSpec, *, tp: int) -> LayerStack:
     output = word if model.tied_embeddings else word_table(model, tp=tp, name="head")
     core = AttentionOp("attention", "decoder_seq", "decoder_seq", is_causal=True, has_bias=True)
     layer = OperatorGroup(
-        (
-            *attention_branch(model, DECODER, core),
-            *_cross_branch(model),
-            *mlp_branch(model, DECODER, behind="cross"),
-        )
+        (*attention_branch(model, DECODER, core), *_cross_branch(model), *mlp_branch(model, DECODER, behind="cross"))
     )
     norm = final_norm(model, DECODER, "decoder.final_norm")
     head = output_head(DECODER, output, tied=model.tied_embeddings)
@@ -81,19 +77,21 @@ def _cross_branch(model: ModelSpec) -> tuple[Operation, ...]:
     bias = bool(model.bias)
 
     def product(
-        name: str, reads: Dims, writes: Dims, value: str, outputs: tuple[str, int],
-        inputs: tuple[str, int],
-    ) -> MatMul:  # fmt: skip
+        name: str, reads: Dims, writes: Dims, value: str, outputs: tuple[str, int], inputs: tuple[str, int]
+    ) -> MatMul:
         weights = linear_weights(name, outputs, inputs, bias=bias)
-        return MatMul(name, CROSS, reads, (inputs[0], outputs[0]), writes, value=value,
-                      weights=weights)  # fmt: skip
+        return MatMul(name, CROSS, reads, (inputs[0], outputs[0]), writes, value=value, weights=weights)
 
     return in_branch(
-        model, "cross", CROSS, DECODER, "attention",
+        model,
+        "cross",
+        CROSS,
+        DECODER,
+        "attention",
         (
             product("cross.query", DECODER, target, "cross_norm", ("heads", width), hidden),
             product("cross.key_value", ENCODER, source, SOURCE, ("heads", 2 * width), hidden),
             AttentionOp(CROSS, "decoder_seq", "seq", "cross.query", "cross.key_value"),
             product("cross.output", target, DECODER, CONTEXT, hidden, ("heads", width)),
         ),
-    )  # fmt: skip
+    )

@@ -53,10 +53,7 @@ def schedule_conflicts(
             "vpp-needs-pp",
             "parallel.vpp",
             f"vpp is {chunks}, {chunks} chunks a stage, but pp is 1: there is no pipeline",
-            (
-                Offer("parallel.vpp", (1,), "vpp"),
-                Offer("parallel.pp", tuple(range(2, 17)), "pp", near=2),
-            ),
+            (Offer("parallel.vpp", (1,), "vpp"), Offer("parallel.pp", tuple(range(2, 17)), "pp", near=2)),
         )
     elif chunks > 1 and microbatches % stages:
         yield ScheduleConflict(

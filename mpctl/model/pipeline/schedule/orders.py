@@ -29,9 +29,7 @@ from mpctl.spec.schedules import SCHEDULES
 
 Kind = Literal["forward", "backward", "backward_input", "backward_weight"]
 
-LETTERS: dict[Kind, str] = {
-    "forward": "F", "backward": "B", "backward_input": "B", "backward_weight": "W",
-}  # fmt: skip
+LETTERS: dict[Kind, str] = {"forward": "F", "backward": "B", "backward_input": "B", "backward_weight": "W"}
 # The direction in which a result goes along the virtual stages; a weight gradient stays.
 DIRECTIONS: dict[Kind, int] = {"forward": 1, "backward": -1, "backward_input": -1}
 FREES: frozenset[Kind] = frozenset({"backward", "backward_weight"})
@@ -63,15 +61,10 @@ def show(order: Iterable[Action]) -> str:
     """
     done = list(order)
     many = any(action.chunk for action in done)
-    return " ".join(
-        f"{LETTERS[kind]}{microbatch}" + (f".{chunk}" if many else "")
-        for kind, microbatch, chunk in done
-    )
+    return " ".join(f"{LETTERS[kind]}{microbatch}" + (f".{chunk}" if many else "") for kind, microbatch, chunk in done)
 
 
-def actions(
-    name: ScheduleName, *, stage: int, stages: int, microbatches: int, chunks: int = 1
-) -> Iterator[Action]:
+def actions(name: ScheduleName, *, stage: int, stages: int, microbatches: int, chunks: int = 1) -> Iterator[Action]:
     """The actions of `stage` in one step, in order; raises ScheduleError."""
     ahead = warmup(name, stage=stage, stages=stages, microbatches=microbatches, chunks=chunks)
     splits = SCHEDULES[name].splits_backward
@@ -84,16 +77,12 @@ def actions(
     return _with_weights(order, stage, microbatches) if splits else order
 
 
-def warmup(
-    name: ScheduleName, *, stage: int, stages: int, microbatches: int, chunks: int = 1
-) -> int:
+def warmup(name: ScheduleName, *, stage: int, stages: int, microbatches: int, chunks: int = 1) -> int:
     """Number of forwards that a stage runs before it alternates forward and backward.
 
     Raises ScheduleError.
     """
-    for conflict in schedule_conflicts(
-        name, stages=stages, microbatches=microbatches, chunks=chunks
-    ):
+    for conflict in schedule_conflicts(name, stages=stages, microbatches=microbatches, chunks=chunks):
         raise ScheduleError(conflict.message)
     assert 0 <= stage < stages, f"stage {stage} of {stages}"
     if chunks == 1:
@@ -101,9 +90,7 @@ def warmup(
     return min(2 * (stages - stage - 1) + (chunks - 1) * stages, microbatches * chunks)
 
 
-def peak_in_flight(
-    name: ScheduleName, *, stage: int, stages: int, microbatches: int, chunks: int = 1
-) -> int:
+def peak_in_flight(name: ScheduleName, *, stage: int, stages: int, microbatches: int, chunks: int = 1) -> int:
     """The most activations of one micro batch in one chunk that a stage holds at once.
 
     Divided by `chunks` it is a number of micro batches of the whole stage. On the first stage of an
@@ -157,9 +144,7 @@ def _passes(kind: Kind, chunks: range, stages: int, microbatches: int) -> Iterat
                 yield Action(kind, microbatch, chunk)
 
 
-def _in_turn(
-    forwards: Iterator[Action], backwards: Iterator[Action], ahead: int
-) -> Iterator[Action]:
+def _in_turn(forwards: Iterator[Action], backwards: Iterator[Action], ahead: int) -> Iterator[Action]:
     yield from islice(forwards, ahead)
     for pair in zip(forwards, backwards, strict=False):  # takes a forward first: none is lost
         yield from pair

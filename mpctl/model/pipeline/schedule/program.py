@@ -57,21 +57,16 @@ def spell(steps: Iterable[Step]) -> str:
     """
     marks = {"receive": "<", "send": ">"}
     return " ".join(
-        show([step.action]) if step.peer is None else f"{marks[step.verb]}{step.peer.stage}"
-        for step in steps
+        show([step.action]) if step.peer is None else f"{marks[step.verb]}{step.peer.stage}" for step in steps
     )
 
 
-def program(
-    name: ScheduleName, *, stage: int, stages: int, microbatches: int, chunks: int = 1
-) -> Program:
+def program(name: ScheduleName, *, stage: int, stages: int, microbatches: int, chunks: int = 1) -> Program:
     """The program of one stage for one training step; raises ScheduleError."""
     return _Line.of(name, stages, microbatches, chunks).program(stage)
 
 
-def programs(
-    name: ScheduleName, *, stages: int, microbatches: int, chunks: int = 1
-) -> list[Program]:
+def programs(name: ScheduleName, *, stages: int, microbatches: int, chunks: int = 1) -> list[Program]:
     """The programs of all stages, by stage; raises ScheduleError."""
     line = _Line.of(name, stages, microbatches, chunks)
     return [line.program(stage) for stage in range(stages)]

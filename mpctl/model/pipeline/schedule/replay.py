@@ -34,9 +34,7 @@ from typing import NamedTuple
 from mpctl.model.pipeline.schedule.orders import Action, Kind, StageChunk, most_in_flight, show, source
 
 Seconds = Callable[[int, int, Kind], float]  # of (stage, chunk, kind); asked once for each
-Transfer = Callable[
-    [StageChunk, StageChunk], float
-]  # of (sender, receiver); asked once for each and kind
+Transfer = Callable[[StageChunk, StageChunk], float]  # of (sender, receiver); asked once for each and kind
 Order = tuple[Action, ...]
 
 
@@ -115,9 +113,7 @@ class Turns(NamedTuple):
         played = tuple(map(tuple, orders))
         work = [action for order in played for action in order]
         chunks = 1 + max((action.chunk for action in work), default=0)
-        shape = _Shape(
-            len(played), chunks, 1 + max((action.microbatch for action in work), default=0)
-        )
+        shape = _Shape(len(played), chunks, 1 + max((action.microbatch for action in work), default=0))
         rows: list[dict[tuple[Kind, int], _Row]] = []
         passes: list[Pass] = []
         for stage, order in enumerate(played):
@@ -130,9 +126,7 @@ class Turns(NamedTuple):
         turns = tuple(_in_order_of_need(played, rows, shape.results))
         return cls(played, tuple(passes), turns, shape.results)
 
-    def starts(
-        self, seconds: Sequence[float], delays: Sequence[float]
-    ) -> tuple[list[float], list[float]]:
+    def starts(self, seconds: Sequence[float], delays: Sequence[float]) -> tuple[list[float], list[float]]:
         """(the start of each turn, the end of each stage's last); seconds and delays by pass."""
         clocks: list[float] = [0] * len(self.orders)
         done: list[float] = [0] * (self.results + 1)  # the last one is for -1
@@ -159,9 +153,7 @@ class Turns(NamedTuple):
             ends[turn.stage].append(start + own[turn.number])
         return Timeline(self.orders, tuple(map(tuple, starts)), tuple(map(tuple, ends)))
 
-    def _timed(
-        self, seconds: Seconds, transfer: float | Transfer
-    ) -> tuple[list[float], list[float]]:
+    def _timed(self, seconds: Seconds, transfer: float | Transfer) -> tuple[list[float], list[float]]:
         own = [seconds(each.stage, each.chunk, each.kind) for each in self.passes]
         return own, [each.delay(transfer) for each in self.passes]
 
@@ -202,9 +194,7 @@ class _Shape(NamedTuple):
         return _Row(index, self.number(own, place), gives, None)
 
 
-def replay(
-    orders: Iterable[Iterable[Action]], seconds: Seconds, *, transfer: float | Transfer = 0
-) -> Timeline:
+def replay(orders: Iterable[Iterable[Action]], seconds: Seconds, *, transfer: float | Transfer = 0) -> Timeline:
     """Simulate the actions of stages 0, 1, ...
 
     seconds: of an action, by (stage, chunk, kind). transfer: seconds of a message, the same for all
@@ -228,9 +218,7 @@ def _in_order_of_need(
             if needs is not None and not done[needs + microbatch]:
                 waiting[needs + microbatch] = stage
                 break
-            yield Turn(
-                stage, number, -1 if needs is None else needs + microbatch, gives + microbatch
-            )
+            yield Turn(stage, number, -1 if needs is None else needs + microbatch, gives + microbatch)
             at[stage] += 1
             done[gives + microbatch] = 1
             if gives + microbatch in waiting:

@@ -24,9 +24,13 @@ from mpctl.spec.job import JobSpec
 
 RESOURCES = {"TrainJob": "trainjobs", "PyTorchJob": "pytorchjobs", "JobSet": "jobsets"}
 PHASES = {
-    "Failed": "failed", "Complete": "succeeded", "Completed": "succeeded",
-    "Succeeded": "succeeded", "Suspended": "suspended", "Running": "running",
-}  # fmt: skip
+    "Failed": "failed",
+    "Complete": "succeeded",
+    "Completed": "succeeded",
+    "Succeeded": "succeeded",
+    "Suspended": "suspended",
+    "Running": "running",
+}
 """The meaning of each condition that is true, the most decisive first."""
 NAME = re.compile(LABEL)
 """Jobs that mpctl creates and namespaces have such names."""
@@ -49,9 +53,7 @@ class KubernetesScheduler:
         document = self.kubectl.find(resource(self.kind), _require(job_id))
         if document is None:
             return None
-        return read_job(
-            document, self.kubectl.get("pods", f"--selector={POD_LABELS[self.kind]}={job_id}")
-        )
+        return read_job(document, self.kubectl.get("pods", f"--selector={POD_LABELS[self.kind]}={job_id}"))
 
     def cancel(self, job_id: str) -> None:
         """Delete the object, and with it its pods."""
@@ -75,8 +77,9 @@ def read_job(job: object, pods: object) -> ScheduledJob:
 
 
 def _phase(job: object, pods: Sequence[dict[str, object]]) -> tuple[str, str]:
-    true = {_text(condition, "type"): condition for condition in _conditions(job)
-            if _text(condition, "status") == "True"}  # fmt: skip
+    true = {
+        _text(condition, "type"): condition for condition in _conditions(job) if _text(condition, "status") == "True"
+    }
     for kind, phase in PHASES.items():
         if kind in true:
             words = (_text(true[kind], "reason"), _text(true[kind], "message"))

@@ -37,54 +37,63 @@ class KubectlWords(NamedTuple):
 
 KNOWN = (
     KubectlWords(
-        "no-context", r"context .*(was not found|does not exist)|current-context is not set"
+        "no-context",
+        r"context .*(was not found|does not exist)|current-context is not set"
         r"|no configuration has been",
         "kubectl has no such context",
         "see `kubectl config get-contexts`; set launch.kubernetes.context or KUBECONFIG",
     ),
     KubectlWords(
-        "no-cluster", r"unable to connect to the server|connection to the server .* refused"
+        "no-cluster",
+        r"unable to connect to the server|connection to the server .* refused"
         r"|failed to download openapi|no such host|i/o timeout|tls handshake|deadline exceeded",
         "the API server of the cluster does not answer",
         "check `kubectl cluster-info`, KUBECONFIG, and that this machine reaches the cluster",
     ),
     KubectlWords(
-        "not-logged-in", r"unauthorized|must be logged in|provide credentials|getting credentials",
+        "not-logged-in",
+        r"unauthorized|must be logged in|provide credentials|getting credentials",
         "the cluster does not accept the credentials of kubectl",
         "log in again, and check with `kubectl auth whoami`",
     ),
     KubectlWords(
-        "no-such-kind", r"no matches for kind|doesn't have a resource type",
+        "no-such-kind",
+        r"no matches for kind|doesn't have a resource type",
         "the cluster does not know this kind of object",
         "install Kubeflow Trainer (TrainJob), the Training Operator (PyTorchJob) or JobSet, or set "
         "launch.kubernetes.kind to the one that is installed",
     ),
     KubectlWords(
-        "over-quota", r"exceeded quota", "the namespace has no quota left for it",
+        "over-quota",
+        r"exceeded quota",
+        "the namespace has no quota left for it",
         "ask for fewer nodes, free quota, or submit through a queue (launch.kubernetes.queue)",
     ),
     KubectlWords(
-        "refused-by-webhook", r"denied the request", "the cluster refuses the object",
-        "change what the message names",
+        "refused-by-webhook", r"denied the request", "the cluster refuses the object", "change what the message names"
     ),
     KubectlWords(
-        "forbidden", r"\(forbidden\)", "this user may not do that",
-        "ask for a role with the verbs create, get, list and delete, or use another "
-        "launch.kubernetes.namespace",
+        "forbidden",
+        r"\(forbidden\)",
+        "this user may not do that",
+        "ask for a role with the verbs create, get, list and delete, or use another launch.kubernetes.namespace",
     ),
     KubectlWords(
-        "no-namespace", r"namespaces .* not found", "there is no such namespace",
+        "no-namespace",
+        r"namespaces .* not found",
+        "there is no such namespace",
         "set launch.kubernetes.namespace to one of `kubectl get namespaces`",
     ),
     KubectlWords(
-        "already-exists", r"\(alreadyexists\)", "an object of this name exists already",
+        "already-exists",
+        r"\(alreadyexists\)",
+        "an object of this name exists already",
         "submit again in a second: the name ends with the time",
     ),
     KubectlWords(
-        "not-found", r"\(notfound\)", "there is no such object",
-        "it was deleted, or is in another namespace or context",
+        "not-found", r"\(notfound\)", "there is no such object", "it was deleted, or is in another namespace or context"
     ),
-)  # fmt: skip
+)
 
 
 class KubectlError(InputError):
@@ -111,9 +120,7 @@ class Kubectl:
         options = [f"{option}={value}" for option, value in chosen.items() if value is not None]
         command = ["kubectl", *options, f"--request-timeout={REQUEST_SECONDS}s", *arguments]
         try:
-            done = subprocess.run(
-                command, input=text, capture_output=True, text=True, timeout=CALL_SECONDS
-            )
+            done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=CALL_SECONDS)
         except FileNotFoundError:
             message = "kubectl is not installed here"
             hint = "install it, or create the object that --dry-run prints from where it is"

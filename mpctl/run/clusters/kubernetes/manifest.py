@@ -68,11 +68,7 @@ REPLACED: list[Manifest] = [
     {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
     {
         "action": "Ignore",
-        "onExitCodes": {
-            "containerName": CONTAINERS["JobSet"],
-            "operator": "In",
-            "values": [128 + signal.SIGTERM],
-        },
+        "onExitCodes": {"containerName": CONTAINERS["JobSet"], "operator": "In", "values": [128 + signal.SIGTERM]},
     },
 ]
 """Failures of pods of a JobSet that do not count: each gets a new pod with the same index. All pods
@@ -96,10 +92,7 @@ def manifest(plan: Plan, run: Path, *, name: str) -> Manifest:
     """The object of this name for a job that passed the checks. run: its directory, absolute, on
     the volume claim."""
     settings = plan.job.launch.kubernetes
-    queue = {
-        "kueue.x-k8s.io/queue-name": settings.queue,
-        "kueue.x-k8s.io/priority-class": settings.priority_class,
-    }
+    queue = {"kueue.x-k8s.io/queue-name": settings.queue, "kueue.x-k8s.io/priority-class": settings.priority_class}
     metadata: Manifest = {
         "name": name,
         "labels": {
@@ -136,10 +129,7 @@ def _train_job(job: JobSpec, template: Manifest, name: str) -> Manifest:
             "resourcesPerNode": moved["resources"],
         },
         "runtimePatches": [
-            {
-                "manager": MANAGER,
-                "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [patch]}}},
-            }
+            {"manager": MANAGER, "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [patch]}}}}
         ],
     }
     return {"suspend": True, **spec} if settings.queue else spec
@@ -299,11 +289,7 @@ def _container_security(settings: KubernetesSpec) -> Manifest:
 
 
 def _pod_security(settings: KubernetesSpec) -> Manifest:
-    ids = {
-        "runAsUser": settings.run_as_user,
-        "runAsGroup": settings.run_as_group,
-        "fsGroup": settings.fs_group,
-    }
+    ids = {"runAsUser": settings.run_as_user, "runAsGroup": settings.run_as_group, "fsGroup": settings.fs_group}
     context: Manifest = {key: value for key, value in ids.items() if value is not None}
     if settings.fs_group is not None:  # else each start changes the owner of every file there
         context["fsGroupChangePolicy"] = "OnRootMismatch"
@@ -376,8 +362,7 @@ def _merged(base: Any, patch: Any) -> Any:
     """
     if isinstance(base, dict) and isinstance(patch, dict):
         added = {key: value for key, value in patch.items() if key not in base}
-        return {key: _merged(value, patch[key]) if key in patch else value
-                for key, value in base.items()} | added  # fmt: skip
+        return {key: _merged(value, patch[key]) if key in patch else value for key, value in base.items()} | added
     lists = (base, patch)
     if all(isinstance(one, list) for one in lists) and all(
         isinstance(item, dict) and "name" in item for item in (*base, *patch)

@@ -68,8 +68,7 @@ VALUES = {
 """The form of the values of settings by name, and how to write them."""
 RESERVED_LABELS = ("app.kubernetes.io/managed-by", "kueue.x-k8s.io/", "mpctl/")
 SECRET_NAME = re.compile(
-    r"(?:^|_)(?:TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|API_?KEY|ACCESS_KEY|SECRET_KEY|PRIVATE_KEY)$",
-    re.IGNORECASE,
+    r"(?:^|_)(?:TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|API_?KEY|ACCESS_KEY|SECRET_KEY|PRIVATE_KEY)$", re.IGNORECASE
 )
 """Names of environment variables whose values are secrets."""
 NOT_IN_TRAIN_JOB = {
@@ -78,11 +77,22 @@ NOT_IN_TRAIN_JOB = {
     "ttl_seconds": "set ttlSecondsAfterFinished in the runtime",
 }
 """Settings that a TrainJob has no field for, and what to do instead."""
-RESERVED_ENV = frozenset({
-    "PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT",
-    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR",
-    "MASTER_PORT",
-})  # fmt: skip
+RESERVED_ENV = frozenset(
+    {
+        "PET_NNODES",
+        "PET_NPROC_PER_NODE",
+        "PET_NODE_RANK",
+        "PET_MASTER_ADDR",
+        "PET_MASTER_PORT",
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_RANK",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+    }
+)
 """Environment variables with the place of a pod in the job. Kubeflow sets them; the Trainer refuses
 a TrainJob that sets those of torchrun (PET_*)."""
 
@@ -196,8 +206,9 @@ def _required(settings: KubernetesSpec) -> Iterator[Issue]:
 def _device(job: JobSpec) -> Iterator[Issue]:
     if named_device(job) is None:
         message = "auto, and the job names no cluster whose device is known: pods get GPUs only "
-        yield Issue("device-unknown", "launch.device", f"{message}where they are asked for",
-                    "say --device cuda or --device cpu")  # fmt: skip
+        yield Issue(
+            "device-unknown", "launch.device", f"{message}where they are asked for", "say --device cuda or --device cpu"
+        )
 
 
 def form_issues(settings: KubernetesSpec) -> Iterator[Issue]:
@@ -220,16 +231,21 @@ def form_issues(settings: KubernetesSpec) -> Iterator[Issue]:
         for name in getattr(settings, key):
             if name.startswith(RESERVED_LABELS):
                 message = f"{name} is set by mpctl"
-                yield Issue("reserved-label", f"{TABLE}.{key}", message, "leave it out, or use "
-                            "launch.kubernetes.queue and priority_class")  # fmt: skip
+                yield Issue(
+                    "reserved-label",
+                    f"{TABLE}.{key}",
+                    message,
+                    "leave it out, or use launch.kubernetes.queue and priority_class",
+                )
 
 
 def policy_issues(settings: KubernetesSpec) -> Iterator[Issue]:
     """Settings that exclude each other, or that the kind of the object has no field for."""
     for name, key in (
-        (settings.gpu_resource, "cluster.gpus_per_node"), ("cpu", f"{TABLE}.cpus_per_node"),
+        (settings.gpu_resource, "cluster.gpus_per_node"),
+        ("cpu", f"{TABLE}.cpus_per_node"),
         ("memory", f"{TABLE}.memory_per_node"),
-    ):  # fmt: skip
+    ):
         if name in settings.resources:
             message = f"{name!r} follows from {key}"
             yield Issue("bad-value", f"{TABLE}.resources", message, f"set {key} in its place")
@@ -238,17 +254,24 @@ def policy_issues(settings: KubernetesSpec) -> Iterator[Issue]:
         for key in ("host_network", "ipc_lock"):
             if getattr(settings, key):
                 message = f"the policy `restricted` admits no pod with {key}"
-                yield Issue("not-restricted", where, message, f"leave one of restricted and {key} "
-                            "out, or ask for a namespace with a wider policy")  # fmt: skip
+                yield Issue(
+                    "not-restricted",
+                    where,
+                    message,
+                    f"leave one of restricted and {key} out, or ask for a namespace with a wider policy",
+                )
         if settings.run_as_user == 0:
-            yield Issue("not-restricted", where, "run_as_user is 0, which is root, and the policy "
-                        "`restricted` admits no root", "use the id of another user")  # fmt: skip
+            yield Issue(
+                "not-restricted",
+                where,
+                "run_as_user is 0, which is root, and the policy `restricted` admits no root",
+                "use the id of another user",
+            )
     if settings.kind == "TrainJob":
         for key, way_out in NOT_IN_TRAIN_JOB.items():
             if getattr(settings, key) not in (None, False, []):
                 message = f"a TrainJob has no field for {key}"
-                yield Issue("no-such-field", f"{TABLE}.{key}", message,
-                            f"{way_out}, or use kind = \"JobSet\"")  # fmt: skip
+                yield Issue("no-such-field", f"{TABLE}.{key}", message, f'{way_out}, or use kind = "JobSet"')
 
 
 def patch_issues(patch: object) -> Iterator[Issue]:
@@ -256,23 +279,33 @@ def patch_issues(patch: object) -> Iterator[Issue]:
     where = f"{TABLE}.pod_patch"
     tables = patch if isinstance(patch, dict) else {}
     for key in tables.keys() - {"metadata", "spec"}:
-        yield Issue("bad-patch", where, f"{key!r} is no part of a pod's template",
-                    "give the tables metadata and spec, as in the template of a Job")  # fmt: skip
+        yield Issue(
+            "bad-patch",
+            where,
+            f"{key!r} is no part of a pod's template",
+            "give the tables metadata and spec, as in the template of a Job",
+        )
     spec = tables.get("spec", {})
     if isinstance(spec, dict) and "restartPolicy" in spec:
-        yield Issue("bad-patch", where, "spec.restartPolicy follows from the kind of the object",
-                    "leave it out; for a TrainJob, set it in the runtime")  # fmt: skip
+        yield Issue(
+            "bad-patch",
+            where,
+            "spec.restartPolicy follows from the kind of the object",
+            "leave it out; for a TrainJob, set it in the runtime",
+        )
     containers = spec.get("containers", []) if isinstance(spec, dict) else None
     if not isinstance(containers, list) or not all(
         isinstance(item, dict) and isinstance(item.get("name"), str) for item in containers
     ):
         names = " or ".join(sorted(set(CONTAINERS.values())))
-        yield Issue("bad-patch", where, "spec.containers must be a list of tables with names",
-                    f"the one that mpctl runs in is named {names}")  # fmt: skip
-    elif any(item["name"] in CONTAINERS.values() and {"command", "args"} & item.keys()
-             for item in containers):  # fmt: skip
-        yield Issue("bad-patch", where, "the command of the container is mpctl's",
-                    "leave command and args out")  # fmt: skip
+        yield Issue(
+            "bad-patch",
+            where,
+            "spec.containers must be a list of tables with names",
+            f"the one that mpctl runs in is named {names}",
+        )
+    elif any(item["name"] in CONTAINERS.values() and {"command", "args"} & item.keys() for item in containers):
+        yield Issue("bad-patch", where, "the command of the container is mpctl's", "leave command and args out")
 
 
 def _paths(job: JobSpec, run_path: Path, *, is_mounted: bool) -> Iterator[Issue]:
@@ -282,15 +315,15 @@ def _paths(job: JobSpec, run_path: Path, *, is_mounted: bool) -> Iterator[Issue]
         return
     where = f"{TABLE}.mount_path"
     if not PurePosixPath(mount).is_absolute() or ":" in mount:
-        yield Issue("bad-path", where, f"{mount!r} is not an absolute path without colons",
-                    "use a path such as /mnt/runs")  # fmt: skip
+        yield Issue(
+            "bad-path", where, f"{mount!r} is not an absolute path without colons", "use a path such as /mnt/runs"
+        )
         return
     if is_mounted and not Path(mount).is_dir():
         yield Issue(
             "not-mounted",
             where,
-            f"{mount} is not a folder of this machine, which must see the run directory at the "
-            "path that the pods see",
+            f"{mount} is not a folder of this machine, which must see the run directory at the path that the pods see",
             "mount the volume there, or submit from a pod that mounts the claim",
         )
         return
@@ -321,8 +354,9 @@ def _volume_paths(settings: KubernetesSpec) -> Iterator[Issue]:
     for volume in settings.volumes:
         path = volume.mount_path
         if not PurePosixPath(path).is_absolute() or ":" in path:
-            yield Issue("bad-path", where, f"{path!r} is not an absolute path without colons",
-                        "use a path such as /mnt/data")  # fmt: skip
+            yield Issue(
+                "bad-path", where, f"{path!r} is not an absolute path without colons", "use a path such as /mnt/data"
+            )
         elif path in taken:
             yield Issue("bad-path", where, f"{path} is mounted twice", "use a path for each")
         if not re.fullmatch(SUBDOMAIN, volume.claim):
@@ -339,16 +373,23 @@ def claim_issues(claim: object, job: JobSpec) -> Iterator[Issue]:
     """What is wrong with the volume claim. claim: its document; None where there is none."""
     settings, where = job.launch.kubernetes, f"{TABLE}.claim"
     if claim is None:
-        yield Issue("no-claim", where, f"there is no PersistentVolumeClaim {settings.claim!r} in "
-                    f"namespace {settings.namespace or 'of kubectl'}",
-                    "create it, or name one of `kubectl get pvc`")  # fmt: skip
+        yield Issue(
+            "no-claim",
+            where,
+            f"there is no PersistentVolumeClaim {settings.claim!r} in namespace {settings.namespace or 'of kubectl'}",
+            "create it, or name one of `kubectl get pvc`",
+        )
         return
     spec = claim.get("spec") if isinstance(claim, dict) else None
     modes = spec.get("accessModes") if isinstance(spec, dict) else None
     if job.cluster.nodes > 1 and isinstance(modes, list) and "ReadWriteMany" not in modes:
         message = f"{settings.claim!r} has access modes {', '.join(map(str, modes))}, and the pods "
-        yield Issue("claim-not-shared", where, f"{message}of {job.cluster.nodes} nodes write there",
-                    "use a claim with access mode ReadWriteMany")  # fmt: skip
+        yield Issue(
+            "claim-not-shared",
+            where,
+            f"{message}of {job.cluster.nodes} nodes write there",
+            "use a claim with access mode ReadWriteMany",
+        )
 
 
 def env_issues(names: Iterable[str], key: str = "env") -> Iterator[Issue]:
@@ -356,12 +397,19 @@ def env_issues(names: Iterable[str], key: str = "env") -> Iterator[Issue]:
     where = f"{TABLE}.{key}"
     for name in names:
         if name in RESERVED_ENV:
-            yield Issue("reserved-variable", where, f"{name} is set for each pod",
-                        "leave it out")  # fmt: skip
+            yield Issue("reserved-variable", where, f"{name} is set for each pod", "leave it out")
         elif key == "env" and not re.fullmatch(VARIABLE, name):
-            yield Issue("bad-name", where, f"{name!r} is not the name of an environment variable",
-                        "use letters, digits and underscores, and no digit first")  # fmt: skip
+            yield Issue(
+                "bad-name",
+                where,
+                f"{name!r} is not the name of an environment variable",
+                "use letters, digits and underscores, and no digit first",
+            )
         elif key == "env" and SECRET_NAME.search(name):
             message = f"{name} is a secret by its name, and job.json and the object are readable"
-            yield Issue("secret-in-env", where, message, "put it into a secret of the cluster, and "
-                        f'name it: secret_env = {{{name} = "SECRET/KEY"}}')  # fmt: skip
+            yield Issue(
+                "secret-in-env",
+                where,
+                message,
+                f'put it into a secret of the cluster, and name it: secret_env = {{{name} = "SECRET/KEY"}}',
+            )

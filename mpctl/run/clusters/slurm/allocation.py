@@ -22,11 +22,22 @@ from mpctl.core.errors import InputError, Issue
 from mpctl.core.units import plural
 
 KEPT = (
-    "SLURM_CONF", "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_JOB_NODELIST", "SLURM_NODELIST",
-    "SLURM_CLUSTER_NAME", "SLURM_WORKING_CLUSTER", "SLURM_NODE_ALIASES", "SLURM_JOB_NAME",
-    "SLURM_JOB_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_CPUS_PER_NODE", "SLURM_RESTART_COUNT",
-    "SLURM_JWT", "SLURM_DEBUG_FLAGS",
-)  # fmt: skip
+    "SLURM_CONF",
+    "SLURM_JOB_ID",
+    "SLURM_JOBID",
+    "SLURM_JOB_NODELIST",
+    "SLURM_NODELIST",
+    "SLURM_CLUSTER_NAME",
+    "SLURM_WORKING_CLUSTER",
+    "SLURM_NODE_ALIASES",
+    "SLURM_JOB_NAME",
+    "SLURM_JOB_NUM_NODES",
+    "SLURM_NNODES",
+    "SLURM_JOB_CPUS_PER_NODE",
+    "SLURM_RESTART_COUNT",
+    "SLURM_JWT",
+    "SLURM_DEBUG_FLAGS",
+)
 """Variables that identify the allocation and how to reach Slurm."""
 MOST_NODES = 65_536
 """Names in one list of nodes; Slurm's own bound (MAX_SLURM_NODES)."""
@@ -83,13 +94,8 @@ def allocation_issues(allocation: Allocation, nodes: int, gpus: int) -> Iterator
         hint = f"allocate {nodes} (salloc -N {nodes}), or plan for {present}: --nodes {present}"
         yield Issue("slurm-nodes", "cluster.nodes", message, hint)
     if allocation.gpus is not None and gpus > allocation.gpus:
-        message = (
-            f"{plural(gpus, 'rank')} a node need as many GPUs, but {job} has {allocation.gpus} on "
-            "this node"
-        )
-        hint = (
-            f"allocate them (salloc --gpus-per-node={gpus}), or --gpus-per-node {allocation.gpus}"
-        )
+        message = f"{plural(gpus, 'rank')} a node need as many GPUs, but {job} has {allocation.gpus} on this node"
+        hint = f"allocate them (salloc --gpus-per-node={gpus}), or --gpus-per-node {allocation.gpus}"
         yield Issue("slurm-gpus", "cluster.gpus_per_node", message, hint)
 
 
@@ -148,9 +154,7 @@ def expand_node_list(text: str) -> list[str]:
         raise _unreadable(text)
     names: list[str] = []
     for entry in entries:
-        parts = [
-            [plain] if plain else _numbers(bracket, text) for bracket, plain in PART.findall(entry)
-        ]
+        parts = [[plain] if plain else _numbers(bracket, text) for bracket, plain in PART.findall(entry)]
         if len(names) + prod(map(len, parts)) > MOST_NODES:
             raise _too_many(text)
         names += map("".join, product(*parts))

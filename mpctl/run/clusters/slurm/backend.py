@@ -66,20 +66,13 @@ class SlurmBackend:
     def check(self, plan: Plan) -> list[Issue]:
         nodes = plan.job.cluster.nodes
         if self.allocation is None:
-            hint = (
-                f"add --submit to queue a batch job, or get one: salloc -N {nodes} ... mpctl launch"
-            )
+            hint = f"add --submit to queue a batch job, or get one: salloc -N {nodes} ... mpctl launch"
             return [Issue("no-allocation", "--on", "not inside of a Slurm allocation", hint)]
         if (tasks := self.allocation.tasks_here) > 1:
             message = f"this process is one of {tasks} tasks of a step, and each would launch a run"
-            hint = (
-                "start one (srun -N1 -n1 --overlap), or let the tasks be the nodes: --on torchrun"
-            )
+            hint = "start one (srun -N1 -n1 --overlap), or let the tasks be the nodes: --on torchrun"
             return [Issue("slurm-step", "--on", message, hint)]
-        return [
-            *allocation_issues(self.allocation, nodes, _gpus(plan)),
-            *container_issues(self.job.launch.slurm),
-        ]
+        return [*allocation_issues(self.allocation, nodes, _gpus(plan)), *container_issues(self.job.launch.slurm)]
 
     @contextmanager
     def connect(self, plan: Plan, run: RunDir, on_event: OnEvent) -> Iterator[Cluster]:
@@ -94,12 +87,7 @@ class SlurmBackend:
             names,
             run,
             lambda o: SlurmStep(
-                allocation,
-                names,
-                _agent(o, addresses, self.job),
-                self.environment,
-                log,
-                step_options(self.job, o.run),
+                allocation, names, _agent(o, addresses, self.job), self.environment, log, step_options(self.job, o.run)
             ),
             on_event,
             patience=plan.job.launch.start_seconds,
@@ -216,10 +204,7 @@ class SlurmStep:
         last = said[-1] if said else "it wrote nothing"
         return {
             node: Issue(
-                "srun-ended",
-                self.names[node],
-                f"srun ended with code {srun.returncode}: {last}",
-                f"see {self.log}",
+                "srun-ended", self.names[node], f"srun ended with code {srun.returncode}: {last}", f"see {self.log}"
             )
             for node, srun in self.steps.items()
             if srun.poll() is not None

@@ -22,9 +22,17 @@ SQUEUE = ("squeue", "--noheader", "--states=all", "--format=%T|%r|%M|%l|%N")
 used, time limit, nodes."""
 WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"}
 ENDED = {
-    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
-    "PREEMPTED", "REVOKED", "TIMEOUT",
-}  # fmt: skip
+    "BOOT_FAIL",
+    "CANCELLED",
+    "COMPLETED",
+    "DEADLINE",
+    "FAILED",
+    "NODE_FAIL",
+    "OUT_OF_MEMORY",
+    "PREEMPTED",
+    "REVOKED",
+    "TIMEOUT",
+}
 """States in which a job runs no more; Slurm forgets it some minutes later."""
 
 
@@ -37,9 +45,15 @@ def slurm_output(command: Sequence[str], environment: Mapping[str, str] | None =
     passed = {key: value for key, value in environment.items() if not key.startswith(OF_QUERIES)}
     try:
         done = subprocess.run(
-            [*command], capture_output=True, text=True, errors="replace", timeout=SECONDS,
-            stdin=subprocess.DEVNULL, check=False, env=passed,
-        )  # fmt: skip
+            [*command],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=SECONDS,
+            stdin=subprocess.DEVNULL,
+            check=False,
+            env=passed,
+        )
     except FileNotFoundError:
         hint = "log in to a host of the cluster, or use --on local or --on ssh"
         raise InputError.of("no-slurm", "--on", f"{name} is not on this host", hint) from None
@@ -68,9 +82,14 @@ def setup_issues(lines: Sequence[str]) -> Iterator[Issue]:
     nothing."""
     try:
         done = subprocess.run(
-            ["bash", "-n"], input="\n".join([*lines, ""]), capture_output=True, text=True,
-            errors="replace", timeout=SECONDS, check=False,
-        )  # fmt: skip
+            ["bash", "-n"],
+            input="\n".join([*lines, ""]),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=SECONDS,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired):
         return
     if done.returncode:

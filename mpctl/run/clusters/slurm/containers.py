@@ -29,8 +29,7 @@ def step_options(job: JobSpec, run: Path) -> list[str]:
     options = [part for option in read_options(settings.srun) for part in option.arguments]
     if settings.container == "pyxis":
         mounts = [one if ":" in one else f"{one}:{one}" for one in _mounts(job, run)]
-        options += [f"--container-image={settings.container_image}",
-                    f"--container-mounts={','.join(mounts)}"]  # fmt: skip
+        options += [f"--container-image={settings.container_image}", f"--container-mounts={','.join(mounts)}"]
     return options
 
 
@@ -64,12 +63,20 @@ def container_issues(settings: SlurmSpec) -> Iterator[Issue]:
     where = "launch.slurm.container"
     if settings.container == "none":
         if settings.container_image is not None:
-            yield Issue("slurm-container", where, "an image is named, but not what runs it",
-                        "use --set launch.slurm.container=pyxis, or apptainer")  # fmt: skip
+            yield Issue(
+                "slurm-container",
+                where,
+                "an image is named, but not what runs it",
+                "use --set launch.slurm.container=pyxis, or apptainer",
+            )
         return
     if settings.container_image is None:
-        yield Issue("slurm-container", where, f"{settings.container} without an image",
-                    "use --set launch.slurm.container_image=...")  # fmt: skip
+        yield Issue(
+            "slurm-container",
+            where,
+            f"{settings.container} without an image",
+            "use --set launch.slurm.container_image=...",
+        )
     for mount in settings.container_mounts:
         paths = mount.split(":")
         if len(paths) > 2 or "," in mount or not all(PurePosixPath(p).is_absolute() for p in paths):

@@ -166,9 +166,7 @@ def request_issues(partitions: Sequence[Partition], request: NodeRequest) -> Ite
     yield from _node_issues(partition, request, others)
     if request.seconds is not None and request.seconds > partition.time_limit:
         limit = time_limit_text(partition.time_limit)
-        message = (
-            f"{time_limit_text(request.seconds)}, but partition {partition.name!r} allows {limit}"
-        )
+        message = f"{time_limit_text(request.seconds)}, but partition {partition.name!r} allows {limit}"
         yield Issue("slurm-time", "launch.slurm.time", message, f"use at most {limit}")
 
 
@@ -190,8 +188,7 @@ def _node_issues(partition: Partition, request: NodeRequest, others: str) -> Ite
     usable = sum(group.nodes for group in suitable if group.is_usable)
     if request.nodes > partition.most_nodes:
         message = (
-            f"{plural(request.nodes, 'node')}, but partition {name!r} allows a job at most "
-            f"{partition.most_nodes:.0f}"
+            f"{plural(request.nodes, 'node')}, but partition {name!r} allows a job at most {partition.most_nodes:.0f}"
         )
         yield Issue("slurm-nodes", where, message, others)
     if request.nodes > usable:

@@ -37,9 +37,7 @@ from mpctl.spec.launch import SlurmSpec
 
 DEPENDENCIES = ("after", "afterany", "afterburstbuffer", "aftercorr", "afternotok", "afterok")
 ONE_DEPENDENCY = rf"(?:(?:{'|'.join(DEPENDENCIES)})(?::\d+(?:_(?:\d+|\*))?(?:\+\d+)?)+|singleton)"
-DEPENDENCY = re.compile(
-    rf"{ONE_DEPENDENCY}(?:(?:,{ONE_DEPENDENCY})*|(?:\?{ONE_DEPENDENCY})*)", re.IGNORECASE
-)
+DEPENDENCY = re.compile(rf"{ONE_DEPENDENCY}(?:(?:,{ONE_DEPENDENCY})*|(?:\?{ONE_DEPENDENCY})*)", re.IGNORECASE)
 """sbatch's grammar: `afterok:12:13,after:14+5` (all of them), `afterok:12?afterany:13_4` (any)."""
 EXAMPLES = {"sbatch": "--mail-type=END", "srun": "--mpi=none"}
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -71,10 +69,33 @@ STEP_SET_BY = {
 }
 """Options of srun that follow from another setting, by that setting."""
 STEP_UNFIT = (
-    "--overlap", "--cpu-bind", "--export", "--kill-on-bad-exit", "-K", "--wait", "-W", "-u", "-Q",
-    "--unbuffered", "--quiet", "--output", "-o", "--error", "-e", "--input", "-i", "--pty",
-    "--multi-prog", "--chdir", "-D", "--exclusive", "--het-group", "--bcast", "--label", "-l",
-)  # fmt: skip
+    "--overlap",
+    "--cpu-bind",
+    "--export",
+    "--kill-on-bad-exit",
+    "-K",
+    "--wait",
+    "-W",
+    "-u",
+    "-Q",
+    "--unbuffered",
+    "--quiet",
+    "--output",
+    "-o",
+    "--error",
+    "-e",
+    "--input",
+    "-i",
+    "--pty",
+    "--multi-prog",
+    "--chdir",
+    "-D",
+    "--exclusive",
+    "--het-group",
+    "--bcast",
+    "--label",
+    "-l",
+)
 """Options of srun with which the agents would not start, or not be heard."""
 
 
@@ -127,11 +148,7 @@ def step_issues(texts: Sequence[str]) -> Iterator[Issue]:
 
 
 def _option_issues(
-    texts: Sequence[str],
-    where: str,
-    program: str,
-    set_by: Mapping[str, Sequence[str]],
-    unfit: Sequence[str],
+    texts: Sequence[str], where: str, program: str, set_by: Mapping[str, Sequence[str]], unfit: Sequence[str]
 ) -> Iterator[Issue]:
     for text in texts:
         option = read_option(text)
@@ -151,9 +168,7 @@ def _option_issues(
 def _setting_of(name: str, set_by: Mapping[str, Sequence[str]]) -> str | None:
     """The setting that an option, or an option with this beginning, follows from."""
     for setting, options in set_by.items():
-        if name in options or (
-            name[:2] == "--" and any(option.startswith(name) for option in options)
-        ):
+        if name in options or (name[:2] == "--" and any(option.startswith(name) for option in options)):
             return setting
     return None
 
@@ -183,9 +198,7 @@ code=$?
 trap - USR1 TERM
 """
 NEWEST = """ls -v "$RUN/checkpoints" 2>/dev/null | grep '^step-[0-9]*$'"""
-NEWEST_OF_PROGRAM = (
-    """find "$RUN/program/checkpoints" -mindepth 1 -printf '%T@ %P\\n' 2>/dev/null | sort -n"""
-)
+NEWEST_OF_PROGRAM = """find "$RUN/program/checkpoints" -mindepth 1 -printf '%T@ %P\\n' 2>/dev/null | sort -n"""
 """Lists what a run has saved, the newest last: of a program all that it writes there, with times,
 as it may write to the same file again."""
 STOPPED = """\

@@ -85,9 +85,7 @@ def limit_issues(need: SaveNeed, limit: float, signal_seconds: int | None) -> It
     least = need.seconds(FASTEST_WRITE)
     rate = f"{FASTEST_WRITE / 1e9:g} GB/s a node"
     if limit < least:
-        message = (
-            f"{time_limit_text(limit)} is shorter than {need}, {seconds_text(least)} at {rate}"
-        )
+        message = f"{time_limit_text(limit)} is shorter than {need}, {seconds_text(least)} at {rate}"
         hint = f"use {time_limit_text(ceil(4 * least / 60) * 60)} or more"
         yield Issue("slurm-time", "launch.slurm.time", message, hint)
     if signal_seconds is None:
@@ -216,8 +214,12 @@ def device_issues(job: JobSpec) -> Iterator[Issue]:
     """Require launch.device when no Slurm can say whether its nodes have GPUs."""
     if named_device(job) is None:
         message = "auto, and neither the job's cluster nor a Slurm tells the device: jobs get GPUs "
-        yield Issue("device-unknown", "launch.device", f"{message}only where they are asked for",
-                    "say --device cuda or --device cpu")  # fmt: skip
+        yield Issue(
+            "device-unknown",
+            "launch.device",
+            f"{message}only where they are asked for",
+            "say --device cuda or --device cpu",
+        )
 
 
 class SlurmSubmitter:
@@ -296,9 +298,7 @@ class SlurmSubmitter:
         settings = [f"task-{n}: {json.dumps(one)}" for n, one in enumerate(self._array)]
         return render_array(jobs, folder.absolute(), settings)
 
-    def submit_array(
-        self, tasks: Sequence[tuple[Plan, RunDir]], folder: Path
-    ) -> tuple[str, list[str]]:
+    def submit_array(self, tasks: Sequence[tuple[Plan, RunDir]], folder: Path) -> tuple[str, list[str]]:
         """Write the scripts and submit the array; its id, and that of each of its tasks."""
         for plan, run in tasks:
             self._write_script(plan, run)

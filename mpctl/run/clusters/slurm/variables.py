@@ -24,17 +24,30 @@ from mpctl.spec.launch import SlurmSpec
 
 PREFIX = "SBATCH_"
 ADOPTED = {
-    "partition": "SBATCH_PARTITION", "account": "SBATCH_ACCOUNT", "time": "SBATCH_TIMELIMIT",
-    "qos": "SBATCH_QOS", "constraint": "SBATCH_CONSTRAINT",
-}  # fmt: skip
+    "partition": "SBATCH_PARTITION",
+    "account": "SBATCH_ACCOUNT",
+    "time": "SBATCH_TIMELIMIT",
+    "qos": "SBATCH_QOS",
+    "constraint": "SBATCH_CONSTRAINT",
+}
 """Settings of [launch.slurm] that a variable fills in where the job leaves them open."""
 IRREGULAR = {
-    "SBATCH_TIMELIMIT": "--time", "SBATCH_ARRAY_INX": "--array", "SBATCH_MEM_PER_NODE": "--mem",
-    "SBATCH_REQ_SWITCH": "--switches", "SBATCH_DEBUG": "--verbose",
-}  # fmt: skip
+    "SBATCH_TIMELIMIT": "--time",
+    "SBATCH_ARRAY_INX": "--array",
+    "SBATCH_MEM_PER_NODE": "--mem",
+    "SBATCH_REQ_SWITCH": "--switches",
+    "SBATCH_DEBUG": "--verbose",
+}
 """Options of variables; all others are those of their names: SBATCH_JOB_NAME is --job-name."""
-SHORT = {"-m": "--distribution", "-M": "--clusters", "-S": "--core-spec", "-O": "--overcommit",
-         "-i": "--input", "-k": "--no-kill", "-v": "--verbose"}  # fmt: skip
+SHORT = {
+    "-m": "--distribution",
+    "-M": "--clusters",
+    "-S": "--core-spec",
+    "-O": "--overcommit",
+    "-i": "--input",
+    "-k": "--no-kill",
+    "-v": "--verbose",
+}
 """Options that have a variable and no setting, by their letters."""
 OF_QUERIES = ("SINFO_", "SQUEUE_", "SCANCEL_")
 """Variables that would filter what sinfo and squeue list, or what scancel ends."""
@@ -43,8 +56,7 @@ OF_QUERIES = ("SINFO_", "SQUEUE_", "SCANCEL_")
 def with_shell(settings: SlurmSpec, shell: Mapping[str, str]) -> SlurmSpec:
     """The settings, with those of the shell where the job leaves them open. Raises InputError for
     a value that cannot stand in a script."""
-    found = {key: shell[name] for key, name in ADOPTED.items()
-             if getattr(settings, key) is None and shell.get(name)}  # fmt: skip
+    found = {key: shell[name] for key, name in ADOPTED.items() if getattr(settings, key) is None and shell.get(name)}
     for key, value in found.items():
         if re.search(r"[\s\x00-\x1f\x7f]", value):
             message = f"{value!r} has a space or a control character"
@@ -61,16 +73,18 @@ def overriding(options: Iterable[str], shell: Mapping[str, str]) -> dict[str, st
     for group in (GPU_OPTIONS, MEMORY_OPTIONS):
         if group & written.keys():
             named |= group
-    return {name: value for name, value in shell.items()
-            if name.startswith(PREFIX) and _option(name) in named}  # fmt: skip
+    return {name: value for name, value in shell.items() if name.startswith(PREFIX) and _option(name) in named}
 
 
 def ignored_text(options: Sequence[str], shell: Mapping[str, str]) -> str | None:
     """Which variables are not passed on, in one line; None where none says other than the
     script."""
     written = _values(options)
-    other = [f"{name}={value}" for name, value in overriding(options, shell).items()
-             if written.get(_option(name)) not in ("", value)]  # fmt: skip
+    other = [
+        f"{name}={value}"
+        for name, value in overriding(options, shell).items()
+        if written.get(_option(name)) not in ("", value)
+    ]
     return f"the job's settings go before {', '.join(other)} of this shell" if other else None
 
 

@@ -60,21 +60,17 @@ CONFIG_THREADS, CONFIG_SECONDS = 16, 10.0
 """For how many hosts ssh prints its configuration (ssh -G) at once, and for how long."""
 
 NO_SSH = Issue(
-    "no-ssh", "--on", "there is no program ssh on this host",
+    "no-ssh",
+    "--on",
+    "there is no program ssh on this host",
     "install OpenSSH's client (apt-get install openssh-client)",
-)  # fmt: skip
+)
 
 CLIENT_ENVIRONMENT = {"LC_ALL": "C.UTF-8"}
 """Environment variables of the ssh client: its messages in English, which failures.py reads."""
 
-PASSED_PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "OMP_", "MKL_", "KMP_", "UCX_", "FI_",
-                   "TRITON_", "MPCTL_")  # fmt: skip
-PASSED_NAMES = (
-    "PYTHONPATH",
-    "PYTHONHASHSEED",
-    "CUDA_DEVICE_MAX_CONNECTIONS",
-    "CUDA_LAUNCH_BLOCKING",
-)
+PASSED_PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "OMP_", "MKL_", "KMP_", "UCX_", "FI_", "TRITON_", "MPCTL_")
+PASSED_NAMES = ("PYTHONPATH", "PYTHONHASHSEED", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_LAUNCH_BLOCKING")
 """Variables of the launcher's environment that are passed to every host: those that tune torch,
 NCCL, gloo and OpenMP, and where Python finds modules. Others, such as tokens and passwords, do not,
 since a command line can be read by every user of a host; `launch.ssh.pass_env` names more."""
@@ -213,14 +209,9 @@ class SshBackend:
         hosts = choose_hosts(plan.job).hosts
         order = AgentOrder.of(plan.run, seconds=plan.job.launch.start_seconds)
         starter = self._starter(hosts, order, self._addresses(hosts))
-        return [
-            HostCommand(node, host.name, tuple(starter.command(node)))
-            for node, host in enumerate(hosts)
-        ]
+        return [HostCommand(node, host.name, tuple(starter.command(node))) for node, host in enumerate(hosts)]
 
-    def _starter(
-        self, hosts: Sequence[SshHost], order: AgentOrder, addresses: Sequence[str]
-    ) -> SshStarter:
+    def _starter(self, hosts: Sequence[SshHost], order: AgentOrder, addresses: Sequence[str]) -> SshStarter:
         """addresses: those of `_addresses`; if empty, hosts try all addresses of this host."""
         return SshStarter(self.ssh, hosts, order, self.environment, addresses or own_addresses())
 
@@ -241,9 +232,13 @@ class SshBackend:
         try:
             said = subprocess.run(
                 ["ssh", "-G", *_config(self.ssh), *port, "--", host.destination],
-                env={**self.environment, **CLIENT_ENVIRONMENT}, stdin=subprocess.DEVNULL,
-                capture_output=True, text=True, errors="replace", timeout=CONFIG_SECONDS,
-            )  # fmt: skip
+                env={**self.environment, **CLIENT_ENVIRONMENT},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=CONFIG_SECONDS,
+            )
         except (OSError, subprocess.TimeoutExpired):
             return None
         pairs = (line.partition(" ") for line in said.stdout.splitlines())
@@ -282,9 +277,7 @@ def passed_environment(environment: Mapping[str, str], more: Iterable[str] = ())
     """The variables of the launcher that are passed to every host. more: names of others."""
     names = {*PASSED_NAMES, *more}
     return {
-        name: value
-        for name, value in sorted(environment.items())
-        if name in names or name.startswith(PASSED_PREFIXES)
+        name: value for name, value in sorted(environment.items()) if name in names or name.startswith(PASSED_PREFIXES)
     }
 
 

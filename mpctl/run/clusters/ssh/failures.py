@@ -61,8 +61,7 @@ OF_SSH = (
         "ssh-unknown-name",
         r"Could not resolve hostname ([^\s:]+)",
         "the name {1} is not known here: {line}",
-        "correct {hosts}, or give the name an address: /etc/hosts, DNS, or HostName in the "
-        "ssh config",
+        "correct {hosts}, or give the name an address: /etc/hosts, DNS, or HostName in the ssh config",
     ),
     SshFailure(
         "ssh-changed-host-key",
@@ -151,9 +150,8 @@ OF_THE_HOST = (
 
 
 def ssh_issue(
-    host: SshHost, code: int, output: str, *, python: str, seconds: int,
-    words: SshWords = OF_A_HOSTFILE,
-) -> Issue:  # fmt: skip
+    host: SshHost, code: int, output: str, *, python: str, seconds: int, words: SshWords = OF_A_HOSTFILE
+) -> Issue:
     """Why the ssh of a host ended, and a way out.
 
     code: its exit code, negative for a signal; output: what it and the remote program wrote to
@@ -171,19 +169,14 @@ def ssh_issue(
                 names = {"host": host.destination, "name": host.name, "line": line}
                 names |= {"program_python": python, "seconds": str(seconds), **words._asdict()}
                 names["port"] = words.port.format(name=host.name)
-                meaning, way_out = (
-                    text.format(*groups, **names) for text in (failure.meaning, failure.way_out)
-                )
+                meaning, way_out = (text.format(*groups, **names) for text in (failure.meaning, failure.way_out))
                 return Issue(failure.rule, host.name, meaning, way_out)
         return None
 
     if code < 0:
         return Issue("ssh-killed", host.name, f"its ssh client was killed ({signal_name(-code)})")
     if code in (NOT_FOUND, NOT_EXECUTABLE):
-        hint = (
-            "install Python and mpctl there as they are here, or name the interpreter: "
-            f"{words.python}"
-        )
+        hint = f"install Python and mpctl there as they are here, or name the interpreter: {words.python}"
         message = f"Python could not be started there: {last}"
         return Issue("remote-no-python", host.name, message, hint)
     if code == SSH_FAILED:

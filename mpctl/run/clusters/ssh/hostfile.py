@@ -177,9 +177,7 @@ def parse_hostfile(text: str, path: str) -> HostList:
 FORM = "write hosts as n1@n2, or with slots as n1:0,2@n2"
 
 
-def select_hosts(
-    hosts: Sequence[SshHost], include: str | None = None, exclude: str | None = None
-) -> HostList:
+def select_hosts(hosts: Sequence[SshHost], include: str | None = None, exclude: str | None = None) -> HostList:
     """The hosts that include names, or those that exclude does not name."""
     if include is not None and exclude is not None:
         message = "include and exclude cannot be given together"
@@ -238,8 +236,7 @@ def _slot_issues(host: SshHost, ranks_per_node: int) -> Iterator[Issue]:
     if slots is None or len(slots) == ranks_per_node:
         return
     message = (
-        f"{host.name} has {plural(len(slots), 'slot')}, but the plan puts "
-        f"{plural(ranks_per_node, 'rank')} on each node"
+        f"{host.name} has {plural(len(slots), 'slot')}, but the plan puts {plural(ranks_per_node, 'rank')} on each node"
     )
     hint = f"plan for --gpus-per-node {len(slots)}, or write slots={ranks_per_node}"
     if len(slots) > ranks_per_node:

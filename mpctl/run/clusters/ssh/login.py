@@ -40,15 +40,17 @@ MOST_LINES, LONGEST_LINE = 10_000, 1 << 16
 """Bounds on what a login shell may print before the greeting."""
 TAIL_BYTES = 4096
 END_SECONDS, KILL_SECONDS = 5.0, 1.0
-FORM = re.compile(
-    r"ssh:(?:(?P<user>[^:/]+)@)?(?P<name>\[[^\]]*\]|[^:@\[\]]+)(?::(?P<python>.+))?", re.DOTALL
-)
+FORM = re.compile(r"ssh:(?:(?P<user>[^:/]+)@)?(?P<name>\[[^\]]*\]|[^:@\[\]]+)(?::(?P<python>.+))?", re.DOTALL)
 PYTHON = re.compile(r"[^\s\x00-\x1f-][^\s\x00-\x1f]*")
 WAYS = "write ssh:HOST, ssh:USER@HOST or ssh:HOST:PYTHON"
 WORDS = SshWords(
-    program="mpctl", hosts="the host of --via", python="--via ssh:HOST:PYTHON", port="",
-    config="", timeout="ConnectTimeout in the ssh config",
-)  # fmt: skip
+    program="mpctl",
+    hosts="the host of --via",
+    python="--via ssh:HOST:PYTHON",
+    port="",
+    config="",
+    timeout="ConnectTimeout in the ssh config",
+)
 
 Passed = Literal["COLUMNS", "TERM", "COLORTERM", "NO_COLOR", "FORCE_COLOR"]
 """Variables of this terminal that the output there depends on."""
@@ -139,16 +141,18 @@ def relay(login: Login, request: RelayRequest, environment: Mapping[str, str]) -
 
 
 @contextmanager
-def _connected(
-    command: Sequence[str], environment: Mapping[str, str]
-) -> Iterator[subprocess.Popen[bytes]]:
+def _connected(command: Sequence[str], environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
     """An ssh client that is ended with the block. It leads a session of its own, so that Ctrl-C
     reaches this process alone."""
     try:
         ssh = subprocess.Popen(
-            [*command], env={**environment, **CLIENT_ENVIRONMENT}, start_new_session=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
+            [*command],
+            env={**environment, **CLIENT_ENVIRONMENT},
+            start_new_session=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
     except FileNotFoundError:
         raise InputError([NO_SSH._replace(where="--via")]) from None
     try:
@@ -216,6 +220,4 @@ def _some(stream: Any) -> bytes:
 
 
 def _issue(login: Login, code: int, said: str) -> Issue:
-    return ssh_issue(
-        login.host, code, said, python=login.python, seconds=SshSpec().connect_timeout, words=WORDS
-    )
+    return ssh_issue(login.host, code, said, python=login.python, seconds=SshSpec().connect_timeout, words=WORDS)

@@ -67,9 +67,12 @@ class RankProcess(HostRanks):
             with log.open("ab") as output:
                 self.process = subprocess.Popen(
                     rank_command(run, start),
-                    env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
                     start_new_session=True,  # signals to this process's group are not for it
-                )  # fmt: skip
+                )
         finally:
             signal.signal(signal.SIGUSR1, before)
         with suppress(*UNREADABLE):
@@ -87,9 +90,7 @@ def rank_command(run: RunDir, start: NodeStart) -> list[str]:
     return [sys.executable, "-m", f"mpctl.train.runtime.{start.module}", str(run.path.resolve())]
 
 
-def rank_variables(
-    start: NodeStart, local_rank: int, environment: Mapping[str, str]
-) -> dict[str, str]:
+def rank_variables(start: NodeStart, local_rank: int, environment: Mapping[str, str]) -> dict[str, str]:
     """The environment of a worker: this one without the variables of an outer torchrun, with those
     that torchrun would set. A process that sees a single GPU uses that one, whatever its number on
     the host (srun --gpus-per-task)."""
@@ -121,9 +122,7 @@ class SignalRelay:
     received: int = 0
     last: int = 0
     is_connected: bool = False
-    numbers: tuple[signal.Signals, ...] = field(
-        default=(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-    )
+    numbers: tuple[signal.Signals, ...] = field(default=(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1))
 
     @contextmanager
     def listening(self) -> Iterator[None]:

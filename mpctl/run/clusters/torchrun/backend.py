@@ -107,9 +107,7 @@ class JoinedAgents:
             arguments = self.order.arguments("127.0.0.1", 0)
             arguments[1] = "mpctl.run.clusters.torchrun.agent"
             # In a separate session: signals to the processes of the world are for the launcher.
-            self.own = subprocess.Popen(
-                [sys.executable, *arguments], stdin=subprocess.DEVNULL, start_new_session=True
-            )
+            self.own = subprocess.Popen([sys.executable, *arguments], stdin=subprocess.DEVNULL, start_new_session=True)
         meeting = Meeting.here(self.order.port, self.order.key, self.environment)
         write_meeting(self.order.run / "nodes" / "meeting.json", meeting)
 
@@ -163,10 +161,7 @@ class JoinedCluster:
     @property
     def hosts(self) -> Sequence[HostFacts]:
         facts = self.cluster.hosts
-        return [
-            host_of([self.processes[n] for n in numbers], [facts[n] for n in numbers])
-            for numbers in self.by_node
-        ]
+        return [host_of([self.processes[n] for n in numbers], [facts[n] for n in numbers]) for numbers in self.by_node]
 
     def check(self, plan: Plan, device: Device) -> list[Issue]:
         worlds = [world_issues(process.world, plan.job) for process in self.processes]

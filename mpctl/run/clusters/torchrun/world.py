@@ -99,14 +99,16 @@ def require_world(environment: Environment) -> JoinedWorld:
 
 def _torchrun(environment: Environment) -> JoinedWorld:
     sources = {
-        "size": "WORLD_SIZE", "process": "RANK", "per_node": "LOCAL_WORLD_SIZE",
-        "local": "LOCAL_RANK", "node": "GROUP_RANK",
-    }  # fmt: skip
+        "size": "WORLD_SIZE",
+        "process": "RANK",
+        "per_node": "LOCAL_WORLD_SIZE",
+        "local": "LOCAL_RANK",
+        "node": "GROUP_RANK",
+    }
     numbers = _numbers(environment, sources)
     sources["nodes"] = "WORLD_SIZE / LOCAL_WORLD_SIZE"
     nodes = -(-numbers["size"] // max(1, numbers["per_node"]))
-    return JoinedWorld("torchrun", "rank", nodes=nodes, ranks_per_node=None, sources=sources,
-                       **numbers)  # fmt: skip
+    return JoinedWorld("torchrun", "rank", nodes=nodes, ranks_per_node=None, sources=sources, **numbers)
 
 
 def _kubeflow(environment: Environment) -> JoinedWorld:
@@ -121,28 +123,41 @@ def _kubeflow(environment: Environment) -> JoinedWorld:
         )
     numbers = _numbers({**environment, "PET_NNODES": high}, sources)
     ranks = environment.get("PET_NPROC_PER_NODE", "")
-    sources |= {"size": "PET_NNODES", "process": "PET_NODE_RANK",
-                "ranks_per_node": "PET_NPROC_PER_NODE"}  # fmt: skip
+    sources |= {"size": "PET_NNODES", "process": "PET_NODE_RANK", "ranks_per_node": "PET_NPROC_PER_NODE"}
     return JoinedWorld(
-        "Kubeflow", "node", size=numbers["nodes"], process=numbers["node"], per_node=1, local=0,
-        ranks_per_node=int(ranks) if ranks.isdecimal() else None, sources=sources, **numbers,
-    )  # fmt: skip
+        "Kubeflow",
+        "node",
+        size=numbers["nodes"],
+        process=numbers["node"],
+        per_node=1,
+        local=0,
+        ranks_per_node=int(ranks) if ranks.isdecimal() else None,
+        sources=sources,
+        **numbers,
+    )
 
 
 def _slurm(environment: Environment) -> JoinedWorld:
     sources = {
-        "size": "SLURM_STEP_NUM_TASKS", "process": "SLURM_PROCID", "local": "SLURM_LOCALID",
-        "nodes": "SLURM_STEP_NUM_NODES", "node": "SLURM_NODEID",
-    }  # fmt: skip
+        "size": "SLURM_STEP_NUM_TASKS",
+        "process": "SLURM_PROCID",
+        "local": "SLURM_LOCALID",
+        "nodes": "SLURM_STEP_NUM_NODES",
+        "node": "SLURM_NODEID",
+    }
     numbers = _numbers(environment, sources)
     sources["per_node"] = "SLURM_STEP_TASKS_PER_NODE"
     counts = task_counts(environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
     node = numbers["node"]
     per_node = counts[node] if node < len(counts) else numbers["size"] // max(1, numbers["nodes"])
     return JoinedWorld(
-        "srun", "node" if numbers["size"] == numbers["nodes"] else "rank", per_node=per_node,
-        ranks_per_node=None, sources=sources, **numbers,
-    )  # fmt: skip
+        "srun",
+        "node" if numbers["size"] == numbers["nodes"] else "rank",
+        per_node=per_node,
+        ranks_per_node=None,
+        sources=sources,
+        **numbers,
+    )
 
 
 def task_counts(text: str) -> list[int]:
@@ -163,16 +178,23 @@ def task_counts(text: str) -> list[int]:
 def _open_mpi(environment: Environment) -> JoinedWorld:
     prefix = "OMPI_COMM_WORLD_"
     sources = {
-        "size": f"{prefix}SIZE", "process": f"{prefix}RANK", "local": f"{prefix}LOCAL_RANK",
+        "size": f"{prefix}SIZE",
+        "process": f"{prefix}RANK",
+        "local": f"{prefix}LOCAL_RANK",
         "per_node": f"{prefix}LOCAL_SIZE",
-    }  # fmt: skip
+    }
     numbers = _numbers(environment, sources)
     per_node = max(1, numbers["per_node"])
     sources |= {"nodes": f"{prefix}SIZE / {prefix}LOCAL_SIZE", "node": f"{prefix}RANK"}
     return JoinedWorld(
-        "mpirun", "node" if per_node == 1 else "rank", nodes=-(-numbers["size"] // per_node),
-        node=numbers["process"] // per_node, ranks_per_node=None, sources=sources, **numbers,
-    )  # fmt: skip
+        "mpirun",
+        "node" if per_node == 1 else "rank",
+        nodes=-(-numbers["size"] // per_node),
+        node=numbers["process"] // per_node,
+        ranks_per_node=None,
+        sources=sources,
+        **numbers,
+    )
 
 
 def _numbers(environment: Environment, sources: Mapping[str, str]) -> dict[str, int]:
@@ -185,9 +207,14 @@ def _numbers(environment: Environment, sources: Mapping[str, str]) -> dict[str, 
             numbers[name] = int(text)
         else:
             message = f"{text!r} is not a number" if text else "is not set"
-            issues.append(Issue("bad-world", variable, f"{message}, though other variables of the "
-                                "program that started this process are",
-                                "unset them all, or start it again by that program"))  # fmt: skip
+            issues.append(
+                Issue(
+                    "bad-world",
+                    variable,
+                    f"{message}, though other variables of the program that started this process are",
+                    "unset them all, or start it again by that program",
+                )
+            )
     if issues:
         raise InputError(issues)
     return numbers
@@ -265,11 +292,7 @@ class JoinedProcess:
     def of(cls, document: Mapping[str, Any]) -> JoinedProcess:
         """A process from its document. Raises ValueError or TypeError when it is none."""
         quota = document.get("quota")
-        return cls(
-            JoinedWorld(**document["world"]),
-            tuple(document["cores"]),
-            None if quota is None else float(quota),
-        )
+        return cls(JoinedWorld(**document["world"]), tuple(document["cores"]), None if quota is None else float(quota))
 
 
 def describe_process() -> dict[str, Any]:

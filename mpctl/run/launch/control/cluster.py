@@ -193,10 +193,16 @@ def agent_cluster(
     if read_blamed(run.blamed) is None:
         on_event(f"{run.blamed} cannot be read: failures of hosts are counted anew")
     cluster = AgentCluster(
-        run, server, make_starter(order), on_event, patience, order.key,
+        run,
+        server,
+        make_starter(order),
+        on_event,
+        patience,
+        order.key,
         placement=Placement(tuple(range(len(names) if nodes is None else nodes))),
-        blames=BlameRecord.of(run.blamed, exclude_after), may_move=may_move,
-    )  # fmt: skip
+        blames=BlameRecord.of(run.blamed, exclude_after),
+        may_move=may_move,
+    )
     try:
         cluster.starter.start(range(len(names)))
         if issues := cluster.gather():
@@ -310,10 +316,7 @@ class AgentCluster:
         return []
 
     def wait(
-        self,
-        links: Sequence[HostLink],
-        patience: float | None = None,
-        is_stopped: IsStopped = never,
+        self, links: Sequence[HostLink], patience: float | None = None, is_stopped: IsStopped = never
     ) -> list[Issue]:
         """Wait for the agents of these hosts, at most `patience` seconds (of the cluster, when
         None) without a new one, and RETURN_PATIENCE once there are enough for the plan; an issue
@@ -336,13 +339,9 @@ class AgentCluster:
             waiting = [link for link in missing if link.node not in failures]
             if not waiting or time.monotonic() > deadline or is_stopped():
                 late = (
-                    f"its node agent did not connect to port {self.server.port} of this host "
-                    f"within {self.patience:g} s"
+                    f"its node agent did not connect to port {self.server.port} of this host within {self.patience:g} s"
                 )
-                hint = (
-                    "check that it can reach this one (firewall, interface), or raise "
-                    "launch.start_seconds"
-                )
+                hint = "check that it can reach this one (firewall, interface), or raise launch.start_seconds"
                 silent = [Issue("host-did-not-connect", w.name, late, hint) for w in waiting]
                 known = (failures[link.node] for link in missing if link.node in failures)
                 return [*known, *silent]
@@ -373,8 +372,9 @@ class AgentCluster:
         ready = {link.node: link for link in self.server.links if link.is_ready}
         ready = {host: link for host, link in ready.items() if host not in refused}
         self.away = {link.node for link in self.server.links} - ready.keys()
-        reasons = {host: self._blame_text(link.name) for host, link in ready.items()
-                   if self.blames.is_excluded(link.name)}  # fmt: skip
+        reasons = {
+            host: self._blame_text(link.name) for host, link in ready.items() if self.blames.is_excluded(link.name)
+        }
         barred = {*reasons} if self.may_move else set[int]()
         sick = self._unhealthy([*ready.values()], is_stopped)
         resting = [host for host in ready if not self._may_return(host)]
@@ -414,9 +414,7 @@ class AgentCluster:
     def _place(self, placement: Placement, reasons: Mapping[int, str]) -> None:
         """Use a placement, and report what it changes. reasons: why hosts are not wanted."""
         links = self.server.links
-        for node, (before, now) in enumerate(
-            zip(self.placement.seats, placement.seats, strict=True)
-        ):
+        for node, (before, now) in enumerate(zip(self.placement.seats, placement.seats, strict=True)):
             if before != now:
                 change = f"{links[now].name} takes the place of {links[before].name} (node {node})"
                 self.on_event(f"{change}: {reasons.get(before, 'it cannot be used')}")
@@ -435,9 +433,7 @@ class AgentCluster:
             return {}
         needs_gpus = self.checked[1] == "cuda"
         try:
-            health = check_hosts(
-                self.server, links, self.key, needs_gpus=needs_gpus, is_stopped=is_stopped
-            )
+            health = check_hosts(self.server, links, self.key, needs_gpus=needs_gpus, is_stopped=is_stopped)
         except OSError as error:  # the key cannot be read here
             self.on_event(f"hosts were not checked: {error}")
             return {}
@@ -457,9 +453,7 @@ class AgentCluster:
             return {}
         return bad
 
-    def _reconnect(
-        self, lost: Sequence[HostLink], least: int, is_stopped: IsStopped
-    ) -> list[Issue]:
+    def _reconnect(self, lost: Sequence[HostLink], least: int, is_stopped: IsStopped) -> list[Issue]:
         """Restart the agents of lost hosts. Where no spare host can take their place, wait, with
         pauses, until all have connected or `patience` is over; at most RETURN_PATIENCE once `least`
         hosts are connected."""

@@ -51,12 +51,7 @@ class Health:
 
 
 def check_hosts(
-    server: ControlServer,
-    links: Sequence[HostLink],
-    key: Path,
-    *,
-    needs_gpus: bool,
-    is_stopped: Callable[[], bool],
+    server: ControlServer, links: Sequence[HostLink], key: Path, *, needs_gpus: bool, is_stopped: Callable[[], bool]
 ) -> Health:
     """Check connected hosts. key: the file of the launch's key."""
     seconds = GPU_SECONDS if needs_gpus else PROBE_SECONDS
@@ -103,19 +98,20 @@ def _ask(
     for place, number in enumerate(numbers):
         own = [place, *partners(place, len(numbers))] if place in peers else []
         request = HealthRequest(
-            key=str(key), digest=digest, seconds=seconds, needs_gpus=needs_gpus, me=place,
-            peers={other: peers[other] for other in own if other in peers}, token=token,
-        )  # fmt: skip
-        text, limit = request.model_dump_json(), seconds + START_SECONDS
-        futures[number] = server.request(
-            number, "run_module", module=MODULE, text=text, seconds=limit
+            key=str(key),
+            digest=digest,
+            seconds=seconds,
+            needs_gpus=needs_gpus,
+            me=place,
+            peers={other: peers[other] for other in own if other in peers},
+            token=token,
         )
+        text, limit = request.model_dump_json(), seconds + START_SECONDS
+        futures[number] = server.request(number, "run_module", module=MODULE, text=text, seconds=limit)
     return futures
 
 
-def _collect(
-    asked: Mapping[int, Future[Any]], seconds: float, is_stopped: Callable[[], bool]
-) -> dict[int, Any]:
+def _collect(asked: Mapping[int, Future[Any]], seconds: float, is_stopped: Callable[[], bool]) -> dict[int, Any]:
     """The results within so many seconds, by number; an exception in place of one that is none."""
     deadline = time.monotonic() + seconds
     while not all(future.done() for future in asked.values()):
@@ -124,8 +120,7 @@ def _collect(
         time.sleep(POLL_SECONDS)
     late = TimeoutError(f"no answer within {seconds:g} s")
     return {
-        number: (future.exception() or future.result()) if future.done() else late
-        for number, future in asked.items()
+        number: (future.exception() or future.result()) if future.done() else late for number, future in asked.items()
     }
 
 
@@ -159,11 +154,7 @@ def partners(place: int, hosts: int) -> list[int]:
 
 
 def judged(
-    names: Mapping[int, str],
-    reports: Mapping[int, HealthReport],
-    silent: Mapping[int, Issue],
-    *,
-    sent: float,
+    names: Mapping[int, str], reports: Mapping[int, HealthReport], silent: Mapping[int, Issue], *, sent: float
 ) -> Health:
     """What follows from the reports. names: of all hosts that were asked, by number, in the order
     of their places; silent: those without a report; sent: when they were asked, by the launcher's

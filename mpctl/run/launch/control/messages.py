@@ -73,9 +73,7 @@ def outer_addresses(hellos: Sequence[Hello]) -> list[str]:
     hosts reach the launcher."""
     remotes = (hello.remote for hello in hellos)
     outer = next((address for address in remotes if not ip_address(address).is_loopback), None)
-    return [
-        outer if outer and ip_address(hello.local).is_loopback else hello.local for hello in hellos
-    ]
+    return [outer if outer and ip_address(hello.local).is_loopback else hello.local for hello in hellos]
 
 
 @checked(frozen=True)
@@ -148,9 +146,7 @@ FromLauncher = Start | Request | Welcome | Command
 BY_TYPE = Field(discriminator="type")
 FROM_AGENT: TypeAdapter[FromAgent] = TypeAdapter(Annotated[FromAgent, BY_TYPE])
 FROM_LAUNCHER: TypeAdapter[FromLauncher] = TypeAdapter(Annotated[FromLauncher, BY_TYPE])
-MESSAGES: TypeAdapter[FromAgent | FromLauncher] = TypeAdapter(
-    Annotated[FromAgent | FromLauncher, BY_TYPE]
-)
+MESSAGES: TypeAdapter[FromAgent | FromLauncher] = TypeAdapter(Annotated[FromAgent | FromLauncher, BY_TYPE])
 
 
 def encode(message: FromAgent | FromLauncher) -> bytes:

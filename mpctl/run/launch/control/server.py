@@ -108,9 +108,7 @@ class ControlServer:
     are found gone until `settled` (time.monotonic()).
     """
 
-    def __init__(
-        self, names: Sequence[str], silence: float = SILENCE_SECONDS, key: bytes | None = None
-    ) -> None:
+    def __init__(self, names: Sequence[str], silence: float = SILENCE_SECONDS, key: bytes | None = None) -> None:
         self.links = [HostLink(node, name) for node, name in enumerate(names)]
         self.silence = silence
         self.key = key or new_key()
@@ -217,9 +215,7 @@ class ControlServer:
                 self._lose(link, absence or why)
             writer.close()
 
-    def _welcome(
-        self, hello: FromAgent, writer: asyncio.StreamWriter, handshake: Handshake
-    ) -> HostLink | None:
+    def _welcome(self, hello: FromAgent, writer: asyncio.StreamWriter, handshake: Handshake) -> HostLink | None:
         """Answer a hello: its link, welcomed, or None for a peer that gets no seat and is sent
         away."""
         sealing = handshake.messages_of("launcher")

@@ -66,10 +66,7 @@ ANSWERS = (Unproved, ConnectionResetError, ConnectionAbortedError, BrokenPipeErr
 SSH_CLIENT = "@ssh"
 """In `--connect`: the address that sshd saw this login come from (SSH_CONNECTION)."""
 Requests = Mapping[str, Callable[..., Any]]
-REQUESTS: Requests = {
-    "free_port": any_free_port,
-    "run_module": run_module,
-}
+REQUESTS: Requests = {"free_port": any_free_port, "run_module": run_module}
 """The requests by name; arguments and results are JSON."""
 
 
@@ -84,18 +81,11 @@ class Agent:
     whether it has said that the launch is over."""
 
     def __init__(
-        self,
-        run: RunDir,
-        connection: Connection,
-        starter: NodeStarter | None = None,
-        requests: Requests = REQUESTS,
+        self, run: RunDir, connection: Connection, starter: NodeStarter | None = None, requests: Requests = REQUESTS
     ) -> None:
         self.run, self.connection, self.spare = run, connection, SpareTorchrun()
         self.starter = starter or partial(NodeTorchrun, spare=self.spare)
-        self.requests: Requests = {
-            **requests,
-            "stacks": lambda: self.node.stacks() if self.node else {},
-        }
+        self.requests: Requests = {**requests, "stacks": lambda: self.node.stacks() if self.node else {}}
         self.attempt = 0
         self.is_welcome = False
         self.node: HostRanks | None = None
@@ -269,11 +259,7 @@ def say_hello(connection: Connection, node: int | None) -> None:
 
 
 def serve_launcher(
-    make_agent: Callable[[Connection], Agent],
-    addresses: str,
-    key: bytes,
-    seconds: float,
-    node: int | None,
+    make_agent: Callable[[Connection], Agent], addresses: str, key: bytes, seconds: float, node: int | None
 ) -> None:
     """Serve a launcher until the launch is over or the connection is lost. One that closes the
     connection before it has answered the hello is tried again, for `seconds` in all: this end has
@@ -295,11 +281,7 @@ def _end(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
 
 
-def main(
-    arguments: Sequence[str],
-    starter: NodeStarter | None = None,
-    requests: Requests = REQUESTS,
-) -> None:
+def main(arguments: Sequence[str], starter: NodeStarter | None = None, requests: Requests = REQUESTS) -> None:
     """Serve one launcher; exits with code 1 and a line on stderr when it cannot be reached.
 
     starter: starts the ranks of this host, by torchrun when None; requests: what it answers, by

@@ -66,11 +66,7 @@ def find_processes(is_left: Callable[[Variables], bool]) -> list[tuple[psutil.Pr
     for pid in psutil.pids():
         with suppress(psutil.Error, OSError):
             process = psutil.Process(pid)
-            if (
-                pid == os.getpid()
-                or process.uids().real != os.getuid()
-                or not is_left(process.environ())
-            ):
+            if pid == os.getpid() or process.uids().real != os.getuid() or not is_left(process.environ()):
                 continue
             if is_command(process.cmdline()):
                 commands.add(pid)

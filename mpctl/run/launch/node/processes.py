@@ -61,9 +61,7 @@ class HostRanks:
 
     process: subprocess.Popen[bytes]
 
-    def __init__(
-        self, run: RunDir, node: int, ranks: Sequence[int], program: HostProgram | None = None
-    ) -> None:
+    def __init__(self, run: RunDir, node: int, ranks: Sequence[int], program: HostProgram | None = None) -> None:
         """Raises OSError when there is no memory to share with the ranks."""
         self.run, self.node, self.ranks, self.program = run, node, ranks, program
         self.breadcrumbs = HostBreadcrumbs(ranks, run.path)
@@ -82,9 +80,7 @@ class HostRanks:
     def poll(self) -> AttemptPhase:
         """The phase of the attempt on this host."""
         crumbs = self.breadcrumbs
-        return AttemptPhase.of(
-            self.process.poll(), is_failing=crumbs.has_failed, has_joined=crumbs.has_joined
-        )
+        return AttemptPhase.of(self.process.poll(), is_failing=crumbs.has_failed, has_joined=crumbs.has_joined)
 
     def snapshot(self) -> NodeState:
         """The current state of the ranks; code: exit code of the process, negative for a signal."""
@@ -198,9 +194,7 @@ def kill_tree(process: subprocess.Popen[bytes], seconds: float = KILL_SECONDS) -
     return (*own, *(child.pid for child in tree if not has_ended(child)))
 
 
-def end_processes(
-    processes: Sequence[subprocess.Popen[bytes]], seconds: float, kill_seconds: float
-) -> None:
+def end_processes(processes: Sequence[subprocess.Popen[bytes]], seconds: float, kill_seconds: float) -> None:
     """Wait so long for processes to end by themselves, then ask those that still run to, and kill
     them kill_seconds later. One that cannot be killed is left."""
     for wait, end in ((seconds, subprocess.Popen.terminate), (kill_seconds, subprocess.Popen.kill)):

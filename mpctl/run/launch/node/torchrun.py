@@ -112,9 +112,7 @@ class WaitingTorchrun:
     directory, by which people and `mpctl runs` recognise it. variables: those of ranks that may be
     forked from it; None where none may."""
 
-    def __init__(
-        self, run: Path, variables: Mapping[str, str] | None = None, niceness: int = 0
-    ) -> None:
+    def __init__(self, run: Path, variables: Mapping[str, str] | None = None, niceness: int = 0) -> None:
         """Start it. niceness: while it imports. Raises OSError when it cannot be started."""
         self.variables = None if variables is None else lasting(variables)
         own = {} if self.variables is None else {**self.variables, FORK: "1"}
@@ -187,11 +185,7 @@ class SpareTorchrun:
 def rank_environment(job: JobSpec) -> dict[str, str]:
     """The variables that every rank needs in addition to those of this process and to those that
     torchrun sets. The job's device and threads must be filled in."""
-    environment = {
-        "OMP_NUM_THREADS": str(job.launch.threads_per_rank),
-        "PYTHONUNBUFFERED": "1",
-        "PYTHONSAFEPATH": "1",
-    }
+    environment = {"OMP_NUM_THREADS": str(job.launch.threads_per_rank), "PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1"}
     if job.launch.device == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""
     if job.launch.device == "cuda":

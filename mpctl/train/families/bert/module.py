@@ -37,11 +37,7 @@ class BERT(SingleStackModule):
     IS_CAUSAL = False
 
     def __init__(
-        self,
-        model: ModelSpec,
-        training: TrainingSpec,
-        shard_context: ShardContext,
-        stage_slice: StageSlice,
+        self, model: ModelSpec, training: TrainingSpec, shard_context: ShardContext, stage_slice: StageSlice
     ) -> None:
         super().__init__(model, training, shard_context, stage_slice)
         is_post = model.norm_order == "post"

@@ -52,8 +52,7 @@ class BertSamples:
                 str(self.dataset.prefix),
                 f"{tokens} tokens do not fill two samples of {self.text}, and a pair of texts that "
                 "do not belong together takes both",
-                f"use a sequence length of {(tokens - 1) // 2 + SPECIAL_PLACES} or less, or "
-                "prepare more text",
+                f"use a sequence length of {(tokens - 1) // 2 + SPECIAL_PLACES} or less, or prepare more text",
             )
 
     def batch(self, numbers: Sequence[int]) -> Fields:

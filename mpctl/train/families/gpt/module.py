@@ -31,11 +31,7 @@ class GPT(SingleStackModule):
     sample is the mean over its tokens."""
 
     def __init__(
-        self,
-        model: ModelSpec,
-        training: TrainingSpec,
-        shard_context: ShardContext,
-        stage_slice: StageSlice,
+        self, model: ModelSpec, training: TrainingSpec, shard_context: ShardContext, stage_slice: StageSlice
     ) -> None:
         super().__init__(model, training, shard_context, stage_slice)
         has_norm = stage_slice.has_entry and model.embedding_norm
@@ -49,9 +45,7 @@ class GPT(SingleStackModule):
         the model's end it is neither recomputed in full nor narrowed to fp8."""
         config = self.layer_kind(training, self.model.layers - 1)
         if config.recompute == "full":
-            config = replace(
-                config, recompute="none", partition_activations=False, offload_activations=False
-            )
+            config = replace(config, recompute="none", partition_activations=False, offload_activations=False)
         context = replace(self.shard_context, fp8=False)
         init = Init("normal", training.init_std)
         return PredictionLayer(config, context, f"mtp.{number}", init=init)

@@ -55,10 +55,7 @@ def t5_layer_config(model: ModelSpec, training: TrainingSpec, *, causal: bool) -
     assert isinstance(attention, AttentionConfig)  # no job of this family has another
     std, d = factor * h**-0.5, attention.head_size
     attention = replace(
-        attention,
-        init_std=std,
-        query_std=std * d**-0.5,
-        output_std=factor * (attention.heads * d) ** -0.5,
+        attention, init_std=std, query_std=std * d**-0.5, output_std=factor * (attention.heads * d) ** -0.5
     )
     mlp = replace(mlp_config(model, training), init_std=std, output_std=factor * model.ffn**-0.5)
     return replace(config, attention=attention, mlp=mlp)
@@ -130,11 +127,7 @@ class T5(EncoderDecoderModule):
     EMBEDDING_SITES = ("encoder.embedding", "decoder.embedding")
 
     def __init__(
-        self,
-        model: ModelSpec,
-        training: TrainingSpec,
-        shard_context: ShardContext,
-        *stage_slices: StageSlice,
+        self, model: ModelSpec, training: TrainingSpec, shard_context: ShardContext, *stage_slices: StageSlice
     ) -> None:
         super().__init__()
         self.model, self.shard_context = model, shard_context
@@ -171,9 +164,7 @@ class T5(EncoderDecoderModule):
         logits = self.logits(self.decode((source,), batch, rng)[0])
         return without_padding(logits, self.model, self.shard_context)
 
-    def encode(
-        self, state: State, batch: Batch, rng: CounterRNG | None, *, mask: Tensor | None = None
-    ) -> Tensor:
+    def encode(self, state: State, batch: Batch, rng: CounterRNG | None, *, mask: Tensor | None = None) -> Tensor:
         """The encoder's result y; mask [b, 1, 1, s]: which tokens are no padding."""
         assert self.encoder is not None
         tokens = batch["tokens"]
@@ -183,12 +174,7 @@ class T5(EncoderDecoderModule):
         return encoded
 
     def decode_step(
-        self,
-        batch: Batch,
-        source: Tensor,
-        caches: Sequence[DecoderCaches],
-        *,
-        mask: Tensor | None = None,
+        self, batch: Batch, source: Tensor, caches: Sequence[DecoderCaches], *, mask: Tensor | None = None
     ) -> Tensor:
         """Logits [b, words] behind the last of the batch's decoder tokens, which follow those in
         the caches, one pair a layer. source: y [b, s, h]; mask [b, 1, 1, s] over it. A model in
@@ -226,36 +212,25 @@ def _slice_of(stage_slices: Sequence[StageSlice], prefix: str) -> StageSlice | N
 
 
 def _encoder(
-    model: ModelSpec,
-    training: TrainingSpec,
-    shard_context: ShardContext,
-    stage_slices: Sequence[StageSlice],
+    model: ModelSpec, training: TrainingSpec, shard_context: ShardContext, stage_slices: Sequence[StageSlice]
 ) -> _Stack | None:
     part = _slice_of(stage_slices, "encoder.layers")
     if part is None:
         return None
     config = t5_layer_config(model, training, causal=False)
-    layers = self_attention_layers(
-        lambda _: config, shard_context, part.layers, prefix=part.stack.prefix
-    )
+    layers = self_attention_layers(lambda _: config, shard_context, part.layers, prefix=part.stack.prefix)
     return _Stack(model, training, shard_context, part, layers, bidirectional=True)
 
 
 def _decoder(
-    model: ModelSpec,
-    training: TrainingSpec,
-    shard_context: ShardContext,
-    stage_slices: Sequence[StageSlice],
+    model: ModelSpec, training: TrainingSpec, shard_context: ShardContext, stage_slices: Sequence[StageSlice]
 ) -> _Stack | None:
     part = _slice_of(stage_slices, "decoder.layers")
     if part is None:
         return None
     config = t5_layer_config(model, training, causal=True)
     layers = nn.ModuleDict(
-        {
-            str(n): ParallelDecoderLayer(config, shard_context, f"{part.stack.prefix}.{n}")
-            for n in part.layers
-        }
+        {str(n): ParallelDecoderLayer(config, shard_context, f"{part.stack.prefix}.{n}") for n in part.layers}
     )
     return _Stack(model, training, shard_context, part, layers, bidirectional=False)
 

@@ -25,9 +25,7 @@ Tokens = NDArray[np.int64]
 KEPT, NOISE = 4, 5  # purposes of random words (data/samples.py)
 
 
-def corrupt(
-    text: Tokens, *, kept: Tokens, noise: Tokens, sentinels: Tokens, end: int
-) -> tuple[Tokens, Tokens]:
+def corrupt(text: Tokens, *, kept: Tokens, noise: Tokens, sentinels: Tokens, end: int) -> tuple[Tokens, Tokens]:
     """What the encoder reads and what the decoder writes, for the lengths of alternating spans.
 
     text [n]; kept, noise, sentinels [k], the lengths adding up to n.

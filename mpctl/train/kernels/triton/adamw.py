@@ -44,11 +44,14 @@ class _AddressTables:
         if known is not None and known[0] == addresses:
             return known[1]
         rows = [
-            [*(a + start * width if a else 0 for a, width in zip(each, WIDTHS, strict=True)),
-             count, min(CHUNK, size - start)]
+            [
+                *(a + start * width if a else 0 for a, width in zip(each, WIDTHS, strict=True)),
+                count,
+                min(CHUNK, size - start),
+            ]
             for *each, count, size in zip(*addresses, sizes, strict=True)
             for start in range(0, size, CHUNK)
-        ]  # fmt: skip
+        ]
         table = torch.tensor(rows, dtype=torch.int64).to(fields[0][0].device)
         self._made[addresses[0][0]] = addresses, table
         return table
@@ -66,10 +69,20 @@ def fused_adamw(step: AdamWStep) -> None:
         return
     torch._foreach_add_(updates, 1)
     _adamw(
-        list(values), list(step.gradients), list(step.averages), list(step.squares), updates,
-        list(step.copies), step.grad_scale, found_inf, step.rate, step.weight_decay, step.beta1,
-        step.beta2, step.epsilon,
-    )  # fmt: skip
+        list(values),
+        list(step.gradients),
+        list(step.averages),
+        list(step.squares),
+        updates,
+        list(step.copies),
+        step.grad_scale,
+        found_inf,
+        step.rate,
+        step.weight_decay,
+        step.beta1,
+        step.beta2,
+        step.epsilon,
+    )
     if found_inf is not None:
         torch._foreach_sub_(updates, [found_inf] * len(updates))
 
@@ -87,33 +100,40 @@ def fits(step: AdamWStep) -> bool:
 
 
 def _run(
-    values: list[Tensor], gradients: list[Tensor], averages: list[Tensor], squares: list[Tensor],
-    updates: list[Tensor], copies: list[Tensor], scale: Tensor | None, found_inf: Tensor | None,
-    rate: float, weight_decay: float, beta1: float, beta2: float, epsilon: float,
-) -> None:  # fmt: skip
+    values: list[Tensor],
+    gradients: list[Tensor],
+    averages: list[Tensor],
+    squares: list[Tensor],
+    updates: list[Tensor],
+    copies: list[Tensor],
+    scale: Tensor | None,
+    found_inf: Tensor | None,
+    rate: float,
+    weight_decay: float,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+) -> None:
     nowhere = values[0].new_empty(0, dtype=torch.bfloat16)  # its address is 0
     large = [values, gradients, averages, squares, copies or [nowhere] * len(values)]
     table = _TABLES.of([*large, updates], [value.numel() for value in values])
     if len(table):
         facts = beta1, beta2, epsilon, (copies or [nowhere])[0].dtype
-        _ADAMW(
-            (table, scale, found_inf), facts, _prepare, table, *facts,
-            varying=(rate, rate * weight_decay),
-        )  # fmt: skip
+        _ADAMW((table, scale, found_inf), facts, _prepare, table, *facts, varying=(rate, rate * weight_decay))
 
 
-def _prepare(
-    table: Tensor, beta1: float, beta2: float, epsilon: float, copies: torch.dtype
-) -> KernelLaunch:
+def _prepare(table: Tensor, beta1: float, beta2: float, epsilon: float, copies: torch.dtype) -> KernelLaunch:
     import triton.language as tl
 
     constants = {
-        "BETA1": beta1, "BETA2": beta2, "EPSILON": epsilon,
+        "BETA1": beta1,
+        "BETA2": beta2,
+        "EPSILON": epsilon,
         "LOG1": math.log(beta1) if beta1 else -math.inf,
         "LOG2": math.log(beta2) if beta2 else -math.inf,
         "COPY": tl.bfloat16 if copies == torch.bfloat16 else tl.float16,
         "BLOCK": BLOCK,
-    }  # fmt: skip
+    }
     return KernelLaunch((len(table),), (), constants, {})
 
 

@@ -1,7 +1,7 @@
 """Attention of any variant as one kernel forward and two backward, which save no scores.
 
 FlashAttention-2 (arXiv 2307.08691) with the dropout mask computed from coordinates, a window,
-ALiBi's slopes, a mask and a bias inside the kernel (jit/attention.py).
+ALiBi's slopes, a mask and a bias inside the kernel (jit/attention.py, jit/attention_gradient.py).
 Saved for backward are the arguments, the result, and 4 bytes a row of scores. A learned bias costs
 a third kernel in backward, which sums over the samples that share it.
 
@@ -40,10 +40,16 @@ def _kernels() -> ModuleType:
     return attention
 
 
+def _gradient_kernels() -> ModuleType:
+    from mpctl.train.kernels.triton.jit import attention_gradient
+
+    return attention_gradient
+
+
 _FORWARD = Launcher(_kernels, "attention_kernel")
-_QUERY_GRADIENT = Launcher(_kernels, "query_gradient_kernel")
-_KEY_GRADIENT = Launcher(_kernels, "key_gradient_kernel")
-_BIAS_GRADIENT = Launcher(_kernels, "bias_gradient_kernel")
+_QUERY_GRADIENT = Launcher(_gradient_kernels, "query_gradient_kernel")
+_KEY_GRADIENT = Launcher(_gradient_kernels, "key_gradient_kernel")
+_BIAS_GRADIENT = Launcher(_gradient_kernels, "bias_gradient_kernel")
 
 
 class _Call(NamedTuple):
@@ -78,11 +84,7 @@ class _Call(NamedTuple):
 
 
 def refusal(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    variant: AttentionVariant,
-    limits: ProgramLimits = HOPPER,
+    query: Tensor, key: Tensor, value: Tensor, variant: AttentionVariant, limits: ProgramLimits = HOPPER
 ) -> str | None:
     """Why the kernels cannot compute this on a device of these limits, None where they can."""
     widest, element_bytes = max(query.shape[-1], value.shape[-1]), query.element_size()
@@ -118,12 +120,21 @@ def fused_attention(query: Tensor, key: Tensor, value: Tensor, variant: Attentio
         seed = dropout.key if isinstance(dropout.key, Tensor) else None
         number = 0 if isinstance(dropout.key, Tensor) else as_int32(dropout.key)
     return _attention(
-        query, key, value, variant.mask, variant.bias, variant.slopes, seed, number,
+        query,
+        key,
+        value,
+        variant.mask,
+        variant.bias,
+        variant.slopes,
+        seed,
+        number,
         None if dropout is None else dropout.samples,
         [heads.start if isinstance(heads, range) else 0, variant.rows.start],
-        variant.is_causal, variant.window or 0, 0.0 if dropout is None else dropout.p,
+        variant.is_causal,
+        variant.window or 0,
+        0.0 if dropout is None else dropout.p,
         1 / math.sqrt(width) if variant.scale is None else variant.scale,
-    )[0]  # fmt: skip
+    )[0]
 
 
 def dense(x: Tensor) -> Tensor:
@@ -193,9 +204,11 @@ def _prepare(kernel: Kernel, call: _Call, *others: Tensor) -> KernelLaunch:
     else:
         programs = row_blocks * query.shape[0] * query.shape[1]
     strides = (
-        *(_strides(x) for x in call[:3]), _pair_strides(call.mask), _pair_strides(call.bias),
+        *(_strides(x) for x in call[:3]),
+        _pair_strides(call.mask),
+        _pair_strides(call.bias),
         *(x.stride() if kernel == "bias gradient" else _strides(x) for x in others),
-    )  # fmt: skip
+    )
     sizes = query.shape[1], query.shape[2], key.shape[2]
     return KernelLaunch(
         (programs,),
@@ -210,9 +223,8 @@ def _run(*arguments: Any) -> tuple[Tensor, Tensor]:
     out, sums = _fake(*arguments)
     if out.numel():
         _FORWARD(
-            (*call[:7], call.samples, out, sums), call.facts, _prepare, "forward", call, out,
-            varying=(call.number,),
-        )  # fmt: skip
+            (*call[:7], call.samples, out, sums), call.facts, _prepare, "forward", call, out, varying=(call.number,)
+        )
     return out, sums
 
 
@@ -224,9 +236,7 @@ def _wide(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
-def _run_backward(
-    grad: Tensor, out: Tensor, sums: Tensor, *arguments: Any
-) -> tuple[Tensor, Tensor]:
+def _run_backward(grad: Tensor, out: Tensor, sums: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
     call, grad = _Call.of(*arguments), dense(grad)
     results = _fake_backward(grad, out, sums, *arguments)
     joined, deltas = results
@@ -235,14 +245,27 @@ def _run_backward(
     row_numbers = None if call.samples is None else sums.new_empty(sums.shape, dtype=torch.int32)
     if dquery.numel():
         _QUERY_GRADIENT(
-            (*call[:7], call.samples, out, grad, dquery, sums, deltas, row_numbers), facts,
-            _prepare, "query gradient", call, out, grad, dquery, varying=(call.number,),
-        )  # fmt: skip
+            (*call[:7], call.samples, out, grad, dquery, sums, deltas, row_numbers),
+            facts,
+            _prepare,
+            "query gradient",
+            call,
+            out,
+            grad,
+            dquery,
+            varying=(call.number,),
+        )
     if dkey.numel():
         _KEY_GRADIENT(
-            (*call[:6], grad, dkey, dvalue, sums, deltas, row_numbers), facts,
-            _prepare, "key gradient", call, grad, dkey, dvalue,
-        )  # fmt: skip
+            (*call[:6], grad, dkey, dvalue, sums, deltas, row_numbers),
+            facts,
+            _prepare,
+            "key gradient",
+            call,
+            grad,
+            dkey,
+            dvalue,
+        )
     return results
 
 
@@ -272,9 +295,15 @@ def _run_bias_gradient(grad: Tensor, sums: Tensor, deltas: Tensor, *arguments: A
     dbias = _fake_bias_gradient(grad, sums, deltas, *arguments)
     if dbias.numel():
         _BIAS_GRADIENT(
-            (*call[:7], call.samples, grad, dbias, sums, deltas), call.facts,
-            _prepare, "bias gradient", call, grad, dbias, varying=(call.number,),
-        )  # fmt: skip
+            (*call[:7], call.samples, grad, dbias, sums, deltas),
+            call.facts,
+            _prepare,
+            "bias gradient",
+            call,
+            grad,
+            dbias,
+            varying=(call.number,),
+        )
     return dbias
 
 
@@ -314,6 +343,4 @@ _bias_gradient = define_operation(
     _run_bias_gradient,
     _fake_bias_gradient,
 )
-_attention = define_operation(
-    f"attention({ARGUMENTS}) -> (Tensor, Tensor)", _run, _fake, Gradient(_backward, _setup)
-)
+_attention = define_operation(f"attention({ARGUMENTS}) -> (Tensor, Tensor)", _run, _fake, Gradient(_backward, _setup))

@@ -70,42 +70,20 @@ NARROW: Tiles = {
         128: (Tile(32, 64, 8, 2, 65), Tile(32, 64, 8, 1, 56)),
         256: (Tile(32, 32, 8, 1, 80), Tile(16, 32, 8, 1, 57)),
     },
-    "bias gradient": {
-        64: (Tile(64, 64, 8, 1, 48),),
-        128: (Tile(32, 64, 4, 1, 64),),
-        256: (Tile(32, 32, 4, 1, 64),),
-    },
+    "bias gradient": {64: (Tile(64, 64, 8, 1, 48),), 128: (Tile(32, 64, 4, 1, 64),), 256: (Tile(32, 32, 4, 1, 64),)},
 }
 # where products read their operands from shared memory: 9.0 to 11.0
 FROM_SHARED: Tiles = {
-    "forward": {
-        64: (Tile(128, 64, 8, 3, 65),),
-        128: (Tile(128, 64, 8, 2, 97),),
-        256: (Tile(64, 32, 4, 2, 97),),
-    },
-    "query gradient": {
-        64: (Tile(128, 64, 8, 2, 73),),
-        128: (Tile(64, 64, 4, 2, 113),),
-        256: (Tile(32, 32, 8, 1, 64),),
-    },
-    "key gradient": {
-        64: (Tile(64, 128, 8, 2, 82),),
-        128: (Tile(32, 128, 8, 2, 113),),
-        256: (Tile(32, 32, 8, 1, 80),),
-    },
+    "forward": {64: (Tile(128, 64, 8, 3, 65),), 128: (Tile(128, 64, 8, 2, 97),), 256: (Tile(64, 32, 4, 2, 97),)},
+    "query gradient": {64: (Tile(128, 64, 8, 2, 73),), 128: (Tile(64, 64, 4, 2, 113),), 256: (Tile(32, 32, 8, 1, 64),)},
+    "key gradient": {64: (Tile(64, 128, 8, 2, 82),), 128: (Tile(32, 128, 8, 2, 113),), 256: (Tile(32, 32, 8, 1, 80),)},
     "bias gradient": NARROW["bias gradient"],
 }
 # of 4 bytes and more, whose products take no tensor cores
-WIDE = {
-    64: (Tile(32, 32, 8, 1, 48),),
-    128: (Tile(16, 16, 8, 1, 48),),
-    256: (Tile(16, 16, 8, 1, 66),),
-}
+WIDE = {64: (Tile(32, 32, 8, 1, 48),), 128: (Tile(16, 16, 8, 1, 48),), 256: (Tile(16, 16, 8, 1, 66),)}
 
 
-def tile(
-    kernel: Kernel, head_size: int, element_bytes: int, device: ProgramLimits, pair_bytes: int = 0
-) -> Tile | None:
+def tile(kernel: Kernel, head_size: int, element_bytes: int, device: ProgramLimits, pair_bytes: int = 0) -> Tile | None:
     """The tile of a kernel for heads of up to 256; None where none fits the device, or where
     Triton has no tensor cores to use (before 8.0). pair_bytes: of a mask and a bias, whose blocks
     are loaded ahead too."""

@@ -33,26 +33,20 @@ class TritonKernels(KernelBackend):
     def __init__(self, limits: ProgramLimits = HOPPER) -> None:
         self.limits = limits
 
-    def attention(
-        self, query: Tensor, key: Tensor, value: Tensor, variant: AttentionVariant
-    ) -> Tensor:
+    def attention(self, query: Tensor, key: Tensor, value: Tensor, variant: AttentionVariant) -> Tensor:
         """As `KernelBackend.attention`, in one kernel that saves no tensor of q x s elements.
         Variants that torch's fused kernel supports use that."""
         if self._fuses(query, key, value, variant):
             return fused_attention(query, key, value, variant)
         return super().attention(query, key, value, variant)
 
-    def attention_name(
-        self, query: Tensor, key: Tensor, value: Tensor, variant: AttentionVariant
-    ) -> str:
+    def attention_name(self, query: Tensor, key: Tensor, value: Tensor, variant: AttentionVariant) -> str:
         """What computes `attention` of these, in words."""
         if self._fuses(query, key, value, variant):
             return "mpctl's Triton kernel"
         return super().attention_name(query, key, value, variant)
 
-    def keeps_pairs(
-        self, query: Tensor, key: Tensor, value: Tensor, variant: AttentionVariant
-    ) -> bool:
+    def keeps_pairs(self, query: Tensor, key: Tensor, value: Tensor, variant: AttentionVariant) -> bool:
         """Only where attention is not fused."""
         is_fused = self._fuses(query, key, value, variant)
         return not is_fused and super().keeps_pairs(query, key, value, variant)
@@ -76,9 +70,16 @@ class TritonKernels(KernelBackend):
         return fused_norm(x, None, weight, None, eps, centred=False)[1]
 
     def residual_norm(
-        self, x: Tensor, branch: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, *,
-        centred: bool, branch_bias: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        self,
+        x: Tensor,
+        branch: Tensor | None,
+        weight: Tensor,
+        bias: Tensor | None,
+        eps: float,
+        *,
+        centred: bool,
+        branch_bias: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
         """As `KernelBackend.residual_norm`, in one kernel, which backward adds the gradient of the
         sum to that of its norm."""
         if _compiles() or not norm_fits(x, weight):
@@ -107,9 +108,7 @@ class TritonKernels(KernelBackend):
         """As `KernelBackend.dropout`, in one kernel, with the same bits."""
         return fused_dropout(x, mask)
 
-    def dropout_add(
-        self, x: Tensor, mask: DropoutMask, residual: Tensor, bias: Tensor | None = None
-    ) -> Tensor:
+    def dropout_add(self, x: Tensor, mask: DropoutMask, residual: Tensor, bias: Tensor | None = None) -> Tensor:
         """As `KernelBackend.dropout_add`, in one kernel, with the same bits."""
         return fused_dropout(x, mask, residual, bias)
 
@@ -119,9 +118,16 @@ class TritonKernels(KernelBackend):
         return fused_rotate(x, cos, sin)
 
     def fp8_cast(
-        self, matrix: Tensor, scale: Tensor, dtype: torch.dtype, *, rows: bool = True,
-        columns: bool = False, amax: Tensor | None = None, into: Fp8Cast | None = None,
-    ) -> Fp8Cast:  # fmt: skip
+        self,
+        matrix: Tensor,
+        scale: Tensor,
+        dtype: torch.dtype,
+        *,
+        rows: bool = True,
+        columns: bool = False,
+        amax: Tensor | None = None,
+        into: Fp8Cast | None = None,
+    ) -> Fp8Cast:
         """As `KernelBackend.fp8_cast`, in one kernel, with the same bits; a NaN raises `amax` to
         infinity."""
         return fused_cast(matrix, scale, dtype, rows=rows, columns=columns, amax=amax, into=into)
@@ -151,20 +157,15 @@ class TritonKernels(KernelBackend):
         """As `KernelBackend.row_maximum`, in one kernel; logits have a last stride of 1."""
         return row_maximum(logits, words)
 
-    def own_sums(
-        self, logits: Tensor, column: Tensor, peak: Tensor, *, words: int
-    ) -> tuple[Tensor, Tensor]:
+    def own_sums(self, logits: Tensor, column: Tensor, peak: Tensor, *, words: int) -> tuple[Tensor, Tensor]:
         """As `KernelBackend.own_sums`, in one kernel."""
         return own_sums(logits, column, peak, words)
 
     def logits_gradient(
-        self, logits: Tensor, column: Tensor, peak: Tensor, share: Tensor, hit: Tensor, *,
-        words: int, overwrite: bool,
-    ) -> Tensor:  # fmt: skip
+        self, logits: Tensor, column: Tensor, peak: Tensor, share: Tensor, hit: Tensor, *, words: int, overwrite: bool
+    ) -> Tensor:
         """As `KernelBackend.logits_gradient`, in one kernel."""
-        return fused_logits_gradient(
-            logits, column, peak, share, hit, words=words, overwrite=overwrite
-        )
+        return fused_logits_gradient(logits, column, peak, share, hit, words=words, overwrite=overwrite)
 
     def adds_products(self, operands: torch.dtype, sums: torch.dtype) -> bool:
         """cuBLAS adds products of 16 bits to float32."""

@@ -53,9 +53,7 @@ def _fake_sums(partial: Tensor, dtype: torch.dtype) -> Tensor:
     return partial.new_empty(partial.shape[1:], dtype=dtype)
 
 
-column_sums = define_operation(
-    "column_sums(Tensor partial, ScalarType dtype) -> Tensor", _run_sums, _fake_sums
-)
+column_sums = define_operation("column_sums(Tensor partial, ScalarType dtype) -> Tensor", _run_sums, _fake_sums)
 """partial [m, n] -> the sums of its columns [n], rounded to a dtype."""
 
 
@@ -209,9 +207,7 @@ def _already_joined(*parts: Tensor) -> Tensor | None:
         if not is_same or x.stride() != strides or x.storage_offset() != at:
             return None
         at += width
-    return parts[0].as_strided(
-        (b, s, sum(widths)), (strides[0], strides[2], 1), parts[0].storage_offset()
-    )
+    return parts[0].as_strided((b, s, sum(widths)), (strides[0], strides[2], 1), parts[0].storage_offset())
 
 
 def _run_join(first: Tensor, second: Tensor, third: Tensor) -> tuple[Tensor, Tensor]:
@@ -238,7 +234,5 @@ def _fake_join(first: Tensor, second: Tensor, third: Tensor) -> tuple[Tensor, Te
 
 
 _join = define_operation(
-    "join_heads(Tensor first, Tensor second, Tensor third) -> (Tensor, Tensor)",
-    _run_join,
-    _fake_join,
+    "join_heads(Tensor first, Tensor second, Tensor third) -> (Tensor, Tensor)", _run_join, _fake_join
 )

@@ -31,9 +31,8 @@ _GRADIENT = Launcher(_kernels, "logits_gradient_kernel")
 
 
 def fused_logits_gradient(
-    logits: Tensor, column: Tensor, peak: Tensor, share: Tensor, hit: Tensor, *, words: int,
-    overwrite: bool,
-) -> Tensor:  # fmt: skip
+    logits: Tensor, column: Tensor, peak: Tensor, share: Tensor, hit: Tensor, *, words: int, overwrite: bool
+) -> Tensor:
     """As `KernelBackend.logits_gradient`."""
     if overwrite:
         _overwrite_logits(logits, column, peak, share, hit, words)
@@ -85,9 +84,8 @@ def _run_gradient(logits: Tensor, *rows: Any) -> Tensor:
 
 
 def _write_gradient(
-    out: Tensor, logits: Tensor, column: Tensor, peak: Tensor, share: Tensor, hit: Tensor,
-    words: int,
-) -> None:  # fmt: skip
+    out: Tensor, logits: Tensor, column: Tensor, peak: Tensor, share: Tensor, hit: Tensor, words: int
+) -> None:
     if logits.numel():
         tensors = (logits, column, peak, share, hit, out)
         _GRADIENT(tensors, words, _prepare_gradient, logits, out, words)
@@ -100,18 +98,12 @@ def _prepare_gradient(logits: Tensor, out: Tensor, words: int) -> KernelLaunch:
 
 
 _ROWS = "Tensor column, Tensor peak, Tensor share, Tensor hit, int words"
-row_maximum = define_operation(
-    "row_maximum(Tensor logits, int words) -> Tensor", _run_maximum, _fake_maximum
-)
+row_maximum = define_operation("row_maximum(Tensor logits, int words) -> Tensor", _run_maximum, _fake_maximum)
 own_sums = define_operation(
-    "own_sums(Tensor logits, Tensor column, Tensor peak, int words) -> (Tensor, Tensor)",
-    _run_sums,
-    _fake_sums,
+    "own_sums(Tensor logits, Tensor column, Tensor peak, int words) -> (Tensor, Tensor)", _run_sums, _fake_sums
 )
 _logits_gradient = define_operation(
-    f"logits_gradient(Tensor logits, {_ROWS}) -> Tensor",
-    _run_gradient,
-    lambda logits, *rows: torch.empty_like(logits),
+    f"logits_gradient(Tensor logits, {_ROWS}) -> Tensor", _run_gradient, lambda logits, *rows: torch.empty_like(logits)
 )
 _overwrite_logits = define_operation(
     f"logits_gradient_(Tensor(a!) logits, {_ROWS}) -> ()",

@@ -122,13 +122,11 @@ def _backward_squared(ctx: Any, grad: Tensor) -> Tensor:
 
 
 gated = define_operation(
-    "gated(Tensor fused, str act) -> Tensor", _run_gated, _fake_gated,
-    Gradient(_backward_gated, _setup_activation),
-)  # fmt: skip
+    "gated(Tensor fused, str act) -> Tensor", _run_gated, _fake_gated, Gradient(_backward_gated, _setup_activation)
+)
 squared_relu = define_operation(
-    "squared_relu(Tensor x) -> Tensor", _run_squared, _fake_like,
-    Gradient(_backward_squared, _setup_activation),
-)  # fmt: skip
+    "squared_relu(Tensor x) -> Tensor", _run_squared, _fake_like, Gradient(_backward_squared, _setup_activation)
+)
 
 
 DROPOUT_TILE = 4096  # elements of a program: 32 a thread of 4 warps
@@ -137,9 +135,7 @@ _DROPOUT = Launcher(_kernels, "dropout_kernel")
 _DROPOUT_BACKWARD = Launcher(_kernels, "dropout_backward_kernel")
 
 
-def fused_dropout(
-    x: Tensor, mask: DropoutMask, residual: Tensor | None = None, bias: Tensor | None = None
-) -> Tensor:
+def fused_dropout(x: Tensor, mask: DropoutMask, residual: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
     """x [b, s, h] or [b, a, s, keys] after dropout, plus `residual` of the same shape; keeps the
     mask for backward, 1 byte an element. bias: one that x contains, whose gradient is summed in
     that of x."""
@@ -148,9 +144,8 @@ def fused_dropout(
     number = 0 if isinstance(mask.key, Tensor) else as_int32(mask.key)
     ranges = [end for places in (heads, rows, columns) for end in _start_and_step(places)]
     return _dropout(
-        x, residual, key, number, mask.samples, _given(heads), _given(rows), _given(columns),
-        ranges, mask.p, bias,
-    )[0]  # fmt: skip
+        x, residual, key, number, mask.samples, _given(heads), _given(rows), _given(columns), ranges, mask.p, bias
+    )[0]
 
 
 def _given(positions: Positions | None) -> Tensor | None:
@@ -162,10 +157,18 @@ def _start_and_step(positions: Positions | None) -> tuple[int, int]:
 
 
 def _run_dropout(
-    x: Tensor, residual: Tensor | None, key: Tensor | None, number: int, samples: Tensor,
-    heads: Tensor | None, rows: Tensor | None, columns: Tensor | None, ranges: list[int], p: float,
+    x: Tensor,
+    residual: Tensor | None,
+    key: Tensor | None,
+    number: int,
+    samples: Tensor,
+    heads: Tensor | None,
+    rows: Tensor | None,
+    columns: Tensor | None,
+    ranges: list[int],
+    p: float,
     bias: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     out, kept = _fake_dropout(x, residual, key, number, samples, heads, rows, columns, ranges, p)
     if out.numel():
         x, residual = x.contiguous(), None if residual is None else residual.contiguous()
@@ -213,9 +216,7 @@ def _fake_dropout_backward(grad: Tensor, kept: Tensor, scale: float) -> Tensor:
 
 
 _dropout_backward = define_operation(
-    "dropout_backward(Tensor grad, Tensor kept, float scale) -> Tensor",
-    _run_dropout_backward,
-    _fake_dropout_backward,
+    "dropout_backward(Tensor grad, Tensor kept, float scale) -> Tensor", _run_dropout_backward, _fake_dropout_backward
 )
 
 
@@ -283,9 +284,7 @@ def _prepare_rotate(x: Tensor, cos: Tensor, out: Tensor, is_back: bool) -> Kerne
     }
     of_table = cos.stride(0) if cos.ndim == 4 and cos.shape[0] > 1 else 0
     sizes = *x.stride()[:3], *out.stride()[:3], of_table, s
-    return KernelLaunch(
-        (blocks(s, block_rows), a, b), sizes, constants, {"enable_fp_fusion": False}
-    )
+    return KernelLaunch((blocks(s, block_rows), a, b), sizes, constants, {"enable_fp_fusion": False})
 
 
 def _fake_rotate(x: Tensor, cos: Tensor, sin: Tensor, is_back: bool) -> Tensor:
@@ -304,6 +303,8 @@ def _backward_rotate(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
 
 
 _rotate = define_operation(
-    "rotate(Tensor x, Tensor cos, Tensor sin, bool is_back) -> Tensor", _run_rotate, _fake_rotate,
+    "rotate(Tensor x, Tensor cos, Tensor sin, bool is_back) -> Tensor",
+    _run_rotate,
+    _fake_rotate,
     Gradient(_backward_rotate, _setup_rotate),
-)  # fmt: skip
+)

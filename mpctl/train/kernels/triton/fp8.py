@@ -30,9 +30,15 @@ _CAST = Launcher(_kernels, "fp8_cast_kernel")
 
 
 def fused_cast(
-    matrix: Tensor, scale: Tensor, dtype: torch.dtype, *, rows: bool, columns: bool,
-    amax: Tensor | None, into: Fp8Cast | None = None,
-) -> Fp8Cast:  # fmt: skip
+    matrix: Tensor,
+    scale: Tensor,
+    dtype: torch.dtype,
+    *,
+    rows: bool,
+    columns: bool,
+    amax: Tensor | None,
+    into: Fp8Cast | None = None,
+) -> Fp8Cast:
     """As `KernelBackend.fp8_cast`."""
     if into is not None:
         assert into.by_rows is not None and into.by_columns is not None
@@ -43,9 +49,8 @@ def fused_cast(
 
 
 def _run(
-    matrix: Tensor, scale: Tensor, amax: Tensor | None, dtype: torch.dtype, rows: bool,
-    columns: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    matrix: Tensor, scale: Tensor, amax: Tensor | None, dtype: torch.dtype, rows: bool, columns: bool
+) -> tuple[Tensor, Tensor]:
     results = _fake(matrix, scale, amax, dtype, rows, columns)
     by_rows, by_columns = results
     _launch(matrix, scale, amax, by_rows if rows else None, by_columns if columns else None, dtype)
@@ -53,16 +58,19 @@ def _run(
 
 
 def _run_into(
-    matrix: Tensor, scale: Tensor, amax: Tensor | None, by_rows: Tensor, by_columns: Tensor,
-    dtype: torch.dtype,
-) -> None:  # fmt: skip
+    matrix: Tensor, scale: Tensor, amax: Tensor | None, by_rows: Tensor, by_columns: Tensor, dtype: torch.dtype
+) -> None:
     _launch(matrix, scale, amax, by_rows, by_columns, dtype)
 
 
 def _launch(
-    matrix: Tensor, scale: Tensor, amax: Tensor | None, by_rows: Tensor | None,
-    by_columns: Tensor | None, dtype: torch.dtype,
-) -> None:  # fmt: skip
+    matrix: Tensor,
+    scale: Tensor,
+    amax: Tensor | None,
+    by_rows: Tensor | None,
+    by_columns: Tensor | None,
+    dtype: torch.dtype,
+) -> None:
     if matrix.numel():
         tensors = (matrix.contiguous(), scale, by_rows, by_columns, amax)
         _CAST(tensors, dtype, _prepare, matrix, dtype)
@@ -83,9 +91,8 @@ def _prepare(matrix: Tensor, dtype: torch.dtype) -> KernelLaunch:
 
 
 def _fake(
-    matrix: Tensor, scale: Tensor, amax: Tensor | None, dtype: torch.dtype, rows: bool,
-    columns: bool, *_: Any,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    matrix: Tensor, scale: Tensor, amax: Tensor | None, dtype: torch.dtype, rows: bool, columns: bool, *_: Any
+) -> tuple[Tensor, Tensor]:
     count, width = matrix.shape
     return (
         matrix.new_empty((count, width) if rows else (0,), dtype=dtype),

@@ -54,15 +54,22 @@ class Launcher:
         self._ready: dict[Hashable, Callable[..., Any]] = {}
 
     def __call__(
-        self, tensors: tuple[Tensor | None, ...], facts: Hashable,
-        prepare: Callable[..., KernelLaunch], *given: Any, varying: tuple[float, ...] = (),
-    ) -> None:  # fmt: skip
+        self,
+        tensors: tuple[Tensor | None, ...],
+        facts: Hashable,
+        prepare: Callable[..., KernelLaunch],
+        *given: Any,
+        varying: tuple[float, ...] = (),
+    ) -> None:
         """KernelLaunch on the device of the first tensor. facts and the tensors' forms determine
         `prepare(*given)`, which is called where they are met for the first time."""
-        form = (facts, tensors[0].get_device(), *[  # type: ignore[union-attr]
-            x if x is None else (x.dtype, x.shape, x.stride(), x.data_ptr() & ALIGNMENT)
-            for x in tensors
-        ])  # fmt: skip
+        form = (
+            facts,
+            tensors[0].get_device(),
+            *[  # type: ignore[union-attr]
+                x if x is None else (x.dtype, x.shape, x.stride(), x.data_ptr() & ALIGNMENT) for x in tensors
+            ],
+        )
         run = self._ready.get(form)
         if run is None:
             self._first(form, (*tensors, *varying), prepare(*given))

@@ -40,9 +40,15 @@ def fits(x: Tensor, weight: Tensor) -> bool:
 
 
 def fused_norm(
-    x: Tensor, branch: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, *,
-    centred: bool, branch_bias: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    x: Tensor,
+    branch: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    *,
+    centred: bool,
+    branch_bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
     """x [.., h], plus `branch` if it is given, and its norm; centred: LayerNorm's. branch_bias [h]:
     a bias that the branch contains, which gets its gradient here."""
     result: tuple[Tensor, Tensor] = _Norm.apply(x, branch, weight, bias, branch_bias, eps, centred)
@@ -52,9 +58,15 @@ def fused_norm(
 class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, branch: Tensor | None, weight: Tensor, bias: Tensor | None,
-        branch_bias: Tensor | None, eps: float, centred: bool,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        ctx: Any,
+        x: Tensor,
+        branch: Tensor | None,
+        weight: Tensor,
+        bias: Tensor | None,
+        branch_bias: Tensor | None,
+        eps: float,
+        centred: bool,
+    ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
         if branch is None:
             total = x
@@ -71,9 +83,7 @@ class _Norm(torch.autograd.Function):
     def backward(ctx: Any, residual: Tensor | None, grad: Tensor | None) -> tuple[Any, ...]:
         x, weight, mean, inverse = ctx.saved_tensors
         grad = torch.zeros_like(x) if grad is None else grad
-        dx, partial = _norm_backward(
-            grad, residual, x, weight, mean, inverse, ctx.has_bias, ctx.has_branch_bias
-        )
+        dx, partial = _norm_backward(grad, residual, x, weight, mean, inverse, ctx.has_bias, ctx.has_branch_bias)
         sums = iter(column_sums(partial, weight.dtype).view(-1, weight.numel()))
         of_weight = next(sums)
         of_bias = next(sums) if ctx.has_bias else None
@@ -82,9 +92,17 @@ class _Norm(torch.autograd.Function):
 
 
 def _launch(
-    x: Tensor, branch: Tensor | None, total: Tensor | None, weight: Tensor, bias: Tensor | None,
-    eps: float, centred: bool, y: Tensor, mean: Tensor, inverse: Tensor,
-) -> None:  # fmt: skip
+    x: Tensor,
+    branch: Tensor | None,
+    total: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    centred: bool,
+    y: Tensor,
+    mean: Tensor,
+    inverse: Tensor,
+) -> None:
     if y.numel():
         branch = None if branch is None else branch.contiguous()
         own_mean = mean if centred else None
@@ -107,21 +125,15 @@ def _warps(x: Tensor) -> dict[str, int]:
     return {"num_warps": min(16, max(4, power_of_2(x.shape[-1]) // 512))}
 
 
-def _run(
-    x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, centred: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+def _run(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, centred: bool) -> tuple[Tensor, Tensor, Tensor]:
     y, mean, inverse = _fake(x, weight, bias, eps, centred)
     _launch(x, None, None, weight, bias, eps, centred, y, mean, inverse)
     return y, mean, inverse
 
 
-def _fake(
-    x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, centred: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+def _fake(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, centred: bool) -> tuple[Tensor, Tensor, Tensor]:
     rows = x.shape[:-1]
-    mean, inverse = (
-        x.new_empty(shape, dtype=wide_dtype(x)) for shape in (rows if centred else (0,), rows)
-    )
+    mean, inverse = (x.new_empty(shape, dtype=wide_dtype(x)) for shape in (rows if centred else (0,), rows))
     return x.new_empty(x.shape), mean, inverse
 
 
@@ -140,16 +152,20 @@ def _fake_add(
 
 
 def _run_backward(
-    grad: Tensor, residual: Tensor | None, x: Tensor, weight: Tensor, mean: Tensor,
-    inverse: Tensor, has_bias: bool, has_branch: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    grad: Tensor,
+    residual: Tensor | None,
+    x: Tensor,
+    weight: Tensor,
+    mean: Tensor,
+    inverse: Tensor,
+    has_bias: bool,
+    has_branch: bool,
+) -> tuple[Tensor, Tensor]:
     out, partial = _fake_backward(grad, residual, x, weight, mean, inverse, has_bias, has_branch)
     if out.numel():
         residual = None if residual is None else residual.contiguous()
         own_mean = mean if mean.numel() else None
-        tensors = (
-            grad.contiguous(), residual, x.contiguous(), weight, own_mean, inverse, out, partial
-        )  # fmt: skip
+        tensors = (grad.contiguous(), residual, x.contiguous(), weight, own_mean, inverse, out, partial)
         facts = has_bias, has_branch
         _NORM_BACKWARD(tensors, facts, _prepare_backward, x, partial, *facts)
     return out, partial
@@ -164,9 +180,15 @@ def _prepare_backward(x: Tensor, partial: Tensor, has_bias: bool, has_branch: bo
 
 
 def _fake_backward(
-    grad: Tensor, residual: Tensor | None, x: Tensor, weight: Tensor, mean: Tensor,
-    inverse: Tensor, has_bias: bool, has_branch: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    grad: Tensor,
+    residual: Tensor | None,
+    x: Tensor,
+    weight: Tensor,
+    mean: Tensor,
+    inverse: Tensor,
+    has_bias: bool,
+    has_branch: bool,
+) -> tuple[Tensor, Tensor]:
     width = x.shape[-1]
     count = x.numel() // max(1, width)
     programs = blocks(count, -(-count // PROGRAMS)) if count else 0
@@ -177,9 +199,7 @@ def _fake_backward(
 _ROWS = "Tensor weight, Tensor? bias, float eps, bool centred"
 _norm = define_operation(f"norm(Tensor x, {_ROWS}) -> (Tensor, Tensor, Tensor)", _run, _fake)
 _add_norm = define_operation(
-    f"add_norm(Tensor x, Tensor branch, {_ROWS}) -> (Tensor, Tensor, Tensor, Tensor)",
-    _run_add,
-    _fake_add,
+    f"add_norm(Tensor x, Tensor branch, {_ROWS}) -> (Tensor, Tensor, Tensor, Tensor)", _run_add, _fake_add
 )
 _norm_backward = define_operation(
     "norm_backward(Tensor grad, Tensor? residual, Tensor x, Tensor weight, Tensor mean,"

@@ -43,9 +43,7 @@ def _prepare_sum(out: Tensor, count: int) -> KernelLaunch:
     tokens, width = out.shape
     block = min(ROW_BLOCK, power_of_2(width))
     constants = {"COUNT": count, "BLOCK": block}
-    return KernelLaunch(
-        (tokens, blocks(width, block)), (tokens, width), constants, {"enable_fp_fusion": False}
-    )
+    return KernelLaunch((tokens, blocks(width, block)), (tokens, width), constants, {"enable_fp_fusion": False})
 
 
 def _fake_sum(rows: Tensor, weights: Tensor | None, places: Tensor) -> Tensor:
@@ -79,8 +77,7 @@ sum_of_rows = define_operation(
     "sum_of_rows(Tensor rows, Tensor? weights, Tensor places) -> Tensor", _run_sum, _fake_sum
 )
 row_gradients = define_operation(
-    "row_gradients(Tensor grad, Tensor rows, Tensor weights, Tensor places, Tensor targets)"
-    " -> (Tensor, Tensor)",
+    "row_gradients(Tensor grad, Tensor rows, Tensor weights, Tensor places, Tensor targets) -> (Tensor, Tensor)",
     _run_gradients,
     _fake_gradients,
 )

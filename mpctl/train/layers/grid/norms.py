@@ -49,9 +49,7 @@ def _wide(x: Tensor) -> Tensor:
 
 class _LayerNorm(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, group: Group
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, group: Group) -> Tensor:
         rows = _wide(x)
         n = rows.shape[1]
         # 2 of [b*s] -> [q, 2, b*s]

@@ -229,9 +229,7 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         (x, weight), groups = ctx.saved_tensors, ctx.groups
         grads = groups.target.start_all_gather(grad, SAMPLES)
-        weights = (
-            None if weight is None else groups.weight.start_all_gather(weight, groups.weight_dim)
-        )
+        weights = None if weight is None else groups.weight.start_all_gather(weight, groups.weight_dim)
         inputs = None if x is None else groups.source.start_all_gather(x, SAMPLES)
         # [b/l, s, o/l] -> [n, o/l], n = b/l * s
         whole = grads.wait()

@@ -59,9 +59,8 @@ class GridTable(nn.Module):
     """
 
     def __init__(
-        self, vocab: int, hidden: int, context: ShardContext, product: Product, *,
-        padded_vocab: int, init: Init,
-    ) -> None:  # fmt: skip
+        self, vocab: int, hidden: int, context: ShardContext, product: Product, *, padded_vocab: int, init: Init
+    ) -> None:
         super().__init__()
         if padded_vocab < vocab:
             raise ValueError(f"padded_vocab {padded_vocab} is below the vocabulary of {vocab}")
@@ -90,9 +89,7 @@ class GridEmbedding(GridTable):
         """See the class."""
         context, sample_axes = self.context, self.context.grid.sample_axes()
         # in 2.5d the ranks of one depth share its samples
-        shared = context.block(
-            len(tokens), tuple(axis for axis in sample_axes if axis not in self.rows_axes)
-        )
+        shared = context.block(len(tokens), tuple(axis for axis in sample_axes if axis not in self.rows_axes))
         local = tokens[shared.start : shared.stop] - self.rows.start
         outside = (local < 0) | (local >= len(self.rows))
         # [b, s] -> [b, s, h], partial -> summed, this rank's samples
@@ -116,9 +113,8 @@ class GridTensorParallel:
         self.context = context
 
     def column_linear(
-        self, inputs: int, outputs: int, *, bias: bool, init: Init,
-        parts: Sequence[int] | None = None,
-    ) -> GridLinear:  # fmt: skip
+        self, inputs: int, outputs: int, *, bias: bool, init: Init, parts: Sequence[int] | None = None
+    ) -> GridLinear:
         """From the hidden states outside to features inside; parts: sizes of fused outputs."""
         weight = self.context.parameter((outputs, inputs), ("ffn", "hidden"), init, parts)
         own = self.context.parameter((outputs,), ("ffn",), ZEROS, parts) if bias else None
@@ -130,30 +126,19 @@ class GridTensorParallel:
         own = self.context.parameter((outputs,), ("hidden",), ZEROS) if bias else None
         return GridLinear(weight, own, self._product("row"))
 
-    def word_embedding(
-        self, vocab: int, hidden: int, *, padded_vocab: int, init: Init
-    ) -> GridEmbedding:
+    def word_embedding(self, vocab: int, hidden: int, *, padded_vocab: int, init: Init) -> GridEmbedding:
         """The word table, split over the vocabulary and the hidden dimension."""
-        return GridEmbedding(
-            vocab, hidden, self.context, self._product("table"), padded_vocab=padded_vocab,
-            init=init,
-        )  # fmt: skip
+        return GridEmbedding(vocab, hidden, self.context, self._product("table"), padded_vocab=padded_vocab, init=init)
 
     def output_head(self, vocab: int, hidden: int, *, padded_vocab: int, init: Init) -> GridHead:
         """An untied head, split like the word table."""
-        return GridHead(
-            vocab, hidden, self.context, self._product("table"), padded_vocab=padded_vocab,
-            init=init,
-        )  # fmt: skip
+        return GridHead(vocab, hidden, self.context, self._product("table"), padded_vocab=padded_vocab, init=init)
 
     def _product(self, role: Role) -> Product:
         group = self.context.group
         if self.context.grid.mode == "3d":
             source, target = ("output", "input") if role == "row" else ("input", "output")
-            groups = CubeGroups(
-                group(source), group("weight"), group(target),
-                weight_dim=0 if role == "table" else 1,
-            )  # fmt: skip
+            groups = CubeGroups(group(source), group("weight"), group(target), weight_dim=0 if role == "table" else 1)
             return partial(cube_linear, groups=groups)
         square = Square(group("col"), group("row"))
         return partial(summa_logits if role == "table" else summa_linear, square=square)

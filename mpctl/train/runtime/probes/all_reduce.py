@@ -51,15 +51,19 @@ def time_all_reduces(device: torch.device) -> list[TimingEntry]:
 
 def _timing(group: Group, size: int, device: torch.device) -> TimingEntry:
     case: CollectiveCase = {
-        "kind": "all_reduce", "axis": group.name, "transport": "gloo" if device.type == "cpu"
-        else "nccl", "dtype": "float32", "op": "sum", "bytes": size, "count": size // 4,
-    }  # fmt: skip
+        "kind": "all_reduce",
+        "axis": group.name,
+        "transport": "gloo" if device.type == "cpu" else "nccl",
+        "dtype": "float32",
+        "op": "sum",
+        "bytes": size,
+        "count": size // 4,
+    }
     timed = TimedCollective.of(case, group, device)
     if wrong := timed.wrong():
         raise RuntimeError(f"{wrong} of {case['count']} sums over {group.size} ranks are wrong")
     times = [
-        timed.seconds(warm_up=warm_up, iterations=1, begin=dist.barrier)
-        for warm_up in (WARM_UP, *[0] * (REPEATS - 1))
+        timed.seconds(warm_up=warm_up, iterations=1, begin=dist.barrier) for warm_up in (WARM_UP, *[0] * (REPEATS - 1))
     ]
     seconds = statistics.median(times)
     rate = bus_factor("all_reduce", group.size) * size / seconds
@@ -74,9 +78,7 @@ def main() -> None:
     device = torch.device(kind)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = environment_store(rank, PATIENCE)
-    dist.init_process_group(
-        BACKENDS[kind], store=store, rank=rank, world_size=size, timeout=PATIENCE
-    )
+    dist.init_process_group(BACKENDS[kind], store=store, rank=rank, world_size=size, timeout=PATIENCE)
     timings = time_all_reduces(device)
     if dist.get_rank() == 0:
         print(json.dumps(timings), flush=True)

@@ -26,8 +26,7 @@ from mpctl.train.runtime.mesh import Mesh
 from mpctl.train.runtime.probes.measure import agreed_rounds, begin_together, finish_work, values_of_all
 from mpctl.train.transport.group import Group
 
-_MODULUS, _SUMMABLE = 64, {torch.bfloat16: 256, torch.float16: 2048, torch.int8: 127,
-                           torch.uint8: 255}  # fmt: skip
+_MODULUS, _SUMMABLE = 64, {torch.bfloat16: 256, torch.float16: 2048, torch.int8: 127, torch.uint8: 255}
 
 
 @dataclass(frozen=True)
@@ -42,9 +41,7 @@ class TimedCollective:
     root: int = 0
 
     @classmethod
-    def of(
-        cls, case: CollectiveCase, group: Group, device: torch.device, root: int = 0
-    ) -> TimedCollective:
+    def of(cls, case: CollectiveCase, group: Group, device: torch.device, root: int = 0) -> TimedCollective:
         """The case over a group; the group has the case's transport."""
         kind, elements = case["kind"], case["count"]
         elements *= group.size if kind in SPLIT else 1
@@ -117,9 +114,7 @@ class TimedCollective:
         return whole.view(self.group.size, -1)[number]
 
 
-def probe_collectives(
-    request: CollectivesRequest, job: JobSpec, mesh: Mesh
-) -> Iterator[CollectiveAnswer]:
+def probe_collectives(request: CollectivesRequest, job: JobSpec, mesh: Mesh) -> Iterator[CollectiveAnswer]:
     """The answers to a request, the same on every rank of `mesh`, which all call it: first the
     transports that some rank lacks, then a timing for each round and case. job: not used."""
     del job
@@ -136,8 +131,7 @@ def probe_collectives(
             if group is not None:
                 timed = TimedCollective.of(case, group, mesh.device, request["root"])
                 seconds, wrong = _measured(timed, request, mesh)
-                yield {"event": "timing", "case": number, "round": turn, "seconds": seconds,
-                       "wrong": wrong}  # fmt: skip
+                yield {"event": "timing", "case": number, "round": turn, "seconds": seconds, "wrong": wrong}
 
 
 def _over(group: Group, transport: str) -> Group | None:
@@ -152,9 +146,8 @@ def _over(group: Group, transport: str) -> Group | None:
 def _measured(timed: TimedCollective, request: CollectivesRequest, mesh: Mesh) -> tuple[float, int]:
     wrong = timed.wrong() if request["check"] else 0
     seconds = timed.seconds(
-        warm_up=request["warm_up"], iterations=request["iterations"],
-        begin=lambda: begin_together(mesh),
-    )  # fmt: skip
+        warm_up=request["warm_up"], iterations=request["iterations"], begin=lambda: begin_together(mesh)
+    )
     every = values_of_all(mesh, seconds, wrong)
     return float(every[:, 0].amax()), int(every[:, 1].sum()) if request["check"] else -1
 

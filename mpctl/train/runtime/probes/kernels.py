@@ -90,9 +90,7 @@ class Bench:
         """The dropout masks of this number of samples."""
         return CounterRNG(0, 0, torch.arange(samples, device=self.device))
 
-    def passes(
-        self, forward: Callable[[], Tensor | Sequence[Tensor]], inputs: Sequence[Tensor]
-    ) -> Work:
+    def passes(self, forward: Callable[[], Tensor | Sequence[Tensor]], inputs: Sequence[Tensor]) -> Work:
         """The forward, or the backward of one forward to these inputs, as the case says."""
         if self.case["part"] == "forward":
             return forward
@@ -134,12 +132,12 @@ def _attention(bench: Bench) -> Work:
     """Memory is laid out [b, s, heads, d], as a projection writes it. Under context parallelism a
     causal rank has a block at the start of the sequence and one at its end, which attend to
     different prefixes of the keys (layers/context_parallel.py)."""
-    b, a, k, q, s, d = (
-        bench.shape[name] for name in ("batch", "heads", "kv_heads", "queries", "keys", "head_dim")
-    )
+    b, a, k, q, s, d = (bench.shape[name] for name in ("batch", "heads", "kv_heads", "queries", "keys", "head_dim"))
     v = bench.shape.get("value_dim", d)
-    query, key, value = (bench.random(b, rows, heads, width).transpose(1, 2).requires_grad_()
-                         for heads, rows, width in ((a, q, d), (k, s, d), (k, s, v)))  # fmt: skip
+    query, key, value = (
+        bench.random(b, rows, heads, width).transpose(1, 2).requires_grad_()
+        for heads, rows, width in ((a, q, d), (k, s, d), (k, s, v))
+    )
     core, rng, half = _core(bench), bench.rng(b), q // 2
     bias = bench.random(1, a, q, s, grad=True) if bench.shape["bias"] else None
     mask = None
@@ -173,9 +171,7 @@ def _core(bench: Bench) -> AttentionCore:
 
 
 def _heads(bench: Bench) -> Work:
-    b, s, a, k, d = (
-        bench.shape[name] for name in ("batch", "positions", "heads", "kv_heads", "head_dim")
-    )
+    b, s, a, k, d = (bench.shape[name] for name in ("batch", "positions", "heads", "kv_heads", "head_dim"))
     fused = bench.random(b, s, (a + 2 * k) * d, grad=True)
     attended = bench.random(b, s, a, d).transpose(1, 2).requires_grad_()
     config = layer_config(bench.model, bench.job.training, causal=True)
@@ -199,8 +195,7 @@ def _branch(bench: Bench) -> Work:
     model, context = bench.model, bench.context
     rows, hidden = bench.shape["rows"], bench.shape["hidden"]
     norms = [
-        context.norm(model.norm, hidden, eps=model.norm_epsilon)
-        for _ in range(1 + (model.norm_order == "sandwich"))
+        context.norm(model.norm, hidden, eps=model.norm_epsilon) for _ in range(1 + (model.norm_order == "sandwich"))
     ]
     for norm in norms:
         initialise(norm, 0)
@@ -227,10 +222,7 @@ def _cross_entropy(bench: Bench) -> Work:
     logits = bench.random(1, rows, words, grad=True)
     targets = torch.randint(words, (1, rows), device=bench.device)
     return bench.passes(
-        lambda: vocab_parallel_cross_entropy(
-            logits, targets, group=ALONE, first=0, backend=bench.kernels
-        ),
-        [logits],
+        lambda: vocab_parallel_cross_entropy(logits, targets, group=ALONE, first=0, backend=bench.kernels), [logits]
     )
 
 
@@ -272,8 +264,7 @@ def _copy(bench: Bench) -> Work:
 
 def _arrays(bench: Bench, count: int) -> list[Tensor]:
     size = bench.shape["elements"]
-    return [torch.full((size,), i + 1.0, dtype=bench.dtype, device=bench.device)
-            for i in range(count)]  # fmt: skip
+    return [torch.full((size,), i + 1.0, dtype=bench.dtype, device=bench.device) for i in range(count)]
 
 
 def _layer(bench: Bench) -> Work:
@@ -286,11 +277,20 @@ def _layer(bench: Bench) -> Work:
 
 
 _MAKERS: dict[KernelName, Callable[[Bench], Work]] = {
-    "matmul": _matmul, "grouped_matmul": _grouped_matmul, "attention": _attention,
-    "unfused_attention": _attention, "heads": _heads, "branch": _branch,
-    "activation": _activation, "cross_entropy": _cross_entropy, "optimizer": _optimizer,
-    "accumulate": _accumulate, "triad": _triad, "copy": _copy, "layer": _layer,
-}  # fmt: skip
+    "matmul": _matmul,
+    "grouped_matmul": _grouped_matmul,
+    "attention": _attention,
+    "unfused_attention": _attention,
+    "heads": _heads,
+    "branch": _branch,
+    "activation": _activation,
+    "cross_entropy": _cross_entropy,
+    "optimizer": _optimizer,
+    "accumulate": _accumulate,
+    "triad": _triad,
+    "copy": _copy,
+    "layer": _layer,
+}
 
 
 def make_kernel(bench: Bench) -> Work:
@@ -318,9 +318,15 @@ def probe_kernels(request: KernelRequest, job: JobSpec, mesh: Mesh) -> Iterator[
             runs = list(islice(cycle(works), repeats[place]))
             for ranks in request["ranks"]:
                 seconds, cpu = time_runs(mesh, runs, ranks)
-                yield {"event": "kernel", "round": number, "case": place, "ranks": ranks,
-                       "seconds": seconds, "cpu_seconds": cpu,
-                       "repeats": repeats[place]}  # fmt: skip
+                yield {
+                    "event": "kernel",
+                    "round": number,
+                    "case": place,
+                    "ranks": ranks,
+                    "seconds": seconds,
+                    "cpu_seconds": cpu,
+                    "repeats": repeats[place],
+                }
 
 
 def _repeats(works: Sequence[Work], least: float, mesh: Mesh) -> int:

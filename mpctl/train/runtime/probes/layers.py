@@ -50,9 +50,7 @@ class ProbedLayer:
     traffic: TrafficCounter
 
     @classmethod
-    def of(
-        cls, job: JobSpec, context: ShardContext, traffic: TrafficCounter, *, causal: bool = True
-    ) -> ProbedLayer:
+    def of(cls, job: JobSpec, context: ShardContext, traffic: TrafficCounter, *, causal: bool = True) -> ProbedLayer:
         """The layer of the job's model under a shard context."""
         model, training = job.model, job.training
         assert model is not None, "a layer is of a model"
@@ -105,26 +103,32 @@ def probe_layers(request: LayerRequest, job: JobSpec, mesh: Mesh) -> Iterator[La
     for number in agreed_rounds(mesh, request["rounds"], request["seconds"]):
         for place, layer in enumerate(layers):
             seconds, cpu = time_runs(mesh, [layer.run] * request["steps"])
-            yield {"event": "timing", "case": place, "round": number, "seconds": seconds,
-                   "cpu_seconds": cpu}  # fmt: skip
+            yield {"event": "timing", "case": place, "round": number, "seconds": seconds, "cpu_seconds": cpu}
 
 
-def _layer(
-    job: JobSpec, case: LayerCase, mesh: Mesh, dtype: torch.dtype, kernels: KernelBackend
-) -> ProbedLayer:
+def _layer(job: JobSpec, case: LayerCase, mesh: Mesh, dtype: torch.dtype, kernels: KernelBackend) -> ProbedLayer:
     own = {"tensor_mode": case["mode"], "tensor_depth": case["depth"], "tp": mesh.world.size}
     parallel = job.parallel.model_copy(update={**own, "dp": 1})
     laid = job.model_copy(update={"parallel": parallel})
     traffic = TrafficCounter()
     own_mesh = build_mesh(
-        job_topology(laid), mesh.rank, mesh.device, launch=job.launch,
-        views={DENSE: dense_view(laid)}, record=traffic.record,
-    )  # fmt: skip
+        job_topology(laid),
+        mesh.rank,
+        mesh.device,
+        launch=job.launch,
+        views={DENSE: dense_view(laid)},
+        record=traffic.record,
+    )
     grid = own_mesh.grid
     context = ShardContext(
-        own_mesh.tp, dtype=dtype, device=mesh.device, backend=kernels, grid=grid,
-        groups=own_mesh.groups, tensor_parallel=tensor_parallel_of(grid.mode),
-    )  # fmt: skip
+        own_mesh.tp,
+        dtype=dtype,
+        device=mesh.device,
+        backend=kernels,
+        grid=grid,
+        groups=own_mesh.groups,
+        tensor_parallel=tensor_parallel_of(grid.mode),
+    )
     return ProbedLayer.of(job, context, traffic)
 
 
@@ -134,5 +138,4 @@ def _sizes(number: int | None, layer: ProbedLayer, mesh: Mesh) -> LayerAnswer:
     held = sum(p.nbytes for p in layer.module.parameters())
     largest = values_of_all(mesh, held, saved).amax(0)
     parameters, saved = (int(size) for size in largest)
-    return {"event": "sizes", "case": number, "parameter_bytes": parameters,
-            "saved_bytes": saved, "traffic": traffic}  # fmt: skip
+    return {"event": "sizes", "case": number, "parameter_bytes": parameters, "saved_bytes": saved, "traffic": traffic}

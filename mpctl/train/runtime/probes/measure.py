@@ -47,9 +47,7 @@ def finish_work(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def time_runs(
-    mesh: Mesh, runs: Sequence[Callable[[], object]], ranks: int | None = None
-) -> tuple[float, float]:
+def time_runs(mesh: Mesh, runs: Sequence[Callable[[], object]], ranks: int | None = None) -> tuple[float, float]:
     """Seconds of one run on the slowest rank, and processor seconds on the average rank; ranks:
     only this many ranks run, the others wait."""
     begin_together(mesh)

@@ -129,9 +129,7 @@ class ParameterArrival(PassListener):
         if action.kind != "forward":
             return
         self.awaited = deque(
-            store
-            for store in self.stores
-            if store.pending is not None and action.chunk in store.shard.bucket.chunks
+            store for store in self.stores if store.pending is not None and action.chunk in store.shard.bucket.chunks
         )
         self.ahead = deque(self.layers[action.chunk])
         self._arrive_before_next()
@@ -147,9 +145,7 @@ class ParameterArrival(PassListener):
         self._arrive_before_next()
 
     def _arrive_before_next(self) -> None:
-        while self.awaited and not (
-            self.ahead and self.awaited[0].shard.bucket.unit >= self.ahead[0]
-        ):
+        while self.awaited and not (self.ahead and self.awaited[0].shard.bucket.unit >= self.ahead[0]):
             self.awaited.popleft().arrive()
 
     def _arrive(self, unit: int) -> None:

@@ -343,9 +343,7 @@ class GradientBuffer:
     ) -> None:
         self.groups, self.views = groups, views
         self.device, self.norm_block = device, norm_block
-        self.stores = [
-            GRADIENT_STORES[shard.bucket.view.zero](shard, dtype, device) for shard in shards
-        ]
+        self.stores = [GRADIENT_STORES[shard.bucket.view.zero](shard, dtype, device) for shard in shards]
         for store in self.stores:
             store.take_products(kernels)
 
@@ -412,9 +410,7 @@ class GradientBuffer:
                 store.local.mul_(factor)
 
 
-def squared_norm(
-    tensors: Sequence[Tensor], device: torch.device, *, block: int = NORM_BLOCK
-) -> Tensor:
+def squared_norm(tensors: Sequence[Tensor], device: torch.device, *, block: int = NORM_BLOCK) -> Tensor:
     """Sum of squares, a float64 scalar. Summing in blocks of `block` elements is exact enough
     without a float64 copy of the tensors."""
     blocks = [part for tensor in tensors for part in tensor.reshape(-1).split(block)]

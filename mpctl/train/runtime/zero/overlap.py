@@ -41,9 +41,7 @@ class GradientOverlap(PassListener):
 
     def __init__(self, buffer: GradientBuffer, actions: Iterable[Action], *, early: bool) -> None:
         self.buffer, self.stores, self.early = buffer, buffer.stores, early
-        self.deferred = [
-            {p for p in s.shard.parameters if deferred_wgrad_of(p)} for s in self.stores
-        ]
+        self.deferred = [{p for p in s.shard.parameters if deferred_wgrad_of(p)} for s in self.stores]
         self.last: dict[int, Action] = {}  # the action that completes a bucket, by its number
         for action in actions:
             self.last |= dict.fromkeys(self._completed_by(action), action)

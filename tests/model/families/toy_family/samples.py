@@ -29,5 +29,4 @@ class ToySamples:
         targets = text[:, 1:]
         begin = np.full((len(text), 1), self.begin, np.int64)
         tokens = np.concatenate((begin, text[:, :-2]), axis=1)
-        return {"tokens": tokens, "targets": targets,
-                "weights": np.full(targets.shape, 1 / targets.shape[1])}  # fmt: skip
+        return {"tokens": tokens, "targets": targets, "weights": np.full(targets.shape, 1 / targets.shape[1])}

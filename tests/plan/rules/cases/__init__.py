@@ -3,6 +3,11 @@
 from tests.plan.rules.cases import experts, family, layout, model, runtime, tensor_mode, training
 
 CASES = (
-    *layout.CASES, *model.CASES, *family.CASES, *training.CASES, *tensor_mode.CASES, *runtime.CASES,
+    *layout.CASES,
+    *model.CASES,
+    *family.CASES,
+    *training.CASES,
+    *tensor_mode.CASES,
+    *runtime.CASES,
     *experts.CASES,
-)  # fmt: skip
+)

@@ -6,14 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 TWO_NODES = {"cluster.nodes": 2, "cluster.gpus_per_node": 8}
-T5 = {
-    "model.family": "t5",
-    "model.position": "relative",
-    "model.decoder_layers": 12,
-    "model.decoder_seq_length": 256,
-}
-LLAMA_3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-           "original_max_position": 8192.0}  # fmt: skip
+T5 = {"model.family": "t5", "model.position": "relative", "model.decoder_layers": 12, "model.decoder_seq_length": 256}
+LLAMA_3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position": 8192.0}
 
 
 @dataclass(frozen=True)

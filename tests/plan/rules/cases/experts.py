@@ -5,14 +5,16 @@ from tests.plan.rules.cases.case import T5, TWO_NODES, Case
 EXPERTS = {"model.experts": 8, "model.experts_per_token": 2}
 SPLIT = {**EXPERTS, **TWO_NODES, "parallel.tp": 2, "parallel.sequence_parallel": True}
 SIGMOID = {**EXPERTS, "model.router_score": "sigmoid"}
-GLOBAL_ELSEWHERE = {
-    **EXPERTS, "training.moe_load_balancing": "global", "training.runtime": "megatron-core",
-}  # fmt: skip
+GLOBAL_ELSEWHERE = {**EXPERTS, "training.moe_load_balancing": "global", "training.runtime": "megatron-core"}
 LATENT = {
-    "model.attention_kind": "mla", "model.kv_lora_rank": 64, "model.qk_nope_head_dim": 32,
-    "model.qk_rope_head_dim": 16, "model.v_head_dim": 32, "model.position": "rotary",
+    "model.attention_kind": "mla",
+    "model.kv_lora_rank": 64,
+    "model.qk_nope_head_dim": 32,
+    "model.qk_rope_head_dim": 16,
+    "model.v_head_dim": 32,
+    "model.position": "rotary",
     "model.bias": False,
-}  # fmt: skip
+}
 PP_INSIDE = {**SPLIT, "parallel.pp": 2, "parallel.order": "tp-cp-ep-pp-dp"}
 ACROSS = {**TWO_NODES, **EXPERTS, "model.experts": 16}
 
@@ -102,8 +104,13 @@ CASES = (
     Case(
         "experts-in-1d",
         {**EXPERTS, "parallel.tensor_mode": "1d"},
-        {**EXPERTS, "parallel.tp": 4, "parallel.tensor_mode": "2d", "cluster.gpus_per_node": 4,
-         "training.micro_batch_size": 2},
+        {
+            **EXPERTS,
+            "parallel.tp": 4,
+            "parallel.tensor_mode": "2d",
+            "cluster.gpus_per_node": 4,
+            "training.micro_batch_size": 2,
+        },
         "parallel.tensor_mode",
         ("2d", "experts are not run so"),
         r"use tensor_mode 1d with --sequence-parallel$",
@@ -111,8 +118,13 @@ CASES = (
     Case(
         "experts-in-1d",
         LATENT,
-        {**LATENT, "parallel.tp": 4, "parallel.tensor_mode": "2d", "cluster.gpus_per_node": 4,
-         "training.micro_batch_size": 2},
+        {
+            **LATENT,
+            "parallel.tp": 4,
+            "parallel.tensor_mode": "2d",
+            "cluster.gpus_per_node": 4,
+            "training.micro_batch_size": 2,
+        },
         "parallel.tensor_mode",
         ("2d", "latent attention is not run so"),
         r"use tensor_mode 1d$",
@@ -264,4 +276,4 @@ CASES = (
         ("qkv", "no biases"),
         r"use false or mlp$",
     ),
-)  # fmt: skip
+)

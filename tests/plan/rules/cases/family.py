@@ -46,12 +46,7 @@ CASES = (
     Case(
         "sp-divides-decoder",
         {**T5, "parallel.tp": 4, "parallel.sequence_parallel": True},
-        {
-            **T5,
-            "parallel.tp": 4,
-            "parallel.sequence_parallel": True,
-            "model.decoder_seq_length": 114,
-        },
+        {**T5, "parallel.tp": 4, "parallel.sequence_parallel": True, "model.decoder_seq_length": 114},
         "model.decoder_seq_length",
         ("4", "114 decoder tokens"),
         r"multiple of 4",
@@ -123,9 +118,7 @@ CASES = (
         r"use fp32, bf16, .*--runtime megatron-core$",
         status="warning",
     ),
-    Case(
-        "family-kv-heads", T5, {**T5, "model.kv_heads": 4}, "model.kv_heads", ("4", "12"), r"use 12"
-    ),
+    Case("family-kv-heads", T5, {**T5, "model.kv_heads": 4}, "model.kv_heads", ("4", "12"), r"use 12"),
     Case(
         "relative-buckets",
         {**T5, "model.relative_buckets": 8},

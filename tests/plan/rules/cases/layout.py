@@ -3,9 +3,13 @@
 from tests.plan.rules.cases.case import T5, TWO_NODES, Case
 
 APART = {
-    "parallel.cp": 2, "parallel.dp": 2, "parallel.pp": 2, "parallel.zero": 1,
-    "parallel.zero_size": 2, "training.global_batch_size": 4,
-}  # fmt: skip
+    "parallel.cp": 2,
+    "parallel.dp": 2,
+    "parallel.pp": 2,
+    "parallel.zero": 1,
+    "parallel.zero_size": 2,
+    "training.global_batch_size": 4,
+}
 CASES = (
     Case(
         "world-size",
@@ -192,18 +196,8 @@ CASES = (
     ),
     Case(
         "schedule-vpp",
-        {
-            "parallel.pp": 2,
-            "parallel.vpp": 2,
-            "parallel.schedule": "interleaved",
-            "training.global_batch_size": 4,
-        },
-        {
-            "parallel.pp": 2,
-            "parallel.vpp": 2,
-            "parallel.schedule": "gpipe",
-            "training.global_batch_size": 4,
-        },
+        {"parallel.pp": 2, "parallel.vpp": 2, "parallel.schedule": "interleaved", "training.global_batch_size": 4},
+        {"parallel.pp": 2, "parallel.vpp": 2, "parallel.schedule": "gpipe", "training.global_batch_size": 4},
         "parallel.schedule",
         ("gpipe", "2 chunks"),
         r"interleaved or 1f1b",

@@ -2,11 +2,7 @@
 
 from tests.plan.rules.cases.case import LLAMA_3, TWO_NODES, Case
 
-OFFLOADED = {
-    "training.recompute": "full",
-    "training.offload_activations": True,
-    "cluster.host_memory": 1 << 50,
-}
+OFFLOADED = {"training.recompute": "full", "training.offload_activations": True, "cluster.host_memory": 1 << 50}
 CASES = (
     Case(
         "recompute-full",

@@ -3,9 +3,12 @@
 from tests.plan.rules.cases.case import Case
 
 EIGHT = {
-    "cluster.gpus_per_node": 8, "parallel.pp": 8, "model.layers": 16, "training.dtype": "bf16",
+    "cluster.gpus_per_node": 8,
+    "parallel.pp": 8,
+    "model.layers": 16,
+    "training.dtype": "bf16",
     "training.runtime": "nanotron",
-}  # fmt: skip
+}
 SIXTEEN = {**EIGHT, "cluster.gpus_per_node": 32, "parallel.pp": 16, "model.vocab": 65536}
 
 CASES = (

@@ -3,10 +3,15 @@
 from tests.plan.rules.cases.case import Case
 
 LATENT = {
-    "training.attention_dropout": 0.1, "launch.device": "cuda", "model.attention_kind": "mla",
-    "model.position": "rotary", "model.bias": "mlp", "model.kv_lora_rank": 512,
-    "model.qk_nope_head_dim": 128, "model.qk_rope_head_dim": 64,
-}  # fmt: skip
+    "training.attention_dropout": 0.1,
+    "launch.device": "cuda",
+    "model.attention_kind": "mla",
+    "model.position": "rotary",
+    "model.bias": "mlp",
+    "model.kv_lora_rank": 512,
+    "model.qk_nope_head_dim": 128,
+    "model.qk_rope_head_dim": 64,
+}
 CASES = (
     Case(
         "freeze-matches",

@@ -47,8 +47,15 @@ class Cluster:
 
 
 def status(code: int, reason: str, message: str) -> tuple[int, dict[str, Any]]:
-    return code, {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
-                  "message": message, "reason": reason, "code": code}  # fmt: skip
+    return code, {
+        "kind": "Status",
+        "apiVersion": "v1",
+        "metadata": {},
+        "status": "Failure",
+        "message": message,
+        "reason": reason,
+        "code": code,
+    }
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -82,9 +89,7 @@ class Handler(BaseHTTPRequestHandler):
         if name:
             known = objects.get((resource, namespace, name))
             return (200, known) if known else self.missing(resource, name)
-        items = [
-            o for (kind, where, _), o in objects.items() if (kind, where) == (resource, namespace)
-        ]
+        items = [o for (kind, where, _), o in objects.items() if (kind, where) == (resource, namespace)]
         return 200, {"kind": "List", "apiVersion": "v1", "metadata": {}, "items": items}
 
     def create(self, body: dict[str, Any]) -> tuple[int, Any]:
@@ -94,8 +99,11 @@ class Handler(BaseHTTPRequestHandler):
         kind, resource, find_issues = GROUPS[group]
         if issues := find_issues(body):
             version = group.rpartition("/")[2]
-            return status(400, "BadRequest", f'{kind} in version "{version}" cannot be handled as '
-                          f"a {kind}: strict decoding error: {issues[0]}")  # fmt: skip
+            return status(
+                400,
+                "BadRequest",
+                f'{kind} in version "{version}" cannot be handled as a {kind}: strict decoding error: {issues[0]}',
+            )
         namespace, name = self.target()[1], body["metadata"]["name"]
         if (resource, namespace, name) in self.cluster.objects:
             whose = group.partition("/")[0]
@@ -112,18 +120,14 @@ class Handler(BaseHTTPRequestHandler):
         return resource, namespace, name
 
     def missing(self, resource: str, name: str) -> tuple[int, Any]:
-        group = next(
-            (f".{g.partition('/')[0]}" for g, row in GROUPS.items() if row[1] == resource), ""
-        )
+        group = next((f".{g.partition('/')[0]}" for g, row in GROUPS.items() if row[1] == resource), "")
         return status(404, "NotFound", f'{resource}{group} "{name}" not found')
 
     def answer(self, code: int, document: Any) -> None:
         self.cluster.requests.append(f"{self.command} {self.path}")
         payload = document.encode() if isinstance(document, str) else json.dumps(document).encode()
         self.send_response(code)
-        self.send_header(
-            "Content-Type", "text/plain" if isinstance(document, str) else "application/json"
-        )
+        self.send_header("Content-Type", "text/plain" if isinstance(document, str) else "application/json")
         self.send_header("Content-Length", str(len(payload)))
         self.end_headers()
         self.wfile.write(payload)
@@ -146,10 +150,7 @@ def discovery(path: str, installed: tuple[str, ...]) -> Any:
         return resource_list(group, [GROUPS[group][:2]])
     if path == "/openapi/v3":
         return {
-            "paths": {
-                f"apis/{name}": {"serverRelativeURL": f"/openapi/v3/apis/{name}?hash=1"}
-                for name in installed
-            }
+            "paths": {f"apis/{name}": {"serverRelativeURL": f"/openapi/v3/apis/{name}?hash=1"} for name in installed}
         }
     if path.startswith("/openapi/v3/apis/"):
         return openapi(path.removeprefix("/openapi/v3/apis/"))
@@ -165,12 +166,10 @@ def group_entry(name: str) -> dict[str, Any]:
 def resource_list(version: str, kinds: Any) -> dict[str, Any]:
     verbs = ["create", "get", "list", "delete", "patch"]
     resources = [
-        {"name": plural, "singularName": kind.lower(), "namespaced": True, "kind": kind,
-         "verbs": verbs}
+        {"name": plural, "singularName": kind.lower(), "namespaced": True, "kind": kind, "verbs": verbs}
         for kind, plural in kinds
-    ]  # fmt: skip
-    return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": version,
-            "resources": resources}  # fmt: skip
+    ]
+    return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": version, "resources": resources}
 
 
 def openapi(name: str) -> dict[str, Any]:
@@ -186,11 +185,7 @@ def openapi(name: str) -> dict[str, Any]:
         "responses": {"200": {"description": "OK"}},
     }
     url = f"/apis/{name}/namespaces/{{namespace}}/{plural}/{{name}}"
-    return {
-        "openapi": "3.0.0",
-        "info": {"title": "Kubernetes", "version": "v1.32.0"},
-        "paths": {url: {"patch": patch}},
-    }
+    return {"openapi": "3.0.0", "info": {"title": "Kubernetes", "version": "v1.32.0"}, "paths": {url: {"patch": patch}}}
 
 
 @contextmanager

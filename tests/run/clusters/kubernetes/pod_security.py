@@ -8,10 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-VOLUMES = {
-    "configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim",
-    "projected", "secret",
-}  # fmt: skip
+VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
 PROFILES = {"RuntimeDefault", "Localhost"}
 
 

@@ -31,8 +31,9 @@ def container(**state: Any) -> dict[str, Any]:
 
 
 def job(*conditions: tuple[str, str, str]) -> dict[str, Any]:
-    rows = [{"type": kind, "status": "True", "reason": reason, "message": message}
-            for kind, reason, message in conditions]  # fmt: skip
+    rows = [
+        {"type": kind, "status": "True", "reason": reason, "message": message} for kind, reason, message in conditions
+    ]
     return {"status": {"conditions": rows}}
 
 
@@ -46,10 +47,14 @@ def test_pods_run() -> None:
 
 @pytest.mark.parametrize(
     ("condition", "phase", "is_active", "has_begun"),
-    [("Suspended", "suspended", True, False), ("Complete", "succeeded", False, True),
-     ("Succeeded", "succeeded", False, True), ("Failed", "failed", False, True),
-     ("Running", "running", True, True)],
-)  # fmt: skip
+    [
+        ("Suspended", "suspended", True, False),
+        ("Complete", "succeeded", False, True),
+        ("Succeeded", "succeeded", False, True),
+        ("Failed", "failed", False, True),
+        ("Running", "running", True, True),
+    ],
+)
 def test_a_condition_decides(condition: str, phase: str, is_active: bool, has_begun: bool) -> None:
     state = read_job(job(("Created", "", ""), (condition, "Because", "of this")), RUNNING)
     assert state == ScheduledJob(f"{phase} (Because: of this)", is_active, has_begun)
@@ -62,15 +67,25 @@ def test_a_condition_that_is_false_is_ignored() -> None:
 
 
 def test_why_a_job_is_pending() -> None:
-    unplaced = pod(0, "Pending", conditions=[
-        {"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
-         "message": "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."},
-    ])  # fmt: skip
+    unplaced = pod(
+        0,
+        "Pending",
+        conditions=[
+            {
+                "type": "PodScheduled",
+                "status": "False",
+                "reason": "Unschedulable",
+                "message": "0/3 nodes are available: 3 Insufficient nvidia.com/gpu.",
+            }
+        ],
+    )
     state = read_job(job(), {"items": [unplaced]})
     assert state.state.startswith("pending") and "Insufficient nvidia.com/gpu" in state.state
     assert state.is_active and not state.has_begun
-    for reason, of in (({"reason": "ImagePullBackOff", "message": "no"}, "waiting"),
-                       ({"exitCode": 137, "reason": "OOMKilled"}, "terminated")):  # fmt: skip
+    for reason, of in (
+        ({"reason": "ImagePullBackOff", "message": "no"}, "waiting"),
+        ({"exitCode": 137, "reason": "OOMKilled"}, "terminated"),
+    ):
         held = pod(0, "Pending", **container(**{of: reason}))
         words = "ImagePullBackOff: no" if of == "waiting" else "OOMKilled"
         assert read_job(job(), {"items": [held]}).state == f"pending ({words})"
@@ -83,10 +98,17 @@ def test_how_objects_are_named() -> None:
 
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(st.sampled_from(["status", "conditions", "items", "type", "metadata", "state",
-                                       "containerStatuses", "spec", "labels"]), inner, max_size=4),
-)  # fmt: skip
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                ["status", "conditions", "items", "type", "metadata", "state", "containerStatuses", "spec", "labels"]
+            ),
+            inner,
+            max_size=4,
+        )
+    ),
+)
 
 
 @given(ANYTHING, ANYTHING)

@@ -56,11 +56,14 @@ def test_refusals_of_the_server_are_distinguished(kubernetes: Cluster) -> None:
     for (code, reason, message), rule in {
         (403, "Forbidden", f'{jobs} is forbidden: User "ann" cannot create resource'): "forbidden",
         (403, "Forbidden", f'{jobs} "a" is forbidden: exceeded quota: gpus'): "over-quota",
-        (403, "Forbidden", 'admission webhook "validator.trainjob" denied the request: spec.'
-         'runtimeRef: Invalid value: "x": not found'): "refused-by-webhook",
+        (
+            403,
+            "Forbidden",
+            'admission webhook "validator.trainjob" denied the request: spec.runtimeRef: Invalid value: "x": not found',
+        ): "refused-by-webhook",
         (404, "NotFound", 'namespaces "team-a" not found'): "no-namespace",
         (401, "Unauthorized", "Unauthorized"): "not-logged-in",
-    }.items():  # fmt: skip
+    }.items():
         kubernetes.refusal = (code, reason, message)
         assert refusal(kubectl, text()) == rule, message
 
@@ -93,9 +96,7 @@ def test_without_kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert refusal(Kubectl(), text()) == "no-kubectl"
 
 
-def test_namespace_and_context_are_options_of_every_call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_namespace_and_context_are_options_of_every_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "kubectl").write_text('#!/bin/sh\necho "$@"\n')
     (tmp_path / "kubectl").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))

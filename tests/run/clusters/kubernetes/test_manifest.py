@@ -18,10 +18,11 @@ from tests.run.clusters.kubernetes.published import job_set_issues, pytorch_job_
 
 RUN = Path("/mnt/runs/llama")
 SCHEMAS: dict[str, Callable[[dict[str, Any]], list[str]]] = {
-    "TrainJob": train_job_issues, "PyTorchJob": pytorch_job_issues, "JobSet": job_set_issues,
-}  # fmt: skip
-COMMAND = ["mpctl", "launch", "--resume", "--run-dir", str(RUN), "--allow-other-owner",
-           "--on", "torchrun"]  # fmt: skip
+    "TrainJob": train_job_issues,
+    "PyTorchJob": pytorch_job_issues,
+    "JobSet": job_set_issues,
+}
+COMMAND = ["mpctl", "launch", "--resume", "--run-dir", str(RUN), "--allow-other-owner", "--on", "torchrun"]
 
 
 def text_of(kind: str, device: str = "cuda", **settings: Any) -> str:
@@ -57,9 +58,7 @@ def at(document: Any, path: tuple[str | int, ...]) -> Any:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("settings", [{}, EVERYTHING], ids=["least", "everything"])
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
-def test_it_is_valid_under_the_published_schema(
-    kind: str, settings: dict[str, Any], device: str
-) -> None:
+def test_it_is_valid_under_the_published_schema(kind: str, settings: dict[str, Any], device: str) -> None:
     assert SCHEMAS[kind](rendered(kind, device, **settings)) == []
     if settings and kind != "TrainJob":
         assert SCHEMAS[kind](rendered(kind, device, **settings, **FURTHER)) == []
@@ -67,18 +66,36 @@ def test_it_is_valid_under_the_published_schema(
 
 WRONG: list[tuple[str, tuple[str | int, ...], Any]] = [
     ("TrainJob", ("spec", "trainer", "numProcPerNode"), "4"),
-    ("TrainJob", ("spec", "runtimePatches", 0, "trainingRuntimeSpec", "template", "spec",
-                  "replicatedJobs", 0, "template", "spec", "template", "spec", "nodeName"), "n1"),
+    (
+        "TrainJob",
+        (
+            "spec",
+            "runtimePatches",
+            0,
+            "trainingRuntimeSpec",
+            "template",
+            "spec",
+            "replicatedJobs",
+            0,
+            "template",
+            "spec",
+            "template",
+            "spec",
+            "nodeName",
+        ),
+        "n1",
+    ),
     ("PyTorchJob", ("spec", "nprocPerNode"), 4),
-    ("PyTorchJob", ("spec", "pytorchReplicaSpecs", "Worker", "template", "spec", "containers", 0,
-                    "volumeMounts", 0, "path"), "/x"),
-]  # fmt: skip
+    (
+        "PyTorchJob",
+        ("spec", "pytorchReplicaSpecs", "Worker", "template", "spec", "containers", 0, "volumeMounts", 0, "path"),
+        "/x",
+    ),
+]
 
 
 @pytest.mark.parametrize(("kind", "path", "value"), WRONG)
-def test_the_schema_refuses_a_wrong_field(
-    kind: str, path: tuple[str | int, ...], value: object
-) -> None:
+def test_the_schema_refuses_a_wrong_field(kind: str, path: tuple[str | int, ...], value: object) -> None:
     document = rendered(kind)
     at(document, path[:-1])[path[-1]] = value
     (issue,) = SCHEMAS[kind](document)
@@ -118,9 +135,7 @@ def test_its_world_is_that_of_the_plan(kind: str) -> None:
     else:
         replicas = spec["pytorchReplicaSpecs"]
         assert spec["nprocPerNode"] == "4"
-        assert {role: replica["replicas"] for role, replica in replicas.items()} == {
-            "Master": 1, "Worker": 1,
-        }  # fmt: skip
+        assert {role: replica["replicas"] for role, replica in replicas.items()} == {"Master": 1, "Worker": 1}
         (container,) = replicas["Worker"]["template"]["spec"]["containers"]
         resources = container["resources"]
     # Requests too: with limits alone the Trainer starts one process a node. Processors are asked
@@ -197,23 +212,18 @@ def test_further_settings_reach_the_pods(kind: str) -> None:
         assert pod["serviceAccountName"] == "trainer"
         assert pod["imagePullSecrets"] == [{"name": "registry"}]
         assert pod["securityContext"] == {
-            "runAsUser": 1000, "runAsGroup": 1000, "fsGroup": 2000,
+            "runAsUser": 1000,
+            "runAsGroup": 1000,
+            "fsGroup": 2000,
             "fsGroupChangePolicy": "OnRootMismatch",
-        }  # fmt: skip
+        }
         (container,) = pod["containers"]
         assert container["securityContext"] == {"capabilities": {"add": ["IPC_LOCK"]}}
-        assert {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": "64Gi"}} in (
-            pod["volumes"]
-        )
+        assert {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": "64Gi"}} in (pod["volumes"])
         corpora = {"claimName": "corpora", "readOnly": True}
         assert {"name": "volume-0", "persistentVolumeClaim": corpora} in pod["volumes"]
         assert pod["volumes"][-1] == {"name": "scratch", "emptyDir": {"sizeLimit": "1Ti"}}
-        mount = {
-            "name": "volume-0",
-            "mountPath": "/mnt/corpora",
-            "readOnly": True,
-            "subPath": "web",
-        }
+        mount = {"name": "volume-0", "mountPath": "/mnt/corpora", "readOnly": True, "subPath": "web"}
         assert mount in container["volumeMounts"]
         ((preferred,),) = pod["affinity"]["podAffinity"].values()
         assert preferred["podAffinityTerm"]["topologyKey"] == "topology.kubernetes.io/zone"
@@ -240,9 +250,7 @@ def test_settings_that_a_train_job_has_no_field_for() -> None:
     (pod,) = pods("JobSet", document := rendered("JobSet", **FURTHER))
     assert (pod["hostNetwork"], pod["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
     (container,) = pod["containers"]
-    assert container["envFrom"] == [
-        {"secretRef": {"name": "hub"}}, {"configMapRef": {"name": "nccl"}},
-    ]  # fmt: skip
+    assert container["envFrom"] == [{"secretRef": {"name": "hub"}}, {"configMapRef": {"name": "nccl"}}]
     assert document["spec"]["ttlSecondsAfterFinished"] == 3600
     assert rendered("PyTorchJob", **FURTHER)["spec"]["runPolicy"]["ttlSecondsAfterFinished"] == 3600
 
@@ -250,8 +258,11 @@ def test_settings_that_a_train_job_has_no_field_for() -> None:
 def test_a_pod_of_a_job_set_finds_its_place_and_node_0() -> None:
     (pod,) = pods("JobSet", rendered("JobSet"))
     env = {one["name"]: one.get("value") for one in pod["containers"][0]["env"]}
-    (index,) = (one["valueFrom"]["fieldRef"]["fieldPath"] for one in pod["containers"][0]["env"]
-                if one["name"] == "PET_NODE_RANK")  # fmt: skip
+    (index,) = (
+        one["valueFrom"]["fieldRef"]["fieldPath"]
+        for one in pod["containers"][0]["env"]
+        if one["name"] == "PET_NODE_RANK"
+    )
     assert index == "metadata.annotations['batch.kubernetes.io/job-completion-index']"
     world = find_world({**{k: v for k, v in env.items() if v is not None}, "PET_NODE_RANK": "1"})
     assert world is not None

@@ -48,32 +48,70 @@ def test_legal_settings_have_no_issues(tmp_path: Path) -> None:
 
 def test_everything_that_is_missing_or_wrong_is_reported_at_once(tmp_path: Path) -> None:
     found = wheres(
-        tmp_path, "/mnt", image=None, claim="Runs!", namespace="Team", gpu_resource="a/b/c",
-        memory_per_node="512GB", env={"RANK": "0"}, node_selector={"zone": "a b", "x y": "a"},
+        tmp_path,
+        "/mnt",
+        image=None,
+        claim="Runs!",
+        namespace="Team",
+        gpu_resource="a/b/c",
+        memory_per_node="512GB",
+        env={"RANK": "0"},
+        node_selector={"zone": "a b", "x y": "a"},
         tolerations=["/"],
-    )  # fmt: skip
-    keys = ("image", "namespace", "claim", "gpu_resource", "memory_per_node", "node_selector",
-            "tolerations", "node_selector", "env")  # fmt: skip
+    )
+    keys = (
+        "image",
+        "namespace",
+        "claim",
+        "gpu_resource",
+        "memory_per_node",
+        "node_selector",
+        "tolerations",
+        "node_selector",
+        "env",
+    )
     assert found == [*(f"launch.kubernetes.{key}" for key in keys), "--run-dir"]
 
 
 def test_policies_patches_and_secrets_are_checked(tmp_path: Path) -> None:
     found = wheres(
-        tmp_path / "run", tmp_path, restricted=True, ipc_lock=True, run_as_user=0,
-        env={"HF_TOKEN": "hf_abc", "TOKENIZERS_PARALLELISM": "false"}, host_network=True,
-        secret_env={"A": "no-key", "RANK": "a/b"}, env_from=["hub"], ttl_seconds=1,
+        tmp_path / "run",
+        tmp_path,
+        restricted=True,
+        ipc_lock=True,
+        run_as_user=0,
+        env={"HF_TOKEN": "hf_abc", "TOKENIZERS_PARALLELISM": "false"},
+        host_network=True,
+        secret_env={"A": "no-key", "RANK": "a/b"},
+        env_from=["hub"],
+        ttl_seconds=1,
         labels={"kueue.x-k8s.io/queue-name": "q", "team": "a b"},
         resources={"rdma/hca": "many", "nvidia.com/gpu": "4"},
-        volumes=[{"claim": "C", "mount_path": "data"},
-                 {"claim": "c", "mount_path": "/dev/shm", "sub_path": "../x"}],
-        pod_patch={"kind": "Pod", "spec": {"containers": [{"name": "node", "command": ["sh"]}],
-                                           "restartPolicy": "OnFailure"}},
-    )  # fmt: skip
-    assert found == [f"launch.kubernetes.{key}" for key in (
-        "env_from", "labels", "resources", "secret_env", "labels", "env", "secret_env", "resources",
-        *["restricted"] * 3, "host_network", "env_from", "ttl_seconds", *["pod_patch"] * 3,
-        *["volumes"] * 4,
-    )]  # fmt: skip
+        volumes=[{"claim": "C", "mount_path": "data"}, {"claim": "c", "mount_path": "/dev/shm", "sub_path": "../x"}],
+        pod_patch={
+            "kind": "Pod",
+            "spec": {"containers": [{"name": "node", "command": ["sh"]}], "restartPolicy": "OnFailure"},
+        },
+    )
+    assert found == [
+        f"launch.kubernetes.{key}"
+        for key in (
+            "env_from",
+            "labels",
+            "resources",
+            "secret_env",
+            "labels",
+            "env",
+            "secret_env",
+            "resources",
+            *["restricted"] * 3,
+            "host_network",
+            "env_from",
+            "ttl_seconds",
+            *["pod_patch"] * 3,
+            *["volumes"] * 4,
+        )
+    ]
     assert wheres(tmp_path / "run", tmp_path, kind="JobSet", **EVERYTHING, **FURTHER) == []
 
 
@@ -91,16 +129,16 @@ def test_the_run_and_what_its_ranks_read_must_be_on_the_claim(tmp_path: Path) ->
     mount, elsewhere = tmp_path / "mount", tmp_path / "elsewhere"
     mount.mkdir()
     job = kubernetes_job(mount)
-    data = job.data.model_copy(update={"path": str(elsewhere), "corpus": [str(elsewhere)],
-                                       "validation": {"books": str(mount / "books")}})  # fmt: skip
+    data = job.data.model_copy(
+        update={"path": str(elsewhere), "corpus": [str(elsewhere)], "validation": {"books": str(mount / "books")}}
+    )
     issues = submission_issues(job.model_copy(update={"data": data}), elsewhere / "run")
     assert [issue.where for issue in issues] == ["--run-dir", "data.path"]
     assert f"below {mount}" in issues[0].message
 
 
 @pytest.mark.parametrize(
-    ("folder", "is_taken"),
-    [("/workspace of the image", True), ("MOUNT/code", True), ("HERE", False), (None, False)],
+    ("folder", "is_taken"), [("/workspace of the image", True), ("MOUNT/code", True), ("HERE", False), (None, False)]
 )
 def test_a_program_may_be_part_of_the_image(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str | None, is_taken: bool
@@ -177,11 +215,14 @@ def test_a_derived_name_is_that_of_the_run_and_the_time() -> None:
     [
         (LABEL, ["a", "team-a", "a" * 63], ["-a", "A", "a.b", "", "a" * 64, "a\n"]),
         (SUBDOMAIN, ["a.b-c.d"], ["a..b", "a." * 200, "a/b"]),
-        (QUALIFIED, ["nvidia.com/gpu", "gpu", "a/B_c.d", f"{'a.' * 126}a/b"],
-         ["/gpu", "a/", "a/b/c", "nvidia com/gpu", "", f"{'a.' * 127}a/b"]),
+        (
+            QUALIFIED,
+            ["nvidia.com/gpu", "gpu", "a/B_c.d", f"{'a.' * 126}a/b"],
+            ["/gpu", "a/", "a/b/c", "nvidia com/gpu", "", f"{'a.' * 127}a/b"],
+        ),
         (QUANTITY, ["512Gi", "1.5T", "7"], ["512GB", "-1Gi", "lots", ""]),
     ],
-)  # fmt: skip
+)
 def test_forms_of_names(form: str, legal: list[str], illegal: list[str]) -> None:
     assert [name for name in (*legal, *illegal) if re.fullmatch(form, name)] == legal
 
@@ -189,9 +230,13 @@ def test_forms_of_names(form: str, legal: list[str], illegal: list[str]) -> None
 def test_variables_that_place_a_pod_cannot_be_set() -> None:
     names = ["NCCL_DEBUG", "PET_NNODES", "RANK", "MASTER_ADDR", "A-B", "1A"]
     wrong = {issue.message.split()[0].strip("'"): issue.rule for issue in env_issues(names)}
-    assert wrong == {"PET_NNODES": "reserved-variable", "RANK": "reserved-variable",
-                     "MASTER_ADDR": "reserved-variable", "A-B": "bad-name",
-                     "1A": "bad-name"}  # fmt: skip
+    assert wrong == {
+        "PET_NNODES": "reserved-variable",
+        "RANK": "reserved-variable",
+        "MASTER_ADDR": "reserved-variable",
+        "A-B": "bad-name",
+        "1A": "bad-name",
+    }
 
 
 @pytest.fixture
@@ -211,13 +256,21 @@ def command(mount: Path, data: Path, *more: str) -> list[str]:
 
 
 def claim(*modes: str) -> dict[str, Any]:
-    return {"kind": "PersistentVolumeClaim", "apiVersion": "v1", "metadata": {"name": "runs"},
-            "spec": {"accessModes": list(modes)}}  # fmt: skip
+    return {
+        "kind": "PersistentVolumeClaim",
+        "apiVersion": "v1",
+        "metadata": {"name": "runs"},
+        "spec": {"accessModes": list(modes)},
+    }
 
 
 def unplaced_pod(job: str) -> dict[str, Any]:
-    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
-                 "message": "0/3 nodes are available"}  # fmt: skip
+    condition = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": "0/3 nodes are available",
+    }
     return {
         "kind": "Pod",
         "apiVersion": "v1",
@@ -280,9 +333,7 @@ def test_submit_writes_the_run_and_creates_the_object_which_is_seen_and_taken_ba
     """By `mpctl status` and `mpctl stop`, which ask the cluster for the object of the run."""
     kubernetes.add("persistentvolumeclaims", claim("ReadWriteMany"))
     argv = [*command(mount, copied(mount, data)), "--submit", "--json"]
-    submitted = subprocess.run(
-        [sys.executable, "-m", "mpctl", *argv], check=True, timeout=60, stdout=subprocess.PIPE
-    )
+    submitted = subprocess.run([sys.executable, "-m", "mpctl", *argv], check=True, timeout=60, stdout=subprocess.PIPE)
     submission = json.loads(submitted.stdout)
     (name,) = kubernetes.names("trainjobs")
     assert (submission["job_id"], submission["scheduler"]) == (name, "kubernetes")

@@ -20,9 +20,12 @@ from mpctl.run.clusters.slurm.allocation import (
 )
 
 BATCH = {
-    "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_GPUS_ON_NODE": "4",
-    "SLURM_NTASKS": "3", "SLURM_NTASKS_PER_NODE": "1",
-}  # fmt: skip
+    "SLURM_JOB_ID": "7",
+    "SLURM_JOB_NODELIST": "n[1-3]",
+    "SLURM_GPUS_ON_NODE": "4",
+    "SLURM_NTASKS": "3",
+    "SLURM_NTASKS_PER_NODE": "1",
+}
 ALLOCATION = Allocation("7", ("n1", "n2", "n3"), gpus=4)
 
 
@@ -39,9 +42,7 @@ def test_without_one_there_is_none(environment: dict[str, str]) -> None:
     assert find_allocation(environment) is None
 
 
-def test_an_allocation_is_used_where_the_plan_has_several_nodes_or_this_host_is_none_of_it() -> (
-    None
-):
+def test_an_allocation_is_used_where_the_plan_has_several_nodes_or_this_host_is_none_of_it() -> None:
     below_salloc = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]"}
     on_a_node = {**below_salloc, "SLURMD_NODENAME": "n1"}
     assert [is_in_allocation(below_salloc, nodes) for nodes in (1, 2)] == [True, True]
@@ -67,11 +68,17 @@ def test_one_step_starts_an_agent_on_each_node() -> None:
 
 def test_what_srun_would_read_as_options_does_not_reach_it() -> None:
     leaks = {
-        "SLURM_NTASKS": "7", "SLURM_HOSTFILE": "h", "SLURM_DISTRIBUTION": "arbitrary",
-        "SLURM_CPU_BIND": "cores", "SLURM_MEM_PER_CPU": "1", "SLURM_MEM_PER_NODE": "2",
-        "SLURM_EXPORT_ENV": "NONE", "SLURM_STEP_ID": "0", "SRUN_CPUS_PER_TASK": "3",
+        "SLURM_NTASKS": "7",
+        "SLURM_HOSTFILE": "h",
+        "SLURM_DISTRIBUTION": "arbitrary",
+        "SLURM_CPU_BIND": "cores",
+        "SLURM_MEM_PER_CPU": "1",
+        "SLURM_MEM_PER_NODE": "2",
+        "SLURM_EXPORT_ENV": "NONE",
+        "SLURM_STEP_ID": "0",
+        "SRUN_CPUS_PER_TASK": "3",
         "SLURMD_NODENAME": "n1",
-    }  # fmt: skip
+    }
     kept = {"SLURM_CONF": "/c", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1", "HOME": "/root"}
     assert step_environment({**kept, **leaks}) == kept
 
@@ -97,9 +104,25 @@ def test_a_list_is_expanded_in_its_order(text: str, names: list[str]) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "a,", ",a", "a,,b", "a b", "n[1-", "n]", "n[]", "n[1,]", "n[3-1]", "n[1]]", "n[a-b]",
-     "n[1-2-3]", "n[-1]", "n\n", "n[[1]]"],
-)  # fmt: skip
+    [
+        "",
+        "a,",
+        ",a",
+        "a,,b",
+        "a b",
+        "n[1-",
+        "n]",
+        "n[]",
+        "n[1,]",
+        "n[3-1]",
+        "n[1]]",
+        "n[a-b]",
+        "n[1-2-3]",
+        "n[-1]",
+        "n\n",
+        "n[[1]]",
+    ],
+)
 def test_other_text_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="is not a list of nodes"):
         expand_node_list(text)

@@ -23,10 +23,7 @@ def batch_jobs(count: int, **settings: object) -> list[BatchJob]:
     slurm = SlurmSpec.model_validate(settings)
     one = BatchJob("task-0", FOLDER, 2, 4, 8, ["python"], 120, slurm)
     runs = [task_folder(FOLDER, number) for number in range(count)]
-    return [
-        replace(one, run=run, name=run.name, signal_seconds=120 + number)
-        for number, run in enumerate(runs)
-    ]
+    return [replace(one, run=run, name=run.name, signal_seconds=120 + number) for number, run in enumerate(runs)]
 
 
 def options(script: str) -> list[str]:

@@ -38,9 +38,7 @@ def test_the_backend_is_found_by_name_and_inside_of_an_allocation() -> None:
         ({**INSIDE, "SLURM_JOB_NODELIST": "n1"}, "slurm-nodes", "salloc -N 2"),
     ],
 )
-def test_where_it_cannot_run_the_way_out_is_named(
-    environment: dict[str, str], rule: str, way_out: str
-) -> None:
+def test_where_it_cannot_run_the_way_out_is_named(environment: dict[str, str], rule: str, way_out: str) -> None:
     (issue,) = SlurmBackend(JOB, environment).check(make_plan(JOB))
     assert issue.rule == rule
     assert way_out in issue.hint
@@ -54,12 +52,15 @@ def test_gpus_are_compared_if_the_job_runs_on_them() -> None:
 
 
 CONTAINED: dict[str, object] = {
-    "cluster.nodes": 2, "cluster.gpus_per_node": 4, "launch.device": "cuda",
+    "cluster.nodes": 2,
+    "cluster.gpus_per_node": 4,
+    "launch.device": "cuda",
     "launch.slurm.srun": ["--mpi=none", "--switches 1@10"],
     "launch.slurm.container_image": "/images/torch.sqsh",
     "launch.slurm.container_mounts": ["/scratch", "/etc/site:/opt/site"],
-    "launch.slurm.container_python": "/opt/python", "data.path": "/data/web/text",
-}  # fmt: skip
+    "launch.slurm.container_python": "/opt/python",
+    "data.path": "/data/web/text",
+}
 
 
 def test_agents_run_in_a_container_of_pyxis() -> None:
@@ -67,10 +68,12 @@ def test_agents_run_in_a_container_of_pyxis() -> None:
     job = job_of({**CONTAINED, "launch.slurm.container": "pyxis"})
     run = Path("/shared/runs/a")
     assert step_options(job, run) == [
-        "--mpi=none", "--switches", "1@10", "--container-image=/images/torch.sqsh",
-        "--container-mounts=/shared/runs/a:/shared/runs/a,/data/web:/data/web,"
-        "/scratch:/scratch,/etc/site:/opt/site",
-    ]  # fmt: skip
+        "--mpi=none",
+        "--switches",
+        "1@10",
+        "--container-image=/images/torch.sqsh",
+        "--container-mounts=/shared/runs/a:/shared/runs/a,/data/web:/data/web,/scratch:/scratch,/etc/site:/opt/site",
+    ]
     assert wrapped(job, run, "/venv/python", ["-m", "agent"]) == ["/opt/python", "-m", "agent"]
     step = agents_step(Allocation("7", ("n1",)), ["n1"], ["agent"], step_options(job, run))
     assert step[1:4] == ["--mpi=none", "--switches", "1@10"] and step[-1] == "agent"
@@ -82,29 +85,35 @@ def test_agents_run_in_a_container_of_apptainer(device: str, driver: list[str]) 
     run = Path("/shared/runs/a")
     assert step_options(job, run) == ["--mpi=none", "--switches", "1@10"]
     assert wrapped(job, run, "/venv/python", ["-m", "agent"]) == [
-        "apptainer", "exec", *driver, "--bind",
-        "/shared/runs/a,/data/web,/scratch,/etc/site:/opt/site", "/images/torch.sqsh",
-        "/opt/python", "-m", "agent",
-    ]  # fmt: skip
+        "apptainer",
+        "exec",
+        *driver,
+        "--bind",
+        "/shared/runs/a,/data/web,/scratch,/etc/site:/opt/site",
+        "/images/torch.sqsh",
+        "/opt/python",
+        "-m",
+        "agent",
+    ]
 
 
 def test_a_container_needs_its_image_and_paths() -> None:
-    settings = job_of({
-        **CONTAINED, "launch.slurm.container": "pyxis", "launch.slurm.container_image": None,
-        "launch.slurm.container_mounts": ["data", "/a:/b:ro", "/a,/b"],
-        "launch.slurm.srun": ["--pty"],
-    })  # fmt: skip
+    settings = job_of(
+        {
+            **CONTAINED,
+            "launch.slurm.container": "pyxis",
+            "launch.slurm.container_image": None,
+            "launch.slurm.container_mounts": ["data", "/a:/b:ro", "/a,/b"],
+            "launch.slurm.srun": ["--pty"],
+        }
+    )
     issues = list(container_issues(settings.launch.slurm))
-    assert [issue.where.rpartition(".")[2] for issue in issues] == [
-        "srun", "container", *["container_mounts"] * 3,
-    ]  # fmt: skip
+    assert [issue.where.rpartition(".")[2] for issue in issues] == ["srun", "container", *["container_mounts"] * 3]
     (unused,) = container_issues(job_of(CONTAINED).launch.slurm)
     assert "container=pyxis" in unused.hint
 
 
-def test_without_slurm_a_submission_offers_other_backends(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_without_slurm_a_submission_offers_other_backends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """With all else that is wrong; a dry run shows the script, and that it was not compared."""
     monkeypatch.setenv("PATH", str(tmp_path))
     run, submitter = RunDir(tmp_path / "run"), SlurmSubmitter(JOB, {})
@@ -141,10 +150,7 @@ def test_an_srun_that_fails_is_reported_for_all_its_nodes(srun_on_path: Path) ->
     wait_until(lambda: len(failing.failures()) == 2, 10, "srun has ended")
     assert failing.failures().keys() == {0, 2}
     issue = failing.failures()[2]
-    assert (issue.where, issue.message) == (
-        "n3",
-        "srun ended with code 3: srun: error: no  such node",
-    )
+    assert (issue.where, issue.message) == ("n3", "srun ended with code 3: srun: error: no  such node")
     failing.end()
 
 
@@ -163,9 +169,7 @@ def test_restarted_agents_have_a_separate_step(srun_on_path: Path) -> None:
     assert second.poll() is not None
 
 
-def test_an_agent_without_the_run_directory_is_named_until_it_is_started_again(
-    srun_on_path: Path,
-) -> None:
+def test_an_agent_without_the_run_directory_is_named_until_it_is_started_again(srun_on_path: Path) -> None:
     """srun continues for the others, so that only its output shows it."""
     flag = srun_on_path / "mounted"
     words = "n2 does not see the run directory of the launcher: No such file"

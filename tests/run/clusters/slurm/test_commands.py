@@ -55,9 +55,7 @@ def test_a_refusal_of_sbatch_is_reported_in_its_words(stand_in: Stand, tmp_path:
         ("COMPLETING|None|0:01|1:00|n1", "COMPLETING", True, True),
     ],
 )
-def test_a_line_of_squeue(
-    stand_in: Stand, line: str, state: str, is_active: bool, has_begun: bool
-) -> None:
+def test_a_line_of_squeue(stand_in: Stand, line: str, state: str, is_active: bool, has_begun: bool) -> None:
     stand_in("squeue", f"echo '{line}'")
     job = SLURM.find("7")
     assert job is not None
@@ -72,9 +70,7 @@ def test_a_job_that_slurm_has_forgotten_and_other_output(stand_in: Stand) -> Non
         read_job("slurm_load_jobs error")
 
 
-def test_a_controller_that_does_not_answer(
-    stand_in: Stand, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_controller_that_does_not_answer(stand_in: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in("squeue", "echo 'Unable to contact slurm controller' >&2; exit 1")
     with pytest.raises(RunFailed, match="Unable to contact slurm controller"):
         SLURM.find("7")
@@ -96,8 +92,7 @@ def test_variables_of_the_shell_neither_replace_options_nor_filter_lists(
     stand_in("squeue", 'echo "RUNNING|None|${SQUEUE_USERS-0:01}|1:00|n1"')
     assert (job := SLURM.find("7")) is not None and "for 0:01" in job.state
     stand_in("sbatch", 'echo "$SBATCH_PARTITION$SBATCH_WAIT${SBATCH_RESERVATION}7"')
-    shell = {**os.environ, "SBATCH_PARTITION": "short", "SBATCH_WAIT": "1",
-             "SBATCH_RESERVATION": "4"}  # fmt: skip
+    shell = {**os.environ, "SBATCH_PARTITION": "short", "SBATCH_WAIT": "1", "SBATCH_RESERVATION": "4"}
     assert submit(tmp_path / "slurm.sh", ["--partition=main"], shell) == "47"
 
 

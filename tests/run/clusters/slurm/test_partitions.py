@@ -61,9 +61,7 @@ def issues(**request: object) -> list[Issue]:
 def test_a_listing_is_read() -> None:
     assert [p.name for p in PARTITIONS] == ["batch", "cpu", "debug", "night"]
     batch, cpu, debug, night = PARTITIONS
-    assert [(g.nodes, g.gpus, g.is_usable) for g in batch.groups] == [
-        (6, 4, True), (2, 4, False), (1, 8, True),
-    ]  # fmt: skip
+    assert [(g.nodes, g.gpus, g.is_usable) for g in batch.groups] == [(6, 4, True), (2, 4, False), (1, 8, True)]
     assert (batch.is_default, batch.time_limit, batch.most_nodes) == (True, 86400, inf)
     assert (cpu.groups[0].cpus, cpu.most_nodes, cpu.time_limit) == (32, 4, inf)
     assert (debug.groups[0].gpus, debug.groups[0].is_usable) == (8, True)  # powered up on demand
@@ -87,20 +85,23 @@ def test_what_fits_is_not_refused() -> None:
     ("request_", "words", "way_out"),
     [
         ({"partition": "gpus"}, "no partition 'gpus'; it has batch, cpu, debug", "NAME"),
-        ({"nodes": 8, "gpus": 4}, "8 nodes with 4 GPUs, 1 CPU each, but partition 'batch' has 7 "
-         "such (2 more are down or drained)", "fewer nodes"),
-        ({"nodes": 2, "gpus": 8}, "has 1 such; it has 8 nodes with 4 GPUs, 64 CPUs, 251.0 GiB; "
-         "1 node with 8 GPUs", "launch.slurm.partition=debug"),
+        (
+            {"nodes": 8, "gpus": 4},
+            "8 nodes with 4 GPUs, 1 CPU each, but partition 'batch' has 7 such (2 more are down or drained)",
+            "fewer nodes",
+        ),
+        (
+            {"nodes": 2, "gpus": 8},
+            "has 1 such; it has 8 nodes with 4 GPUs, 64 CPUs, 251.0 GiB; 1 node with 8 GPUs",
+            "launch.slurm.partition=debug",
+        ),
         ({"nodes": 6, "partition": "cpu"}, "allows a job at most 4", "partition=batch"),
         ({"partition": "night"}, "'night' is not up", "=batch or cpu or debug"),
-        ({"partition": "debug", "seconds": 3600.0},
-         "1:00:00, but partition 'debug' allows 0:30:00", "at most 0:30:00"),
+        ({"partition": "debug", "seconds": 3600.0}, "1:00:00, but partition 'debug' allows 0:30:00", "at most 0:30:00"),
         ({"memory_bytes": 400 * 2**30, "nodes": 2}, "with 1 CPU, 400.0 GiB each", "=cpu"),
     ],
-)  # fmt: skip
-def test_what_does_not_fit_is_named_with_a_way_out(
-    request_: dict[str, object], words: str, way_out: str
-) -> None:
+)
+def test_what_does_not_fit_is_named_with_a_way_out(request_: dict[str, object], words: str, way_out: str) -> None:
     (issue,) = issues(**request_)
     assert words in issue.message
     assert way_out in issue.hint
@@ -109,6 +110,4 @@ def test_what_does_not_fit_is_named_with_a_way_out(
 def test_all_is_named_at_once() -> None:
     found = issues(nodes=200, gpus=8, partition="night", seconds=1.0)
     assert [issue.rule for issue in found] == ["slurm-partition-down", "slurm-nodes"]
-    assert [i.rule for i in issues(nodes=9, partition="debug", seconds=inf)] == [
-        "slurm-nodes", "slurm-time",
-    ]  # fmt: skip
+    assert [i.rule for i in issues(nodes=9, partition="debug", seconds=inf)] == ["slurm-nodes", "slurm-time"]

@@ -47,9 +47,8 @@ def test_an_option_is_quoted(text: str, written: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "x", "--", "-", "exclusive", "--a\n#SBATCH --b", "--a=1\nrm -rf x", "-w n1\r", "- w",
-     "--comment=\x1b[0m"],
-)  # fmt: skip
+    ["", "x", "--", "-", "exclusive", "--a\n#SBATCH --b", "--a=1\nrm -rf x", "-w n1\r", "- w", "--comment=\x1b[0m"],
+)
 def test_text_that_is_no_option_is_refused(text: str) -> None:
     (issue,) = extra_issues([text])
     assert "is not an option of sbatch" in issue.message
@@ -79,11 +78,15 @@ def test_options_of_the_plan_are_refused_with_their_setting(text: str, way_out: 
 @pytest.mark.parametrize(
     ("text", "way_out"),
     [
-        ("--nodes=4", "cluster.nodes"), ("-wn1", "cluster.nodes"), ("--jobid=3", "leave it out"),
-        ("--export=NONE", "leave it out"), ("-o x", "leave it out"),
-        ("--container-im=x", "launch.slurm.container_image"), ("x\ny", "--mpi=none"),
+        ("--nodes=4", "cluster.nodes"),
+        ("-wn1", "cluster.nodes"),
+        ("--jobid=3", "leave it out"),
+        ("--export=NONE", "leave it out"),
+        ("-o x", "leave it out"),
+        ("--container-im=x", "launch.slurm.container_image"),
+        ("x\ny", "--mpi=none"),
     ],
-)  # fmt: skip
+)
 def test_options_of_srun_that_the_step_needs_are_refused(text: str, way_out: str) -> None:
     (issue,) = step_issues([text])
     assert issue.where == "launch.slurm.srun" and way_out in issue.hint
@@ -101,15 +104,7 @@ JOB = BatchJob(
     nodes=2,
     gpus=8,
     cpus=None,
-    command=[
-        "/venv/bin/python",
-        "-m",
-        "mpctl",
-        "launch",
-        "--resume",
-        "--run-dir",
-        "/shared/runs/demo",
-    ],
+    command=["/venv/bin/python", "-m", "mpctl", "launch", "--resume", "--run-dir", "/shared/runs/demo"],
     signal_seconds=120,
     settings=SlurmSpec(),
 )
@@ -122,9 +117,14 @@ def test_options_follow_from_plan_and_settings() -> None:
         "--output=/shared/runs/demo/logs/slurm-%j.out"
     )
     settings = SlurmSpec(
-        partition="batch", account="abc", time="1-00:00:00", qos="high", constraint="a100&ib",
-        extra=["--mail-type=END", "-w g[1-2]"], requeue=False,
-    )  # fmt: skip
+        partition="batch",
+        account="abc",
+        time="1-00:00:00",
+        qos="high",
+        constraint="a100&ib",
+        extra=["--mail-type=END", "-w g[1-2]"],
+        requeue=False,
+    )
     assert " ".join(script_options(replace(JOB, gpus=0, cpus=4, settings=settings))) == (
         "--job-name=demo --nodes=2 --ntasks-per-node=1 --cpus-per-task=4 --partition=batch "
         "--account=abc --time=1-00:00:00 --qos=high --constraint='a100&ib' --no-requeue "
@@ -168,7 +168,7 @@ def test_setup_runs_before_the_launcher_and_reaches_it(tmp_path: Path) -> None:
     settings = SlurmSpec(
         setup=["module() { export LOADED=$1; }", "module cuda/12.8", "echo ${UNSET}ready"],
         dependency="afterok:41?afterany:42",
-    )  # fmt: skip
+    )
     command = ["bash", "-c", "echo loaded $LOADED"]
     job = replace(JOB, run=tmp_path / "run", command=command, settings=settings)
     assert list(script_issues(job)) == []
@@ -187,12 +187,19 @@ def test_a_percent_sign_is_not_slurms() -> None:
 @pytest.mark.parametrize(
     ("text", "is_taken"),
     [
-        ("afterok:1", True), ("afterok:1:2,after:3+5", True), ("afterok:1?afternotok:2_*", True),
-        ("singleton", True), ("aftercorr:1_4", True), ("afterok:1;id", False), ("after", False),
-        ("1234", False), ("afterok:1,afterok:2?afterok:3", False), ("afterok:a", False),
+        ("afterok:1", True),
+        ("afterok:1:2,after:3+5", True),
+        ("afterok:1?afternotok:2_*", True),
+        ("singleton", True),
+        ("aftercorr:1_4", True),
+        ("afterok:1;id", False),
+        ("after", False),
+        ("1234", False),
+        ("afterok:1,afterok:2?afterok:3", False),
+        ("afterok:a", False),
         ("afterok:1,", False),
     ],
-)  # fmt: skip
+)
 def test_a_dependency_has_the_form_that_sbatch_takes(text: str, is_taken: bool) -> None:
     issues = list(script_issues(replace(JOB, settings=SlurmSpec(dependency=text))))
     assert [issue.where for issue in issues] == ([] if is_taken else ["launch.slurm.dependency"])
@@ -224,9 +231,15 @@ def environment(folder: Path) -> dict[str, str]:
     command = folder / "scontrol"
     command.write_text(SCONTROL)
     command.chmod(0o755)
-    return {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "SLURM_JOB_ID": "7",
-            "SLURM_JOB_NODELIST": "n[1-2]", "BEFORE": "(null)", "REFUSAL": "",
-            "CALLS": str(folder / "calls")}  # fmt: skip
+    return {
+        **os.environ,
+        "PATH": f"{folder}:{os.environ['PATH']}",
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NODELIST": "n[1-2]",
+        "BEFORE": "(null)",
+        "REFUSAL": "",
+        "CALLS": str(folder / "calls"),
+    }
 
 
 def calls(folder: Path) -> list[str]:
@@ -238,9 +251,7 @@ def calls(folder: Path) -> list[str]:
 
 def bash(text: str, folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
     env = {**environment(folder.parent / f"{folder.name}-bin"), **more}
-    return subprocess.run(
-        ["bash"], input=text, env=env, capture_output=True, text=True, timeout=30, check=False
-    )
+    return subprocess.run(["bash"], input=text, env=env, capture_output=True, text=True, timeout=30, check=False)
 
 
 SAVE = "mkdir -p $0/checkpoints/step-4;"
@@ -259,16 +270,13 @@ LIMIT = "mpctl: it was stopped before its time limit;"
         ("exit 1", 1, ""),
         (f"{LOSE} {SAVE} exit 1", 1, "mpctl: n2; step-4 is saved; job 7 is requeued"),
         (f"{LOSE} exit 1", 1, "mpctl: n2; job 7 is not requeued, since it saved no step"),
-        (f"{SAVE} kill -9 $$", 137,
-         "mpctl: its launcher was killed by signal 9; step-4 is saved; job 7 is requeued"),
+        (f"{SAVE} kill -9 $$", 137, "mpctl: its launcher was killed by signal 9; step-4 is saved; job 7 is requeued"),
     ],
-)  # fmt: skip
+)
 def test_a_stop_before_the_limit_a_lost_node_and_a_killed_launcher_are_requeued(
     tmp_path: Path, launcher: str, code: int, said: str
 ) -> None:
-    job = replace(
-        JOB, run=tmp_path / "run", command=["bash", "-c", launcher, str(tmp_path / "run")]
-    )
+    job = replace(JOB, run=tmp_path / "run", command=["bash", "-c", launcher, str(tmp_path / "run")])
     done = bash(render_script(job), tmp_path)
     assert done.returncode == code, done.stderr
     first, *rest = done.stdout.splitlines()
@@ -284,14 +292,11 @@ def test_a_job_that_slurm_does_not_requeue_says_what_slurm_says(tmp_path: Path) 
     done = bash(script, tmp_path, REFUSAL="Requested operation is presently disabled for job 7")
     assert done.returncode == 138
     assert done.stdout.splitlines()[1:] == [
-        f"{LIMIT} step-4 is saved; job 7 is not requeued: Requested operation is presently "
-        "disabled for job 7"
+        f"{LIMIT} step-4 is saved; job 7 is not requeued: Requested operation is presently disabled for job 7"
     ]
 
 
-@pytest.mark.parametrize(
-    ("urgent", "saves", "code"), [(False, True, 0), (True, True, 143), (False, False, 143)]
-)
+@pytest.mark.parametrize(("urgent", "saves", "code"), [(False, True, 0), (True, True, 143), (False, False, 143)])
 @pytest.mark.parametrize("requeue", [True, False])
 def test_a_stop_that_was_asked_for_and_saved_is_no_failure(
     tmp_path: Path, urgent: bool, saves: bool, code: int, requeue: bool
@@ -323,10 +328,7 @@ def test_a_requeue_excludes_the_nodes_that_failed_too_often(
         "echo n2 > excluded; echo 'n3 JobId=8' >> excluded; exit 1"
     )
     command = ["bash", "-c", launcher, str(tmp_path / "run")]
-    done = bash(
-        render_script(replace(JOB, run=tmp_path / "run", command=command)), tmp_path,
-        BEFORE=list_before,
-    )  # fmt: skip
+    done = bash(render_script(replace(JOB, run=tmp_path / "run", command=command)), tmp_path, BEFORE=list_before)
     assert done.returncode == 1, done.stderr
     requeued = ["scontrol requeue 7", f"scontrol update JobId=7 ExcNodeList={list_after}"]
     assert calls(tmp_path) == ([] if list_after is None else requeued)
@@ -335,11 +337,8 @@ def test_a_requeue_excludes_the_nodes_that_failed_too_often(
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGUSR1, 38), (signal.SIGTERM, 43)])
-def test_signals_are_passed_on_and_the_launchers_code_returned(
-    tmp_path: Path, number: int, code: int
-) -> None:
-    launcher = "trap 'sleep .2; exit 38' USR1; trap 'sleep .2; exit 43' TERM; touch $0; " \
-        "while :; do sleep .05; done"  # fmt: skip
+def test_signals_are_passed_on_and_the_launchers_code_returned(tmp_path: Path, number: int, code: int) -> None:
+    launcher = "trap 'sleep .2; exit 38' USR1; trap 'sleep .2; exit 43' TERM; touch $0; while :; do sleep .05; done"
     ready = tmp_path / "ready"
     job = replace(JOB, run=tmp_path, command=["bash", "-c", launcher, str(ready)])
     script = tmp_path / "job.sh"

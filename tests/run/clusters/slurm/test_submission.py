@@ -31,9 +31,7 @@ NEED = SaveNeed(step_seconds=10, checkpoint_bytes=80 * 10**9, nodes=2)
         (SaveNeed(1e6, 1000, 1), inf, 65_535),
     ],
 )
-def test_the_signal_comes_early_enough_for_a_slow_save(
-    need: SaveNeed, limit: float, seconds: int
-) -> None:
+def test_the_signal_comes_early_enough_for_a_slow_save(need: SaveNeed, limit: float, seconds: int) -> None:
     assert default_signal_seconds(need, limit) == seconds
 
 
@@ -41,9 +39,7 @@ def test_a_limit_shorter_than_one_save_is_refused() -> None:
     assert list(limit_issues(NEED, 31, None)) == []
     (issue,) = limit_issues(NEED, 29, None)
     assert issue.where == "launch.slurm.time"
-    assert "0:00:29 is shorter than a step of 10.00 s and a checkpoint of 74.5 GiB, 30.00 s" in (
-        issue.message
-    )
+    assert "0:00:29 is shorter than a step of 10.00 s and a checkpoint of 74.5 GiB, 30.00 s" in (issue.message)
     assert issue.hint == "use 0:02:00 or more"
 
 
@@ -84,14 +80,8 @@ def test_spare_nodes_are_asked_for_too() -> None:
 
 
 def test_a_plan_on_cpus_asks_for_cores_and_memory() -> None:
-    chosen = submission(
-        launch__device="cpu", launch__threads_per_rank=3, launch__slurm__partition="cpu"
-    )
-    assert (chosen.request.gpus, chosen.request.cpus, chosen.batch_job(Path("r")).cpus) == (
-        0,
-        12,
-        12,
-    )
+    chosen = submission(launch__device="cpu", launch__threads_per_rank=3, launch__slurm__partition="cpu")
+    assert (chosen.request.gpus, chosen.request.cpus, chosen.batch_job(Path("r")).cpus) == (0, 12, 12)
     assert chosen.request.memory_bytes > 0
     assert list(chosen.issues(Path("r"))) == []
 
@@ -111,8 +101,7 @@ def test_the_signal_comes_within_the_limit_of_the_partition() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "text"),
-    [(datetime.time(12, 0), "12:00:00"), (30, "30"), ("2-00:00:00", "2-00:00:00")],
+    ("value", "text"), [(datetime.time(12, 0), "12:00:00"), (30, "30"), ("2-00:00:00", "2-00:00:00")]
 )
 def test_a_time_limit_is_what_sbatch_would_read(value: object, text: str) -> None:
     """`12:00:00` and `30` in a job file, which TOML reads as a time of day and a number."""
@@ -128,14 +117,19 @@ def test_a_plan_that_does_not_fit_its_gpus_is_refused() -> None:
 
 def test_every_issue_is_named_at_once() -> None:
     chosen = submission(
-        cluster__nodes=5, launch__slurm__time="2-0", launch__slurm__signal_seconds=65_000,
+        cluster__nodes=5,
+        launch__slurm__time="2-0",
+        launch__slurm__signal_seconds=65_000,
         launch__slurm__extra=["-N9", "x"],
-    )  # fmt: skip
+    )
     issues = list(chosen.issues(Path("a\nb")))
     assert [issue.where for issue in issues] == [
-        "cluster.nodes", "launch.slurm.time", "--run-dir", "launch.slurm.extra",
+        "cluster.nodes",
+        "launch.slurm.time",
+        "--run-dir",
         "launch.slurm.extra",
-    ]  # fmt: skip
+        "launch.slurm.extra",
+    ]
     assert all(issue.hint for issue in issues)
 
 
@@ -144,11 +138,10 @@ def test_every_issue_is_named_at_once() -> None:
     [
         ({"launch__slurm__partition": "nope"}, "launch.slurm.partition"),
         ({"launch__slurm__time": "soon"}, "launch.slurm.time"),
-        ({"launch__slurm__time": "0:01", "model.layers": 96, "model.hidden": 12288},
-         "launch.slurm.time"),
+        ({"launch__slurm__time": "0:01", "model.layers": 96, "model.hidden": 12288}, "launch.slurm.time"),
         ({"launch__slurm__partition": "cpu", "launch__device": "cuda"}, "cluster.nodes"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_run_is_refused(settings: dict[str, object], where: str) -> None:
     (issue,) = submission(**settings).issues(Path("r"))
     assert issue.where == where

@@ -51,14 +51,19 @@ def test_the_remote_shell_gets_every_argument_as_it_is() -> None:
 
 def test_variables_of_torch_and_its_libraries_travel_and_secrets_do_not() -> None:
     environment = {
-        "NCCL_DEBUG": "INFO", "GLOO_SOCKET_IFNAME": "eth1", "OMP_NUM_THREADS": "4",
-        "PYTHONPATH": "/shared", "TORCH_LOGS": "all", "HF_TOKEN": "secret", "HOME": "/root",
-        "AWS_SECRET_ACCESS_KEY": "secret", "CUDA_VISIBLE_DEVICES": "0", "MINE": "1",
-    }  # fmt: skip
+        "NCCL_DEBUG": "INFO",
+        "GLOO_SOCKET_IFNAME": "eth1",
+        "OMP_NUM_THREADS": "4",
+        "PYTHONPATH": "/shared",
+        "TORCH_LOGS": "all",
+        "HF_TOKEN": "secret",
+        "HOME": "/root",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "CUDA_VISIBLE_DEVICES": "0",
+        "MINE": "1",
+    }
     passed = passed_environment(environment, ["MINE", "ABSENT"])
-    assert list(passed) == [
-        "GLOO_SOCKET_IFNAME", "MINE", "NCCL_DEBUG", "OMP_NUM_THREADS", "PYTHONPATH", "TORCH_LOGS",
-    ]  # fmt: skip
+    assert list(passed) == ["GLOO_SOCKET_IFNAME", "MINE", "NCCL_DEBUG", "OMP_NUM_THREADS", "PYTHONPATH", "TORCH_LOGS"]
 
 
 def test_chosen_slots_become_the_visible_devices() -> None:
@@ -99,8 +104,7 @@ def issues(plan: Plan) -> list[str]:
 def test_a_hostfile_is_required() -> None:
     (issue,) = choose_hosts(plan_for(None).job).issues
     assert str(issue) == (
-        "--hostfile: is required by --on ssh (add --hostfile FILE with a line such as "
-        "`n1 slots=8` for each host)"
+        "--hostfile: is required by --on ssh (add --hostfile FILE with a line such as `n1 slots=8` for each host)"
     )
 
 
@@ -117,9 +121,7 @@ def test_too_few_hosts_and_wrong_slots(tmp_path: Path) -> None:
     assert "1 host, but the plan has 2 nodes" in few
     (slots,) = issues(plan_for(hostfile(tmp_path, "n1 slots=2", "n2 slots=8")))
     assert "n2 has 8 slots, but the plan puts 2 ranks on each node" in slots
-    chosen = choose_hosts(
-        plan_for(hostfile(tmp_path, "n1 slots=2", "n2 slots=8"), include="n1@n2:5,7").job
-    )
+    chosen = choose_hosts(plan_for(hostfile(tmp_path, "n1 slots=2", "n2 slots=8"), include="n1@n2:5,7").job)
     assert [host.slots for host in chosen.hosts] == [(0, 1), (5, 7)]
 
 
@@ -152,9 +154,24 @@ def test_interpreter_and_address_are_those_of_this_host_unless_set() -> None:
 
 def test_dry_run_prints_the_ssh_command_of_each_host(mpctl: Mpctl, tmp_path: Path) -> None:
     file = hostfile(tmp_path, "n2 slots=2", "ann@n1 slots=2", "n3 slots=2")
-    said = mpctl("launch", "demo", "--nodes", "2", "--gpus-per-node", "2", "--tp", "2",
-                 "--hostfile", file, "--exclude", "n3", "--run-dir", tmp_path / "run",
-                 "--dry-run", "--json")  # fmt: skip
+    said = mpctl(
+        "launch",
+        "demo",
+        "--nodes",
+        "2",
+        "--gpus-per-node",
+        "2",
+        "--tp",
+        "2",
+        "--hostfile",
+        file,
+        "--exclude",
+        "n3",
+        "--run-dir",
+        tmp_path / "run",
+        "--dry-run",
+        "--json",
+    )
     assert said.code == 0, said.err
     hosts = said.document["hosts"]
     assert [(host["node"], host["host"]) for host in hosts] == [(0, "n2"), (1, "n1")]
@@ -167,8 +184,21 @@ def test_dry_run_prints_the_ssh_command_of_each_host(mpctl: Mpctl, tmp_path: Pat
 
 def test_a_bad_hostfile_ends_with_code_2_and_every_line(mpctl: Mpctl, tmp_path: Path) -> None:
     file = hostfile(tmp_path, "n1 slots=x", "-oProxyCommand=x slots=2")
-    said = mpctl("launch", "demo", "--nodes", "2", "--gpus-per-node", "2", "--tp", "2",
-                 "--hostfile", file, "--run-dir", tmp_path / "run", "--json")  # fmt: skip
+    said = mpctl(
+        "launch",
+        "demo",
+        "--nodes",
+        "2",
+        "--gpus-per-node",
+        "2",
+        "--tp",
+        "2",
+        "--hostfile",
+        file,
+        "--run-dir",
+        tmp_path / "run",
+        "--json",
+    )
     assert said.code == 2
     assert set(said.issues) == {"hostfile-slots", "hostfile-host"}
 
@@ -208,9 +238,7 @@ def test_all_hosts_are_contacted_at_once_and_each_failure_is_named(tmp_path: Pat
     try:
         wait_for(lambda: len(ssh.failures()) == 2, 20)
         failures = ssh.failures()
-        assert {node: issue.rule for node, issue in failures.items()} == {
-            0: "ssh-refused", 2: "remote-no-python",
-        }  # fmt: skip
+        assert {node: issue.rule for node, issue in failures.items()} == {0: "ssh-refused", 2: "remote-no-python"}
         assert isinstance(failures[0], Issue)
         assert [failures[0].where, failures[2].where] == ["n1", "n3"]
         assert (tmp_path / "ssh-0.log").read_text() == refused

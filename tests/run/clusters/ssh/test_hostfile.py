@@ -56,8 +56,7 @@ n5 slots=²
         "hosts:1: slots=0 is not a number from 1 to 4096 (write slots=N, the ranks of the host)",
         "hosts:2: 'n2:8' is not a host name (write `n2 slots=8`, or `n2 port=8` for a port)",
         "hosts:3: slots is given more than once (leave all but one out)",
-        "hosts:4: 'max_slots=4' is not known (a line is `HOST [slots=N] [port=N]`; a comment "
-        "begins with #)",
+        "hosts:4: 'max_slots=4' is not known (a line is `HOST [slots=N] [port=N]`; a comment begins with #)",
         "hosts:4: port=70000 is not a number from 1 to 65535 (write port=N)",
         "hosts:6: N4 is already in line 5 (name each host once, with all its slots in one line)",
         "hosts:7: slots=² is not a number from 1 to 4096 (write slots=N, the ranks of the host)",
@@ -68,9 +67,20 @@ n5 slots=²
 
 @pytest.mark.parametrize(
     "name",
-    ["-oProxyCommand=reboot", "n1;reboot", "$(reboot)", "`reboot`", "n1\x1b[2J", "fe80::1%$(id)",
-     "-l@n1", "a b@n1", "n/1", "n1|x", "'n1'"],
-)  # fmt: skip
+    [
+        "-oProxyCommand=reboot",
+        "n1;reboot",
+        "$(reboot)",
+        "`reboot`",
+        "n1\x1b[2J",
+        "fe80::1%$(id)",
+        "-l@n1",
+        "a b@n1",
+        "n/1",
+        "n1|x",
+        "'n1'",
+    ],
+)
 def test_a_name_that_ssh_or_a_shell_would_take_for_something_else_is_refused(name: str) -> None:
     hostfile = parse_hostfile(f"{name} slots=1", "hosts")
     assert hostfile.hosts == ()
@@ -147,10 +157,10 @@ def test_everything_wrong_in_a_filter_is_reported_at_once() -> None:
     assert all(issue.hint for issue in issues)
 
 
-@pytest.mark.parametrize(("text", "words"), [
-    ("n3:0", "slots of n3 cannot be excluded, since hosts:3 does not say slots="),
-    ("n1@n2@n3@::1", "leaves no host"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("n3:0", "slots of n3 cannot be excluded, since hosts:3 does not say slots="), ("n1@n2@n3@::1", "leaves no host")],
+)
 def test_what_exclude_cannot_do(text: str, words: str) -> None:
     (issue,) = select_hosts(HOSTS, exclude=text).issues
     assert words in issue.message
@@ -159,9 +169,7 @@ def test_what_exclude_cannot_do(text: str, words: str) -> None:
 def test_a_plan_takes_the_first_hosts_and_names_the_others() -> None:
     chosen = hosts_of_plan(HOSTS, 2, 4, "hosts")
     assert (chosen.hosts, chosen.issues) == (HOSTS[:2], ())
-    assert chosen.warnings == (
-        "the plan has 2 nodes and takes the first of 4 hosts in hosts; not used: n3, ::1",
-    )
+    assert chosen.warnings == ("the plan has 2 nodes and takes the first of 4 hosts in hosts; not used: n3, ::1",)
 
 
 def test_the_hosts_after_those_of_the_plan_are_spare_ones() -> None:
@@ -177,9 +185,7 @@ def test_the_hosts_after_those_of_the_plan_are_spare_ones() -> None:
 
 def test_too_few_hosts_are_refused_with_both_ways_out() -> None:
     (issue,) = hosts_of_plan(HOSTS, 5, 4, "hosts").issues
-    assert str(issue) == (
-        "hosts: 4 hosts, but the plan has 5 nodes (add hosts, or plan for fewer: --nodes 4)"
-    )
+    assert str(issue) == ("hosts: 4 hosts, but the plan has 5 nodes (add hosts, or plan for fewer: --nodes 4)")
 
 
 def test_slots_that_disagree_with_the_plan_are_refused_for_each_host() -> None:
@@ -201,6 +207,4 @@ def test_a_bench_takes_the_first_slots_of_hosts_that_have_more() -> None:
     include = first_slots(hosts, 1)
     chosen = select_hosts(hosts, include)
     assert not chosen.issues
-    assert [(host.name, host.slots) for host in chosen.hosts] == [
-        ("n1", (0,)), ("fe80::1", (4,)), ("n3", None),
-    ]  # fmt: skip
+    assert [(host.name, host.slots) for host in chosen.hosts] == [("n1", (0,)), ("fe80::1", (4,)), ("n3", None)]

@@ -232,20 +232,16 @@ def test_a_client_that_is_killed_ends_the_remote_side(login: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "rule"),
     [
-        ("echo 'ssh: connect to host login port 22: Connection refused' >&2; exit 255",
-         "ssh-refused"),
-        ("echo 'ssh: Could not resolve hostname login: Name or service not known' >&2; exit 255",
-         "ssh-unknown-name"),
+        ("echo 'ssh: connect to host login port 22: Connection refused' >&2; exit 255", "ssh-refused"),
+        ("echo 'ssh: Could not resolve hostname login: Name or service not known' >&2; exit 255", "ssh-unknown-name"),
         ("echo 'Host key verification failed.' >&2; exit 255", "ssh-unknown-host-key"),
         ("echo '/usr/bin/python3: No module named mpctl' >&2; exit 1", "remote-no-module"),
         ("echo 'sh: 1: exec: python3: not found' >&2; exit 127", "remote-no-python"),
         ("echo hello; exit 3", "remote-failed"),
         ("echo 'mpctl-relay/1 0.0.1'; cat > /dev/null", "host-mpctl"),
     ],
-)  # fmt: skip
-def test_what_is_wrong_with_the_host_is_named(
-    tmp_path: Path, login: Path, mpctl: Mpctl, text: str, rule: str
-) -> None:
+)
+def test_what_is_wrong_with_the_host_is_named(tmp_path: Path, login: Path, mpctl: Mpctl, text: str, rule: str) -> None:
     program(tmp_path / "bin" / "ssh", f"#!/bin/sh\n{text}\n")
     said = mpctl("status", "run", "--json", "--via", "ssh:login")
     assert (said.code, said.err) == (2, "")
@@ -316,12 +312,12 @@ def test_a_job_is_checked_here_before_any_host_is_asked(
     (own_presets / "runtimes" / "ours.toml").write_text(runtime)
     cases: list[tuple[str, list[object]]] = [
         ("tp-divides-heads", submit(job, "--tp", 3, "--gpus-per-node", 3)),
-        ("via-path", submit(job, "--set", "data.path=corpus", "--set", "data.corpus=[\"x\"]")),
+        ("via-path", submit(job, "--set", "data.path=corpus", "--set", 'data.corpus=["x"]')),
         ("via-preset", submit(job, "--runtime", "ours")),
         ("nothing-to-submit", submit(job, "--on", "local")),
         ("usage", ["launch", job, "--run-dir", "/data/run"]),
         ("no-run-dir", ["launch", job, "--submit"]),
-    ]  # fmt: skip
+    ]
     for rule, words in cases:
         said = mpctl(*words, "--json", "--via", "ssh:login")
         assert said.code == 2 and rule in said.issues, said.out
@@ -332,9 +328,19 @@ def test_a_run_is_resumed_by_the_job_in_its_directory(login: Path, mpctl: Mpctl)
     run = make_run(login / "run", steps=3)
     write_marker(run)
     said = mpctl(
-        "launch", "--resume", "--run-dir", "run", "--submit", "--dry-run", "--on", "slurm",
-        "--set", "launch.slurm.partition=a b", "--json", VIA,
-    )  # fmt: skip
+        "launch",
+        "--resume",
+        "--run-dir",
+        "run",
+        "--submit",
+        "--dry-run",
+        "--on",
+        "slurm",
+        "--set",
+        "launch.slurm.partition=a b",
+        "--json",
+        VIA,
+    )
     assert said.code == 2
     assert said.document["issues"][0]["where"] == "launch.slurm.partition"
 
@@ -344,8 +350,11 @@ def test_a_job_is_read_from_standard_input() -> None:
     for job in (text, "cluster = { nodes = 2, gpus_per_node = 2 }\nparallel = { tp = 2 }\n"):
         done = subprocess.run(
             [sys.executable, "-m", "mpctl", "plan", "-", "--json"],
-            input=job, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            input=job,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["world_size"] == 4
     assert spawn("plan", "-", "--json").issues

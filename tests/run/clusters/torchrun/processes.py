@@ -45,10 +45,13 @@ class World:
         for number, environment in enumerate(environments):
             with (self.folder / f"{number}.txt").open("wb") as output:
                 process = subprocess.Popen(
-                    [sys.executable, "-m", "mpctl", *argv], stdin=subprocess.DEVNULL,
-                    stdout=output, stderr=output, start_new_session=True,
+                    [sys.executable, "-m", "mpctl", *argv],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
                     env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-                )  # fmt: skip
+                )
             self.processes.append(process)
         return self
 
@@ -61,8 +64,12 @@ class World:
 
     def at_step(self, step: int) -> None:
         metrics = self.run_dir / "metrics.jsonl"
-        wait_for(lambda: (metrics.exists() and len(metrics.read_text().splitlines()) >= step)
-                 or self.processes[0].poll() is not None)  # fmt: skip
+        wait_for(
+            lambda: (
+                (metrics.exists() and len(metrics.read_text().splitlines()) >= step)
+                or self.processes[0].poll() is not None
+            )
+        )
         assert self.processes[0].poll() is None, self.output()
 
     def left(self) -> list[int]:
@@ -95,26 +102,39 @@ class World:
 def torchrun_world(rank: int, nodes: int = 2, per_node: int = 4) -> Environment:
     """A rank of torchrun (torch 2.13), with its variables about the nodes."""
     return {
-        "RANK": f"{rank}", "LOCAL_RANK": f"{rank % per_node}", "WORLD_SIZE": f"{nodes * per_node}",
-        "LOCAL_WORLD_SIZE": f"{per_node}", "GROUP_RANK": f"{rank // per_node}",
-        "GROUP_WORLD_SIZE": f"{nodes}", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500",
+        "RANK": f"{rank}",
+        "LOCAL_RANK": f"{rank % per_node}",
+        "WORLD_SIZE": f"{nodes * per_node}",
+        "LOCAL_WORLD_SIZE": f"{per_node}",
+        "GROUP_RANK": f"{rank // per_node}",
+        "GROUP_WORLD_SIZE": f"{nodes}",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
         "TORCHELASTIC_RUN_ID": "none",
-    }  # fmt: skip
+    }
 
 
 def pod(node: int, nodes: int = 2, per_node: str = "4") -> Environment:
     """A pod of a TrainJob."""
     return {
-        "PET_NNODES": f"{nodes}", "PET_NPROC_PER_NODE": per_node, "PET_NODE_RANK": f"{node}",
-        "PET_MASTER_ADDR": "llama-node-0-0.llama", "PET_MASTER_PORT": "29500",
-    }  # fmt: skip
+        "PET_NNODES": f"{nodes}",
+        "PET_NPROC_PER_NODE": per_node,
+        "PET_NODE_RANK": f"{node}",
+        "PET_MASTER_ADDR": "llama-node-0-0.llama",
+        "PET_MASTER_PORT": "29500",
+    }
 
 
 def pytorch_pod(node: int, nodes: int = 2, per_node: str = "4") -> Environment:
     """A pod of a PyTorchJob, which also has RANK and WORLD_SIZE: of the node, and of all ranks."""
     size = int(per_node) * nodes if per_node.isdecimal() else nodes
-    return {**pod(node, nodes, per_node), "RANK": f"{node}", "WORLD_SIZE": f"{size}",
-            "MASTER_ADDR": "llama-master-0", "MASTER_PORT": "23456"}  # fmt: skip
+    return {
+        **pod(node, nodes, per_node),
+        "RANK": f"{node}",
+        "WORLD_SIZE": f"{size}",
+        "MASTER_ADDR": "llama-master-0",
+        "MASTER_PORT": "23456",
+    }
 
 
 def task(process: int, nodes: int = 2, per_node: int = 4, *, cyclic: bool = False) -> Environment:
@@ -122,17 +142,24 @@ def task(process: int, nodes: int = 2, per_node: int = 4, *, cyclic: bool = Fals
     node = process % nodes if cyclic else process // per_node
     local = process // nodes if cyclic else process % per_node
     return {
-        "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "64", "SLURM_NNODES": "16",
-        "SLURM_STEP_NUM_TASKS": f"{nodes * per_node}", "SLURM_STEP_NUM_NODES": f"{nodes}",
-        "SLURM_STEP_TASKS_PER_NODE": f"{per_node}(x{nodes})", "SLURM_PROCID": f"{process}",
-        "SLURM_LOCALID": f"{local}", "SLURM_NODEID": f"{node}",
-    }  # fmt: skip
+        "SLURM_JOB_ID": "7",
+        "SLURM_STEP_ID": "0",
+        "SLURM_NTASKS": "64",
+        "SLURM_NNODES": "16",
+        "SLURM_STEP_NUM_TASKS": f"{nodes * per_node}",
+        "SLURM_STEP_NUM_NODES": f"{nodes}",
+        "SLURM_STEP_TASKS_PER_NODE": f"{per_node}(x{nodes})",
+        "SLURM_PROCID": f"{process}",
+        "SLURM_LOCALID": f"{local}",
+        "SLURM_NODEID": f"{node}",
+    }
 
 
 def mpi_process(process: int, nodes: int = 2, per_node: int = 4) -> Environment:
     """A process of mpirun (Open MPI)."""
     return {
-        "OMPI_COMM_WORLD_RANK": f"{process}", "OMPI_COMM_WORLD_SIZE": f"{nodes * per_node}",
+        "OMPI_COMM_WORLD_RANK": f"{process}",
+        "OMPI_COMM_WORLD_SIZE": f"{nodes * per_node}",
         "OMPI_COMM_WORLD_LOCAL_RANK": f"{process % per_node}",
         "OMPI_COMM_WORLD_LOCAL_SIZE": f"{per_node}",
-    }  # fmt: skip
+    }

@@ -11,8 +11,7 @@ import pytest
 
 from tests.run.clusters.torchrun.processes import Capture, Environment, World, pod, said_by, torchrun_world
 
-MODES = ("bench", "tensor-modes", "--model", "demo-gpt", "--ranks", "2", "--rounds", "1",
-         "--steps", "1")  # fmt: skip
+MODES = ("bench", "tensor-modes", "--model", "demo-gpt", "--ranks", "2", "--rounds", "1", "--steps", "1")
 
 
 @pytest.fixture
@@ -50,9 +49,27 @@ def test_a_process_a_rank_measures_and_the_first_one_reports(world: World) -> No
 
 @pytest.mark.slow
 def test_a_process_a_node_measures_collectives(world: World) -> None:
-    argv = ["bench", "collectives", "--tp", "2", "--nodes", "2", "--gpus-per-node", "1",
-            "--allow-tp-across-nodes", "-e", "4K", "--rounds", "1", "--kinds", "all_reduce",
-            "--device", "cpu", "--out", str(world.run_dir)]  # fmt: skip
+    argv = [
+        "bench",
+        "collectives",
+        "--tp",
+        "2",
+        "--nodes",
+        "2",
+        "--gpus-per-node",
+        "1",
+        "--allow-tp-across-nodes",
+        "-e",
+        "4K",
+        "--rounds",
+        "1",
+        "--kinds",
+        "all_reduce",
+        "--device",
+        "cpu",
+        "--out",
+        str(world.run_dir),
+    ]
     assert world.start(argv, pods(2)).ended() == [0, 0], world.output() + world.output(1)
     assert {row["wrong"] for row in report(world)["results"]} == {0}
     assert world.left() == []
@@ -65,9 +82,7 @@ def test_a_folder_has_to_be_named(tmp_path: Path, capfd: Capture) -> None:
 
 
 @pytest.mark.parametrize("command", ["scaling", "verify"])
-def test_a_bench_of_several_sizes_is_refused_by_one_message(
-    tmp_path: Path, capfd: Capture, command: str
-) -> None:
+def test_a_bench_of_several_sizes_is_refused_by_one_message(tmp_path: Path, capfd: Capture, command: str) -> None:
     argv = ["bench", command, "demo", "--out", str(tmp_path / "out")]
     first, second = (said_by(here, argv, capfd) for here in ranks(2))
     assert first[0] == second[0] == 2

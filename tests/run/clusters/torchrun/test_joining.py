@@ -74,9 +74,7 @@ def test_a_process_a_rank_trains_as_planned(data: Path, finished: Launched, worl
     assert world.left() == [] and not (world.run_dir / "nodes/meeting.json").exists()
 
 
-def test_another_world_than_the_planned_one_is_refused(
-    data: Path, tmp_path: Path, capfd: Capture
-) -> None:
+def test_another_world_than_the_planned_one_is_refused(data: Path, tmp_path: Path, capfd: Capture) -> None:
     argv = arguments(data, tmp_path / "run", "--tp", "4")
     code, said = said_by(ranks(2)[0], argv, capfd)
     assert code == 2 and "torchrun started 2 processes, but the plan has 4 ranks" in said
@@ -97,9 +95,7 @@ def test_it_is_refused_by_one_message(data: Path, world: World) -> None:
 
 
 @pytest.mark.slow
-def test_a_process_that_is_numbered_otherwise_is_named_by_the_first(
-    data: Path, world: World
-) -> None:
+def test_a_process_that_is_numbered_otherwise_is_named_by_the_first(data: Path, world: World) -> None:
     """Two nodes of one rank each by the plan; the second process claims to be on the first."""
     argv = arguments(data, world.run_dir, "--dp", "2", *layout(pods(2)))
     misplaced = {**torchrun_world(1, 2, 1), "GROUP_RANK": "0"}
@@ -109,9 +105,7 @@ def test_a_process_that_is_numbered_otherwise_is_named_by_the_first(
     assert world.processes[1].wait(10) == 0 and world.output(1) == ""  # it was told
 
 
-def test_every_process_has_to_know_the_run_directory(
-    data: Path, tmp_path: Path, capfd: Capture
-) -> None:
+def test_every_process_has_to_know_the_run_directory(data: Path, tmp_path: Path, capfd: Capture) -> None:
     argv = arguments(data, tmp_path / "run", "--tp", "2")
     at = argv.index("--run-dir")
     first, second = (said_by(here, [*argv[:at], *argv[at + 2 :]], capfd) for here in ranks(2))
@@ -147,9 +141,7 @@ def test_a_process_a_node_trains_as_planned(data: Path, finished: Launched, worl
 def test_a_finished_run_lets_all_processes_go(data: Path, world: World) -> None:
     argv = arguments(data, world.run_dir, "--tp", "2", *SHORT)
     assert world.start(argv, ranks(2)).ended() == [0, 0]
-    again = World(world.folder, world.run_dir).start(
-        ["launch", "--resume", "--run-dir", str(world.run_dir)], ranks(2)
-    )
+    again = World(world.folder, world.run_dir).start(["launch", "--resume", "--run-dir", str(world.run_dir)], ranks(2))
     assert again.ended(60) == [0, 0]
     assert "already at step 3" in again.output(0)
 
@@ -166,17 +158,23 @@ def test_torchrun_itself(data: Path, finished: Launched, world: World) -> None:
 
 
 def torchrun(argv: list[str], world: World) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2",
-               "--master-port=0", "-m", "mpctl", *argv]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node=2",
+        "--master-port=0",
+        "-m",
+        "mpctl",
+        *argv,
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, capture_output=True, text=True, timeout=150, env=environment)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("environments", [ranks(2), pods(2)], ids=["ranks", "nodes"])
-def test_a_killed_rank_is_started_again(
-    data: Path, world: World, environments: list[Environment]
-) -> None:
+def test_a_killed_rank_is_started_again(data: Path, world: World, environments: list[Environment]) -> None:
     """By mpctl: the processes of the world go on, so that who started them sees nothing."""
     restart = ("--set", "launch.max_restarts=1", "--set", "checkpoint.interval=5")
     argv = arguments(data, world.run_dir, "--dp", "2", *layout(environments), *restart)
@@ -190,9 +188,7 @@ def test_a_killed_rank_is_started_again(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("environments", [ranks(2), pods(2)], ids=["ranks", "nodes"])
-def test_a_signal_to_all_processes_saves(
-    data: Path, world: World, environments: list[Environment]
-) -> None:
+def test_a_signal_to_all_processes_saves(data: Path, world: World, environments: list[Environment]) -> None:
     """As Kubernetes ends pods and torchrun its children: all at once, then a kill after a while."""
     argv = arguments(data, world.run_dir, "--dp", "2", *layout(environments), *ENDLESS)
     world.start(argv, environments).at_step(2)

@@ -47,10 +47,15 @@ def start_pods(
     for node in nodes:
         world = {**kubeflow(node, 2, "1"), "PET_MASTER_ADDR": "localhost"}
         with (folder / f"pod-{node}.txt").open("wb") as output:
-            processes.append(subprocess.Popen(
-                container["command"], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", **world, **own},
-            ))  # fmt: skip
+            processes.append(
+                subprocess.Popen(
+                    container["command"],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", **world, **own},
+                )
+            )
     STARTED.extend(processes)
     return processes
 
@@ -84,8 +89,7 @@ def test_a_pod_that_is_lost_and_one_that_is_drained_are_replaced(
     end by SIGTERM once they have saved, so that both are started again."""
     kubernetes.add("persistentvolumeclaims", claim("ReadWriteMany"))
     mount = data.parent
-    argv = command(mount, data, "--set", "checkpoint.interval=1",
-                   "--set", "launch.kubernetes.kind=PyTorchJob")  # fmt: skip
+    argv = command(mount, data, "--set", "checkpoint.interval=1", "--set", "launch.kubernetes.kind=PyTorchJob")
     argv[argv.index("--run-dir") + 1] = str(run := mount / "replaced")
     assert mpctl([*argv, "--submit"]) == 0
     document = yaml.safe_load((run / "kubernetes.yaml").read_text())
@@ -107,6 +111,4 @@ def test_a_pod_that_is_lost_and_one_that_is_drained_are_replaced(
     assert codes == [0, 0], (tmp_path / "pod-0.txt").read_text()
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     losses = {record["step"]: record["loss"] for record in records}
-    assert [losses[step + 1] for step in range(len(finished.losses))] == pytest.approx(
-        finished.losses, rel=1e-6
-    )
+    assert [losses[step + 1] for step in range(len(finished.losses))] == pytest.approx(finished.losses, rel=1e-6)

@@ -32,8 +32,7 @@ def numbers(world: JoinedWorld) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize(
-    ("environment", "starter"),
-    [(torchrun_world(6), "torchrun"), (task(6), "srun"), (mpi_process(6), "mpirun")],
+    ("environment", "starter"), [(torchrun_world(6), "torchrun"), (task(6), "srun"), (mpi_process(6), "mpirun")]
 )
 def test_a_process_a_rank(environment: Environment, starter: str) -> None:
     world = found(environment)
@@ -102,9 +101,7 @@ def test_the_first_process_speaks_for_all() -> None:
     assert [world.is_first for world in worlds] == [True, *[False] * 7]
 
 
-@pytest.mark.parametrize(
-    ("text", "counts"), [("4", [4]), ("2(x3),1", [2, 2, 2, 1]), ("", []), ("4(x", [])]
-)
+@pytest.mark.parametrize(("text", "counts"), [("4", [4]), ("2(x3),1", [2, 2, 2, 1]), ("", []), ("4(x", [])])
 def test_slurms_counts_of_tasks(text: str, counts: list[int]) -> None:
     assert task_counts(text) == counts
 
@@ -129,16 +126,19 @@ def test_the_planned_world_passes() -> None:
         for environment in (torchrun_world(process), task(process), mpi_process(process)):
             assert issues(environment) == []
     for node in range(2):
-        for environment in (pod(node), pytorch_pod(node), pod(node, 2, "gpu"), task(node, 2, 1),
-                            mpi_process(node, 2, 1)):  # fmt: skip
+        for environment in (
+            pod(node),
+            pytorch_pod(node),
+            pod(node, 2, "gpu"),
+            task(node, 2, 1),
+            mpi_process(node, 2, 1),
+        ):
             assert issues(environment) == []
 
 
 def test_everything_that_differs_is_reported_at_once() -> None:
     found = issues(torchrun_world(0, nodes=3, per_node=2))
-    assert [issue.where for issue in found] == [
-        "WORLD_SIZE / LOCAL_WORLD_SIZE", "WORLD_SIZE", "LOCAL_WORLD_SIZE",
-    ]  # fmt: skip
+    assert [issue.where for issue in found] == ["WORLD_SIZE / LOCAL_WORLD_SIZE", "WORLD_SIZE", "LOCAL_WORLD_SIZE"]
     assert "started 6 processes, but the plan has 8 ranks" in found[1].message
     for issue in found:
         assert "--nnodes=2 --nproc-per-node=4" in issue.hint
@@ -170,7 +170,6 @@ def test_processes_dealt_to_the_nodes_in_turn_are_refused() -> None:
 def test_processes_of_a_host_share_its_quota(quota: float | None, cores: int) -> None:
     """Each is bound to cores of its own."""
     world = found(torchrun_world(0))
-    processes = [JoinedProcess.of({"world": asdict(world), "cores": pair, "quota": quota})
-                 for pair in ([0, 1], [2, 3])]  # fmt: skip
+    processes = [JoinedProcess.of({"world": asdict(world), "cores": pair, "quota": quota}) for pair in ([0, 1], [2, 3])]
     fact = HostFacts("n1", Machine(2, 0, 2**30), "", "", "", "")
     assert host_of(processes, [fact, fact]).machine.cores == cores

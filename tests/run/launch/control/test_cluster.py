@@ -62,9 +62,7 @@ class Hosts:
     def connected(self) -> Iterator[AgentCluster]:
         make, event = self.make_starter, self.events.append
         most = 1 if len(self.names) > 2 else None  # a failure moves the node where a host is spare
-        with agent_cluster(
-            self.names, self.run, make, event, patience=60, nodes=2, exclude_after=most
-        ) as cluster:
+        with agent_cluster(self.names, self.run, make, event, patience=60, nodes=2, exclude_after=most) as cluster:
             yield cluster
 
     def launch(self, plan: LaunchPlan, on_record: OnRecord = lambda _: None) -> RunOutcome:
@@ -105,16 +103,9 @@ def test_two_hosts_train_as_one(data: Path, finished: Launched, hosts: Hosts) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "victim",
-    [
-        "agent",
-        pytest.param("torchrun", marks=pytest.mark.slow),
-        pytest.param("rank", marks=pytest.mark.slow),
-    ],
+    "victim", ["agent", pytest.param("torchrun", marks=pytest.mark.slow), pytest.param("rank", marks=pytest.mark.slow)]
 )
-def test_a_killed_end_is_named_and_the_run_continues(
-    data: Path, finished: Launched, hosts: Hosts, victim: str
-) -> None:
+def test_a_killed_end_is_named_and_the_run_continues(data: Path, finished: Launched, hosts: Hosts, victim: str) -> None:
     settings = {"launch__max_restarts": 1, "checkpoint__interval": 2}
     plan = _plan(data, hosts.run, parallel__tp=1, parallel__dp=2, **settings)
     killed: list[int] = []
@@ -129,8 +120,11 @@ def test_a_killed_end_is_named_and_the_run_continues(
 
     outcome = hosts.launch(plan, kill)
     assert (outcome.status, outcome.attempts) == ("finished", 2), outcome.failure
-    words = {"agent": "host n1 (node 1): ", "torchrun": "torchrun on host n1, with its ranks, ",
-             "rank": "rank 1 on host n1 "}  # fmt: skip
+    words = {
+        "agent": "host n1 (node 1): ",
+        "torchrun": "torchrun on host n1, with its ranks, ",
+        "rank": "rank 1 on host n1 ",
+    }
     assert hosts.events[0].startswith(words[victim]), hosts.events
     assert victim == "agent" or "killed by signal 9" in hosts.events[0], hosts.events
     records = list(hosts.run.records())
@@ -139,9 +133,7 @@ def test_a_killed_end_is_named_and_the_run_continues(
 
 
 @pytest.mark.slow
-def test_a_spare_host_goes_on_with_the_same_losses(
-    data: Path, finished: Launched, tmp_path: Path
-) -> None:
+def test_a_spare_host_goes_on_with_the_same_losses(data: Path, finished: Launched, tmp_path: Path) -> None:
     """A rank of n1 is killed, which is the one failure that n1 may be blamed for."""
     hosts = Hosts(tmp_path / "run", spares=1)
     settings = {"launch__max_restarts": 1, "checkpoint__interval": 2}
@@ -168,9 +160,7 @@ def test_a_spare_host_goes_on_with_the_same_losses(
 
 
 @pytest.mark.slow
-def test_a_host_is_not_lost_while_its_ranks_have_not_started(
-    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_host_is_not_lost_while_its_ranks_have_not_started(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     """Data may be prepared for minutes between the first contact and the first attempt."""
     monkeypatch.setattr(server_module, "PING_SECONDS", 0.2)
     with hosts.connected() as cluster:
@@ -252,9 +242,7 @@ class World:
 
 
 @contextmanager
-def worlds(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, spares: int = 0, **settings: Any
-) -> Iterator[World]:
+def worlds(folder: Path, monkeypatch: pytest.MonkeyPatch, spares: int = 0, **settings: Any) -> Iterator[World]:
     monkeypatch.setattr(cluster_module, "FIRST_PAUSE", 0.05)
     monkeypatch.setattr(cluster_module, "RETURN_PATIENCE", 0.5)
     job = load_job(None, {"cluster.nodes": 3, "cluster.gpus_per_node": 4, "parallel.dp": 12})
@@ -262,9 +250,15 @@ def worlds(
     run = RunDir(folder / "run")
     down = settings.pop("down", set())
     made = agent_cluster(
-        NAMES[: 3 + spares], run, lambda order: Peers(order, {}, down), events.append,
-        patience=6, addresses=["127.0.0.1"], nodes=3, **settings,
-    )  # fmt: skip
+        NAMES[: 3 + spares],
+        run,
+        lambda order: Peers(order, {}, down),
+        events.append,
+        patience=6,
+        addresses=["127.0.0.1"],
+        nodes=3,
+        **settings,
+    )
     with made as cluster:
         world = World(cluster, events)
         monkeypatch.setattr(cluster_module, "check_hosts", world.check_hosts)
@@ -348,18 +342,14 @@ def test_an_elastic_run_continues_without_it_and_takes_it_back(world: World) -> 
         (replace(GPUS, machine=Machine(8, 4, 2**10)), ""),
     ],
 )
-def test_an_unfit_host_stays_away_and_the_others_are_not_stopped(
-    world: World, facts: HostFacts, words: str
-) -> None:
+def test_an_unfit_host_stays_away_and_the_others_are_not_stopped(world: World, facts: HostFacts, words: str) -> None:
     world.peers.down = {2}
     world.lose(2)
     assert world.cluster.recover(2) == []
     world.peers.down.clear()
     world.peers.facts[2] = facts
     world.cluster.next_try = 0.0
-    returned = until(
-        lambda: world.cluster.has_returned() or "connected and not used" in world.said()
-    )
+    returned = until(lambda: world.cluster.has_returned() or "connected and not used" in world.said())
     if not words:  # nothing of a plan without a model is compared with its memory
         assert returned and "not used" not in world.said()
         return
@@ -508,9 +498,7 @@ def test_a_host_is_replaced_after_its_second_failure(spared: World) -> None:
     assert f"n1: {reason}; used all the same" in spared.said()
 
 
-def test_an_elastic_run_goes_on_without_a_blamed_host(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_elastic_run_goes_on_without_a_blamed_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with worlds(tmp_path, monkeypatch, exclude_after=1) as world:
         world.cluster.blame("n2", "host n2 (node 2): lost")
         assert world.cluster.recover(2) == [] and world.used() == [0, 1]
@@ -528,9 +516,7 @@ def test_a_run_that_may_move_ends_where_only_a_blamed_host_is_left(
         assert world.cluster.recover(2) == [] and world.used() == [0, 1]
 
 
-def test_a_resumed_run_begins_without_its_blamed_hosts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_run_begins_without_its_blamed_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with worlds(tmp_path, monkeypatch, spares=1, exclude_after=1) as world:
         world.cluster.blame("n0", "killed")
         world.cluster.run.job.write_text("{}")  # so that the directory is that of a run
@@ -541,25 +527,27 @@ def test_a_resumed_run_begins_without_its_blamed_hosts(
         assert world.used() == [0, 1, 2] and "used all the same" in world.said()
 
 
-def test_a_spare_host_stands_in_for_one_that_never_came(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_spare_host_stands_in_for_one_that_never_came(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with worlds(tmp_path, monkeypatch, spares=2, down={1, 4}) as world:
         assert world.used() == [0, 3, 2]
         assert "n3 takes the place of n1 (node 1): the host did not answer" in world.said()
         assert "spare host n4 is not there: the host did not answer" in world.said()
     down = {1, 2, 3}
-    with (
-        pytest.raises(InputError) as caught,
-        worlds(tmp_path, monkeypatch, spares=2, down=down),
-    ):
+    with pytest.raises(InputError) as caught, worlds(tmp_path, monkeypatch, spares=2, down=down):
         raise AssertionError("connected")
     assert [issue.where for issue in caught.value.issues] == ["n1", "n2", "n3"]
 
 
 def failure(rank: int, at: float) -> FailureRecord:
-    return {"rank": rank, "coords": {}, "doing": "step 3", "error": "ValueError: odd", "time": at,
-            "is_echo": False, "traceback": []}  # fmt: skip
+    return {
+        "rank": rank,
+        "coords": {},
+        "doing": "step 3",
+        "error": "ValueError: odd",
+        "time": at,
+        "is_echo": False,
+        "traceback": [],
+    }
 
 
 def report(connection: Connection, node: int, *, ahead: float, failed: float | None = None) -> None:
@@ -569,9 +557,7 @@ def report(connection: Connection, node: int, *, ahead: float, failed: float | N
     connection.send(Report(1, NodeState(node=node, failures=failures), clock=now))
 
 
-def test_which_rank_failed_first_does_not_hang_on_the_clocks_of_hosts(
-    server: ControlServer,
-) -> None:
+def test_which_rank_failed_first_does_not_hang_on_the_clocks_of_hosts(server: ControlServer) -> None:
     """Rank 1 failed 2 s before rank 0, on a host whose clock is 5 s ahead: by the records alone it
     would be the second."""
     agents = [agent(server, node) for node in range(2)]

@@ -104,9 +104,7 @@ def test_each_pair_is_known_to_both_and_all_hosts_are_linked(hosts: int) -> None
 def test_real_agents_are_checked(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "run")
     with agent_cluster(["n0", "n1", "n2"], run, LocalAgents, print, patience=60) as cluster:
-        health = check_hosts(
-            cluster.server, cluster.links, cluster.key, needs_gpus=False, is_stopped=never
-        )
+        health = check_hosts(cluster.server, cluster.links, cluster.key, needs_gpus=False, is_stopped=never)
         assert health.bad == {} and list(health.reports) == [0, 1, 2]
         assert all(found.facts for found in health.reports.values())
         assert [path.name for path in run.nodes.glob("tmp*")] == []

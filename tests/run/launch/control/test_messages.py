@@ -77,13 +77,7 @@ def false_launcher(answer: bytes) -> Iterator[tuple[int, list[bytes]]]:
 
 @pytest.mark.parametrize(
     "answer",
-    [
-        b"",
-        bytes(ANSWER_BYTES),
-        bytes(ANSWER_BYTES) + FORGED,
-        encode(EVIL) + b"\n",
-        b"HTTP/1.1 200 OK\r\n\r\n" * 10,
-    ],
+    [b"", bytes(ANSWER_BYTES), bytes(ANSWER_BYTES) + FORGED, encode(EVIL) + b"\n", b"HTTP/1.1 200 OK\r\n\r\n" * 10],
 )
 def test_an_agent_sends_nothing_to_a_false_launcher(answer: bytes) -> None:
     """Neither the key nor a fact of its host: only a challenge."""
@@ -132,9 +126,7 @@ def test_an_agent_that_is_turned_away_tries_again(tmp_path: Path) -> None:
         assert answered == [False, True]
 
 
-def test_a_launcher_that_is_silent_is_lost(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_launcher_that_is_silent_is_lost(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     near, far = socket.socketpair()
     handshake = Handshake(KEY, A, B)
     sending = handshake.messages_of("launcher")
@@ -226,14 +218,7 @@ def test_a_proof_is_the_hmac_of_role_and_both_challenges() -> None:
     handshake.require("agent", handshake.proof("agent"))
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        Handshake(new_key(), A, B),
-        Handshake(FIXED_KEY, B, B),
-        Handshake(FIXED_KEY, A, A),
-    ],
-)
+@pytest.mark.parametrize("other", [Handshake(new_key(), A, B), Handshake(FIXED_KEY, B, B), Handshake(FIXED_KEY, A, A)])
 def test_a_proof_for_another_key_or_challenge_is_refused(other: Handshake) -> None:
     with pytest.raises(Unproved, match="does not know the key"):
         Handshake(FIXED_KEY, A, B).require("agent", other.proof("agent"))

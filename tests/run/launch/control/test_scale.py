@@ -52,9 +52,7 @@ def waiting(state: RankState, place: int, *more: int) -> RankState:
     return replace(state, breadcrumb=replace(state.breadcrumb, collectives=progress))
 
 
-def test_the_file_of_a_large_world_says_whom_ranks_wait_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_file_of_a_large_world_says_whom_ranks_wait_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 1 waits in its tp group, where all others are one collective behind."""
     nodes = [node_state(node, HOSTS) for node in range(HOSTS)]
     first = {**nodes[0].ranks, 1: waiting(nodes[0].ranks[1], 1, 2)}

@@ -131,9 +131,7 @@ def test_hundreds_of_silent_connections_keep_no_agent_out(server: ControlServer)
 def test_a_source_with_few_connections_keeps_them(server: ControlServer) -> None:
     server.admission.most = 10
     with ExitStack() as opened:
-        near = socket.create_connection(
-            ("127.0.0.1", server.port), SECONDS, source_address=("127.0.0.2", 0)
-        )
+        near = socket.create_connection(("127.0.0.1", server.port), SECONDS, source_address=("127.0.0.2", 0))
         opened.enter_context(near)
         flood = [opened.enter_context(open_socket(server.port)) for _ in range(100)]
         assert is_closed(flood[0]) and is_closed(flood[89])
@@ -208,9 +206,7 @@ def test_an_address_that_cannot_be_served_is_an_error(monkeypatch: pytest.Monkey
         ControlServer(["n0"]).open(["127.0.0.1"])
 
 
-def test_a_silent_connection_is_closed_in_time(
-    server: ControlServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_connection_is_closed_in_time(server: ControlServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission_module, "PROVE_SECONDS", 0.3)
     opened, begin = open_socket(server.port), time.monotonic()
     assert is_closed(opened)
@@ -221,9 +217,7 @@ def test_a_silent_connection_is_closed_in_time(
     assert is_closed(half)
 
 
-def test_a_proved_connection_without_a_hello_is_closed(
-    server: ControlServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_proved_connection_without_a_hello_is_closed(server: ControlServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "HELLO_SECONDS", 0.5)
     connection = Connection.prove(open_socket(server.port), server.key, 5)
     assert is_closed(connection.socket)
@@ -306,9 +300,7 @@ def stand_still(server: ControlServer, seconds: float) -> None:
     time.sleep(seconds)
 
 
-def test_a_launcher_that_stood_still_says_so_of_the_hosts_that_left_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_launcher_that_stood_still_says_so_of_the_hosts_that_left_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "PING_SECONDS", 0.02)
     with serving("n0", "n1", silence=0.5) as served:
         gone, patient = agent(served, 0), agent(served, 1)
@@ -392,9 +384,7 @@ def test_a_message_that_was_changed_ends_the_connection(server: ControlServer, c
     assert is_closed(connection.socket)
 
 
-def test_closing_prints_nothing_whatever_is_connected(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_closing_prints_nothing_whatever_is_connected(capfd: pytest.CaptureFixture[str]) -> None:
     served = ControlServer(["n0"])
     served.open(addresses=["127.0.0.1"])
     with ExitStack() as opened:

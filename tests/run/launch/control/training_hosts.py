@@ -30,8 +30,7 @@ def rank_state(rank: int, world: int, step: int) -> RankState:
             members += [("pp", (rank, other)), ("pp", (other, rank))]
     done = 40 * step
     groups = tuple(
-        GroupProgress(name, rank_ranges(ranks), done, done, "all_reduce", 1 << 24)
-        for name, ranks in members
+        GroupProgress(name, rank_ranges(ranks), done, done, "all_reduce", 1 << 24) for name, ranks in members
     )
     each = (10_000,) * len(groups)
     times = StepTimes(step - 1, (500_000,) * ROWS, 1_000_000, 700_000, each, each)

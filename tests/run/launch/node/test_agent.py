@@ -82,9 +82,7 @@ def test_own_addresses_are_reachable_from_other_hosts() -> None:
         assert not address.is_link_local
 
 
-def test_an_agent_without_ranks_answers_pings_also_while_a_request_takes_long(
-    tmp_path: Path,
-) -> None:
+def test_an_agent_without_ranks_answers_pings_also_while_a_request_takes_long(tmp_path: Path) -> None:
     """The launcher considers a host lost after `launch.silence_seconds` without a message; before
     ranks start it may prepare data for longer than that."""
     near, far = socket.socketpair()

@@ -19,9 +19,7 @@ from mpctl.run.launch.node.left_processes import end_processes_with, find_proces
 
 NOT_A_PROCESS = 2**22 + 1
 SLEEP = "import time; time.sleep(60)"
-DEAF = (
-    f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); {SLEEP}"
-)
+DEAF = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); {SLEEP}"
 
 
 class Started:
@@ -32,9 +30,11 @@ class Started:
 
     def __call__(self, variables: Mapping[str, str], *words: str) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
-            words or (sys.executable, "-c", SLEEP), env={**os.environ, **variables},
-            start_new_session=True, stdout=subprocess.PIPE,
-        )  # fmt: skip
+            words or (sys.executable, "-c", SLEEP),
+            env={**os.environ, **variables},
+            start_new_session=True,
+            stdout=subprocess.PIPE,
+        )
         self.stack.callback(process.wait)
         self.stack.callback(process.kill)
         return process
@@ -69,9 +69,7 @@ def test_a_daemon_of_this_run_is_ended_and_named(tmp_path: Path, started: Starte
     assert end_processes_with(left_by(tmp_path, 4711)) == []
 
 
-def test_one_that_does_not_hear_is_killed(
-    tmp_path: Path, started: Started, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_that_does_not_hear_is_killed(tmp_path: Path, started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(left_processes, "END_SECONDS", 0.2)
     deaf = started(rank_of(tmp_path, 4711), sys.executable, "-c", DEAF)
     assert deaf.stdout is not None and deaf.stdout.readline()
@@ -79,9 +77,7 @@ def test_one_that_does_not_hear_is_killed(
     assert deaf.wait(5) == -9
 
 
-def test_commands_of_mpctl_and_what_they_started_are_left_alone(
-    tmp_path: Path, started: Started
-) -> None:
+def test_commands_of_mpctl_and_what_they_started_are_left_alone(tmp_path: Path, started: Started) -> None:
     """`mpctl status` in a shell of the program, a nested launch, its hook."""
     command = tmp_path / "mpctl"
     text = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {SLEEP!r}])"

@@ -99,9 +99,7 @@ Current thread 0x00007f8b (most recent call first):
 def test_the_main_thread_and_where_it_is() -> None:
     stack = main_stack("Thread 0x1 (most recent call first):\n" + DUMP)
     assert stack[0] == Frame("/lib/numpy/core.py", 8, "stack") and len(stack) == 3
-    assert innermost(stack) == (
-        "mpctl/train/data/samples.py:71 in stack, in /lib/numpy/core.py:8 in stack"
-    )
+    assert innermost(stack) == ("mpctl/train/data/samples.py:71 in stack, in /lib/numpy/core.py:8 in stack")
     assert innermost(stack[1:]) == "mpctl/train/data/samples.py:71 in stack"
     assert main_stack("step 3\n") == () and innermost(()) == ""
 
@@ -113,10 +111,7 @@ def test_a_process_that_sleeps_writes_its_stack_and_sleeps_on(tmp_path: Path) ->
         _wait_for(log, "ready")
         os.kill(process.pid, STACK_SIGNAL)
         _wait_for(log, "in <module>")
-        assert [frame.function for frame in main_stack(log.read_text())] == [
-            "waits_for_peers",
-            "<module>",
-        ]
+        assert [frame.function for frame in main_stack(log.read_text())] == ["waits_for_peers", "<module>"]
         assert process.poll() is None
     finally:
         process.kill()

@@ -41,9 +41,7 @@ def test_the_recorder_writes_into_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_only_ranks_on_gpus_get_settings_of_the_allocator(
-    device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_ranks_on_gpus_get_settings_of_the_allocator(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ALLOCATOR:
         monkeypatch.delenv(name, raising=False)
     job = parse({"launch": {"device": device, "threads_per_rank": 1}})
@@ -52,9 +50,8 @@ def test_only_ranks_on_gpus_get_settings_of_the_allocator(
 
 @pytest.mark.parametrize(
     ("device", "pp", "own", "expected"),
-    [("cuda", 2, None, "32"), ("cuda", 2, "1", None), ("cuda", 1, None, None),
-     ("cpu", 2, None, None)],
-)  # fmt: skip
+    [("cuda", 2, None, "32"), ("cuda", 2, "1", None), ("cuda", 1, None, None), ("cpu", 2, None, None)],
+)
 def test_stages_on_gpus_have_a_queue_for_each_stream_unless_the_user_says_otherwise(
     device: str, pp: int, own: str | None, expected: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,14 +15,10 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 def same_bits(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors have the same dtype, shape and bytes, signs of zeros among them."""
     same_kind = a.dtype == b.dtype and a.shape == b.shape
-    return same_kind and torch.equal(
-        a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8)
-    )
+    return same_kind and torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
 
 
-def random_tensor(
-    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, seed: int
-) -> Tensor:
+def random_tensor(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, seed: int) -> Tensor:
     """Normal numbers that require a gradient."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=generator).to(device, dtype).requires_grad_()

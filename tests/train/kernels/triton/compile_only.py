@@ -93,12 +93,10 @@ def sums() -> Iterator[str]:
 
     for width in (768, 2048, 4096, 8192):
         for centred in (True, False):
-            x, branch, weight, bias = (given(2, 4, width), given(2, 4, width), given(width),
-                                       given(width))  # fmt: skip
+            x, branch, weight, bias = (given(2, 4, width), given(2, 4, width), given(width), given(width))
             total, y = kernels.residual_norm(
-                x, branch, weight, bias if centred else None, 1e-5, centred=centred,
-                branch_bias=bias,
-            )  # fmt: skip
+                x, branch, weight, bias if centred else None, 1e-5, centred=centred, branch_bias=bias
+            )
             ends = torch.zeros_like(total), torch.zeros_like(y)
             torch.autograd.grad((total, y), (x, weight), ends)
             yield f"norm {width} {'layernorm' if centred else 'rmsnorm'}"
@@ -122,10 +120,7 @@ def updates() -> Iterator[str]:
     values, gradients, averages, squares = ([torch.zeros(512)] for _ in range(4))
     counts, copies = [torch.zeros(())], [torch.zeros(512, dtype=torch.bfloat16)]
     scale, found = torch.ones(()), torch.zeros(())
-    step = AdamWStep(
-        values, gradients, averages, squares, counts, copies, 1e-3, 0.1, 0.9, 0.95, 1e-8, scale,
-        found,
-    )  # fmt: skip
+    step = AdamWStep(values, gradients, averages, squares, counts, copies, 1e-3, 0.1, 0.9, 0.95, 1e-8, scale, found)
     TritonKernels().adamw(step)
     yield "adamw"
 
@@ -197,9 +192,14 @@ def losses() -> Iterator[None]:
         for overwrite in (True, False):
             logits = torch.zeros((4, 32_000), dtype=dtype, requires_grad=True)
             loss = vocab_parallel_cross_entropy(
-                logits * 1, torch.zeros(4, dtype=torch.int64), group=Group(), first=0,
-                words=31_990, overwrite=overwrite, backend=TritonKernels(),
-            )  # fmt: skip
+                logits * 1,
+                torch.zeros(4, dtype=torch.int64),
+                group=Group(),
+                first=0,
+                words=31_990,
+                overwrite=overwrite,
+                backend=TritonKernels(),
+            )
             loss.sum().backward()
             yield
 
@@ -247,8 +247,19 @@ def instructions(ptx: str) -> Counter[str]:
 
 
 # arguments that are multiplied by a row, a head or a sample to make an address
-STRIDES = ("strides", "stride", "out_stride", "width", "x_batch", "x_head", "x_row", "out_batch",
-           "out_head", "out_row", "table_batch")  # fmt: skip
+STRIDES = (
+    "strides",
+    "stride",
+    "out_stride",
+    "width",
+    "x_batch",
+    "x_head",
+    "x_row",
+    "out_batch",
+    "out_head",
+    "out_row",
+    "table_batch",
+)
 
 
 def arguments(kernel: Any) -> list[str]:
@@ -317,10 +328,16 @@ class Reports:
 def report(label: str, kernel: Any, of_assembler: dict[str, int]) -> str:
     """One line about a compiled kernel."""
     ptx = kernel.asm["ptx"]
-    return json.dumps({
-        "kernel": kernel.name, "case": label, "shared": kernel.metadata.shared, **of_assembler,
-        "narrow": narrow_products(ptx, arguments(kernel)), "ptx": instructions(ptx),
-    })  # fmt: skip
+    return json.dumps(
+        {
+            "kernel": kernel.name,
+            "case": label,
+            "shared": kernel.metadata.shared,
+            **of_assembler,
+            "narrow": narrow_products(ptx, arguments(kernel)),
+            "ptx": instructions(ptx),
+        }
+    )
 
 
 def compiled_kernels() -> Iterator[Any]:

@@ -25,30 +25,31 @@ class Scale:
     found_inf: float | None = None
 
     def step(self, device: torch.device, copies: torch.dtype | None = torch.bfloat16) -> AdamWStep:
-        given = (
-            None if x is None else torch.tensor(x, device=device)
-            for x in (self.grad_scale, self.found_inf)
-        )  # fmt: skip
+        given = (None if x is None else torch.tensor(x, device=device) for x in (self.grad_scale, self.found_inf))
         generator = torch.Generator().manual_seed(1)
 
         def drawn(factor: float) -> list[Tensor]:
-            return [
-                (torch.randn(shape, generator=generator) * factor).to(device) for shape in SHAPES
-            ]
+            return [(torch.randn(shape, generator=generator) * factor).to(device) for shape in SHAPES]
 
         return AdamWStep(
-            drawn(1.0), drawn(1.0), drawn(0.1), [x.square() for x in drawn(0.1)],
+            drawn(1.0),
+            drawn(1.0),
+            drawn(0.1),
+            [x.square() for x in drawn(0.1)],
             [torch.tensor(count, device=device) for count in COUNTS],
             [] if copies is None else [torch.zeros(s, dtype=copies, device=device) for s in SHAPES],
-            1e-3, 0.1, 0.9, 0.95, 1e-8, *given,
-        )  # fmt: skip
+            1e-3,
+            0.1,
+            0.9,
+            0.95,
+            1e-8,
+            *given,
+        )
 
 
 @pytest.mark.parametrize("scale", [Scale(), Scale(3.0, 0.0), Scale(0.5)])
 @pytest.mark.parametrize("copies", [torch.bfloat16, torch.float16, None])
-def test_an_update_is_torchs(
-    scale: Scale, copies: torch.dtype | None, device: torch.device
-) -> None:
+def test_an_update_is_torchs(scale: Scale, copies: torch.dtype | None, device: torch.device) -> None:
     """Float32 of a different order of operations; what is near 0 is a difference of larger ones."""
     ours, theirs = scale.step(device, copies), scale.step(device, copies)
     assert TritonKernels().adamw(ours)

@@ -50,10 +50,18 @@ def tensors(dtype: torch.dtype, device: torch.device, kv_heads: int = K) -> list
 
 
 def variant(
-    dtype: torch.dtype, device: torch.device, *, is_causal: bool = True, p: float = 0.0,
-    scale: float | None = None, window: int | None = None, each: bool = False,
-    mask: bool = False, bias: bool = False, slopes: bool = False,
-) -> AttentionVariant:  # fmt: skip
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    is_causal: bool = True,
+    p: float = 0.0,
+    scale: float | None = None,
+    window: int | None = None,
+    each: bool = False,
+    mask: bool = False,
+    bias: bool = False,
+    slopes: bool = False,
+) -> AttentionVariant:
     """A block of Q rows from position START, whose mask lets row 3 of sample 0 see nothing."""
     rows = range(START, START + Q)
     outer = (B, A) if each else (1, 1)
@@ -62,12 +70,15 @@ def variant(
     rng = CounterRNG(1, 2, torch.tensor([5, 9], device=device))
     of_probabilities = {"rng_site": "x", "heads": HEADS, "rows": rows}
     return AttentionVariant(
-        rows, is_causal, scale, seen if mask else None,
-        numbers(B if each else 1, A, Q, S, dtype=dtype, device=device, seed=8).requires_grad_()
-        if bias else None,
-        window, alibi(device) if slopes else None,
+        rows,
+        is_causal,
+        scale,
+        seen if mask else None,
+        numbers(B if each else 1, A, Q, S, dtype=dtype, device=device, seed=8).requires_grad_() if bias else None,
+        window,
+        alibi(device) if slopes else None,
         rng.mask((B, A, Q, S), p, **of_probabilities) if p else None,
-    )  # fmt: skip
+    )
 
 
 def alibi(device: torch.device) -> Tensor:
@@ -91,16 +102,13 @@ class Fused(KernelBackend):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in VARIANTS],
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in VARIANTS]
 )
 def test_results_and_gradients_are_those_of_torch(name: str, device: torch.device) -> None:
     dtype, bound = (torch.float64, 1e-12) if device.type == "cpu" else (torch.float32, 1e-4)
     of = variant(dtype, device, **VARIANTS[name])
     inputs = tensors(dtype, device)
-    for ours, theirs in zip(
-        passes(Fused(), inputs, of), passes(TORCH_BACKEND, inputs, of), strict=True
-    ):
+    for ours, theirs in zip(passes(Fused(), inputs, of), passes(TORCH_BACKEND, inputs, of), strict=True):
         assert ours.dtype == dtype
         torch.testing.assert_close(ours, theirs, rtol=bound, atol=bound)
 
@@ -113,25 +121,24 @@ def test_values_of_another_head_size(columns: int, device: torch.device) -> None
     query, key, _ = tensors(dtype, device)
     value = numbers(B, K, S, columns, dtype=dtype, device=device, seed=2).requires_grad_()
     inputs = [query, key, value]
-    for ours, theirs in zip(
-        passes(Fused(), inputs, of), passes(TORCH_BACKEND, inputs, of), strict=True
-    ):
+    for ours, theirs in zip(passes(Fused(), inputs, of), passes(TORCH_BACKEND, inputs, of), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=bound, atol=bound)
 
 
 @pytest.mark.parametrize(
     ("dtype", "bound"),
-    [pytest.param(torch.float32, 1e-5, marks=pytest.mark.slow),
-     pytest.param(torch.float16, 4e-3, marks=pytest.mark.slow), (torch.bfloat16, 3e-2)],
-)  # fmt: skip
+    [
+        pytest.param(torch.float32, 1e-5, marks=pytest.mark.slow),
+        pytest.param(torch.float16, 4e-3, marks=pytest.mark.slow),
+        (torch.bfloat16, 3e-2),
+    ],
+)
 def test_dtypes_that_are_trained(dtype: torch.dtype, bound: float, device: torch.device) -> None:
     """Against float64 of the same values: rounded inputs, exact between."""
     narrow, wide = (variant(kind, device, p=0.2, slopes=True) for kind in (dtype, torch.float64))
     inputs = tensors(dtype, device)
     exact = [x.detach().double().requires_grad_() for x in inputs]
-    for ours, theirs in zip(
-        passes(TritonKernels(), inputs, narrow), passes(TORCH_BACKEND, exact, wide), strict=True
-    ):
+    for ours, theirs in zip(passes(TritonKernels(), inputs, narrow), passes(TORCH_BACKEND, exact, wide), strict=True):
         assert ours.dtype == dtype
         torch.testing.assert_close(ours.double(), theirs, rtol=bound, atol=bound)
 
@@ -139,9 +146,7 @@ def test_dtypes_that_are_trained(dtype: torch.dtype, bound: float, device: torch
 @pytest.mark.slow
 @pytest.mark.parametrize("rows", [127, 128, 150])
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float16, 4e-3), (torch.bfloat16, 3e-2)])
-def test_rows_about_a_tile_in_16_bits(
-    dtype: torch.dtype, bound: float, rows: int, device: torch.device
-) -> None:
+def test_rows_about_a_tile_in_16_bits(dtype: torch.dtype, bound: float, rows: int, device: torch.device) -> None:
     """A tile has 128 rows or keys: one row less, all of them, some of a second, behind as many keys
     as there are rows and 5 more; heads of 80, which fill no block of columns. Against float64."""
     shapes = ((rows, A), (rows + 5, K), (rows + 5, K))
@@ -154,9 +159,7 @@ def test_rows_about_a_tile_in_16_bits(
     at = range(5, 5 + rows)
     mask = rng.mask((1, A, rows, rows + 5), 0.1, rng_site="x", heads=HEADS, rows=at)
     of = AttentionVariant(at, is_causal=True, dropout=mask)
-    for ours, theirs in zip(
-        passes(TritonKernels(), inputs, of), passes(TORCH_BACKEND, exact, of), strict=True
-    ):
+    for ours, theirs in zip(passes(TritonKernels(), inputs, of), passes(TORCH_BACKEND, exact, of), strict=True):
         assert ours.dtype == dtype
         torch.testing.assert_close(ours.double(), theirs, rtol=bound, atol=bound)
 
@@ -239,9 +242,7 @@ def test_what_the_kernel_refuses_is_said(device: torch.device) -> None:
     assert scattered.dropout is not None
     heads = torch.tensor([0, 4], device=device)
     mask = DropoutMask(1, 0.1, scattered.dropout.samples, of.rows, range(S), heads)
-    assert "scattered" in (
-        refusal(query, key, value, AttentionVariant(of.rows, dropout=mask)) or ""
-    )
+    assert "scattered" in (refusal(query, key, value, AttentionVariant(of.rows, dropout=mask)) or "")
 
 
 def test_a_group_of_one_sees_the_same(device: torch.device) -> None:

@@ -21,9 +21,7 @@ def tolerance(dtype: torch.dtype) -> float:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", SUMMED)
-def test_an_activation_and_both_gradients(
-    name: Activation, dtype: torch.dtype, device: torch.device
-) -> None:
+def test_an_activation_and_both_gradients(name: Activation, dtype: torch.dtype, device: torch.device) -> None:
     """More rows than parts, and columns that fill no block; float64 of the same numbers."""
     x = random_tensor((3, 50, 40), dtype, device, 1)
     bias = random_tensor((40,), dtype, device, 2)
@@ -41,9 +39,7 @@ def test_an_activation_and_both_gradients(
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_heads_are_split_as_views_and_joined_with_the_sums(
-    dtype: torch.dtype, device: torch.device
-) -> None:
+def test_heads_are_split_as_views_and_joined_with_the_sums(dtype: torch.dtype, device: torch.device) -> None:
     """Two key-value heads to four of queries; gradients in any layout of memory."""
     widths, d = (32, 16, 16), 8
     qkv = random_tensor((2, 70, 64), dtype, device, 1)
@@ -78,16 +74,14 @@ def test_each_bias_costs_a_kernel_that_reads_partial_sums() -> None:
         torch.autograd.backward([q, k, v], [torch.zeros_like(x) for x in (q, k, v)])
 
     own = [name for name in operations(run) if name.startswith("mpctl")]
-    assert own == [
-        "mpctl::activation_backward", "mpctl::column_sums", "mpctl::join_heads",
-        "mpctl::column_sums",
-    ]  # fmt: skip
+    assert own == ["mpctl::activation_backward", "mpctl::column_sums", "mpctl::join_heads", "mpctl::column_sums"]
 
 
 def test_gradients_that_lie_side_by_side_are_taken_as_they_are(device: torch.device) -> None:
-    qkv, bias = random_tensor((2, 5, 24), torch.float64, device, 1), torch.zeros(
-        24, dtype=torch.float64, device=device, requires_grad=True
-    )  # fmt: skip
+    qkv, bias = (
+        random_tensor((2, 5, 24), torch.float64, device, 1),
+        torch.zeros(24, dtype=torch.float64, device=device, requires_grad=True),
+    )
     joined = random_tensor((2, 5, 24), torch.float64, device, 2).detach()
     sides = [x.unflatten(-1, (-1, 4)).transpose(1, 2) for x in joined.split((8, 8, 8), -1)]
 

@@ -19,10 +19,7 @@ Kernels = list[dict[str, Any]]
 
 ATTENTION = {f"{kernel.replace(' ', '_')}_kernel": kernel for kernel in KERNELS}
 ATTENTION["attention_kernel"] = ATTENTION.pop("forward_kernel")
-ROUNDED_TWICE = (
-    "dropout_kernel", "dropout_backward_kernel", "rotate_kernel", "rows_kernel",
-    "row_gradients_kernel",
-)  # fmt: skip
+ROUNDED_TWICE = ("dropout_kernel", "dropout_backward_kernel", "rotate_kernel", "rows_kernel", "row_gradients_kernel")
 
 LOSS_PASSES = {"row_maximum_kernel", "own_sums_kernel", "logits_gradient_kernel"}
 
@@ -48,9 +45,7 @@ def test_the_usual_attention_spills_nothing_and_makes_addresses_in_64_bits(tmp_p
     gradient 752 bytes a thread were spilled. A row times a stride is beyond 32 bits where a tensor
     has 2^31 elements."""
     found = compiled(tmp_path, "90", "usual_attention")
-    assert [each["kernel"] for each in found] == [
-        "attention_kernel", "query_gradient_kernel", "key_gradient_kernel",
-    ]  # fmt: skip
+    assert [each["kernel"] for each in found] == ["attention_kernel", "query_gradient_kernel", "key_gradient_kernel"]
     for kernel in found:
         assert kernel["spills"] == 0 and kernel["registers"] > 128, kernel
         assert kernel["narrow"] == []
@@ -126,9 +121,14 @@ def test_norms_sums_and_updates_spill_nothing(capability: int, tmp_path: Path) -
     found = compiled(tmp_path, str(capability), "sums", "updates")
     names = {kernel["kernel"] for kernel in found}
     assert names >= {
-        "norm_kernel", "norm_backward_kernel", "activation_backward_kernel", "join_kernel",
-        "dropout_sums_kernel", "column_sums_kernel", "adamw_kernel",
-    }  # fmt: skip
+        "norm_kernel",
+        "norm_backward_kernel",
+        "activation_backward_kernel",
+        "join_kernel",
+        "dropout_sums_kernel",
+        "column_sums_kernel",
+        "adamw_kernel",
+    }
     for kernel in found:
         shown = {name: value for name, value in kernel.items() if name != "ptx"}
         assert kernel["spills"] == 0 and not kernel["narrow"], shown
@@ -155,9 +155,7 @@ class TestAll:
                 wide = [name for name in counts if name.startswith("ld.global.v")]
                 assert wide, kernel["case"]
 
-    def test_casts_round_by_one_instruction_and_write_16_bytes_at_a_time(
-        self, kernels: Kernels
-    ) -> None:
+    def test_casts_round_by_one_instruction_and_write_16_bytes_at_a_time(self, kernels: Kernels) -> None:
         for kernel in kernels:
             if kernel["kernel"] == "fp8_cast_kernel":
                 names = kernel["ptx"]

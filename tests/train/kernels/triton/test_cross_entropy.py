@@ -17,9 +17,7 @@ ALONE = Group()
 TOLERANCE = {torch.float64: 1e-13, torch.float32: 2e-6}
 
 
-def results(
-    backend: KernelBackend, dtype: torch.dtype, overwrite: bool, device: torch.device
-) -> tuple[Tensor, Tensor]:
+def results(backend: KernelBackend, dtype: torch.dtype, overwrite: bool, device: torch.device) -> tuple[Tensor, Tensor]:
     """Losses of [2, 3] rows of 5000 words and 120 columns of padding, and the gradient of the
     logits."""
     words = random_tensor((2, 3, 5000), dtype, device, 1).detach()
@@ -34,9 +32,7 @@ def results(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_losses_and_gradients_are_the_references(
-    dtype: torch.dtype, overwrite: bool, device: torch.device
-) -> None:
+def test_losses_and_gradients_are_the_references(dtype: torch.dtype, overwrite: bool, device: torch.device) -> None:
     (loss, gradient), (expected, reference) = (
         results(backend, dtype, overwrite, device) for backend in (TritonKernels(), TORCH_BACKEND)
     )
@@ -52,9 +48,7 @@ def test_a_rank_with_padding_alone_has_no_gradient(device: torch.device) -> None
     logits = random_tensor((2, 6), torch.bfloat16, device, 1).detach()
     row = torch.ones(2, device=device)
     none = torch.full((2,), -1, device=device)
-    gradient = TritonKernels().logits_gradient(
-        logits, none, row, row, row, words=0, overwrite=False
-    )
+    gradient = TritonKernels().logits_gradient(logits, none, row, row, row, words=0, overwrite=False)
     assert gradient.shape == logits.shape and not gradient.any()
 
 
@@ -62,9 +56,7 @@ def test_a_maximum_is_exact_and_no_columns_give_none(device: torch.device) -> No
     logits = random_tensor((3, 9001), torch.bfloat16, device, 1).detach()
     for given in (logits, logits[:, :1], logits[:, :0], logits[:0]):
         words = max(0, given.shape[1] - 3)
-        ours, theirs = (
-            each.row_maximum(given, words=words) for each in (TritonKernels(), TORCH_BACKEND)
-        )
+        ours, theirs = (each.row_maximum(given, words=words) for each in (TritonKernels(), TORCH_BACKEND))
         assert same_bits(ours, theirs)
 
 
@@ -72,9 +64,7 @@ def test_a_logit_that_is_not_a_number_shows_in_the_loss(device: torch.device) ->
     logits = torch.zeros((2, 6), device=device)
     logits[1, 3] = torch.nan
     targets = torch.zeros(2, dtype=torch.int64, device=device)
-    losses = vocab_parallel_cross_entropy(
-        logits, targets, group=ALONE, first=0, backend=TritonKernels()
-    )
+    losses = vocab_parallel_cross_entropy(logits, targets, group=ALONE, first=0, backend=TritonKernels())
     assert losses.isnan().tolist() == [False, True]
 
 

@@ -19,9 +19,7 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-4}
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", FUSED)
-def test_values_and_gradients_are_the_references(
-    name: Activation, dtype: torch.dtype, device: torch.device
-) -> None:
+def test_values_and_gradients_are_the_references(name: Activation, dtype: torch.dtype, device: torch.device) -> None:
     up = random_tensor((2, 3, 2 * 2100), dtype, device, 1)
     results = []
     for kernels in (TritonKernels(), TORCH_BACKEND):
@@ -57,9 +55,7 @@ def test_by_hand(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize(("name", "operation"), [("swiglu", "gated"), ("relu2", "squared_relu")])
-def test_each_pass_is_one_operation_that_keeps_its_argument(
-    name: Activation, operation: str
-) -> None:
+def test_each_pass_is_one_operation_that_keeps_its_argument(name: Activation, operation: str) -> None:
     up = torch.zeros((2, 8), device="meta", requires_grad=True)
     saved: list[torch.Tensor] = []
 
@@ -73,9 +69,7 @@ def test_each_pass_is_one_operation_that_keeps_its_argument(
     assert [each.shape for each in saved] == [up.shape]
 
 
-def mask_of(
-    x: Tensor, samples: list[int], p: float = 0.3, key: int | Tensor = 12345, **places
-) -> DropoutMask:
+def mask_of(x: Tensor, samples: list[int], p: float = 0.3, key: int | Tensor = 12345, **places) -> DropoutMask:
     """A mask over a tensor; rows and columns count from 0 by default."""
     places = {"rows": range(x.shape[-2]), "columns": range(x.shape[-1]), **places}
     return DropoutMask(key, p, torch.tensor(samples, device=x.device), **places)
@@ -83,9 +77,7 @@ def mask_of(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("has_residual", [False, True])
-def test_bits_and_rounding_are_the_references(
-    dtype: torch.dtype, has_residual: bool, device: torch.device
-) -> None:
+def test_bits_and_rounding_are_the_references(dtype: torch.dtype, has_residual: bool, device: torch.device) -> None:
     x, residual = (random_tensor((2, 5, 70), dtype, device, seed) for seed in (1, 2))
     mask, results = mask_of(x, [3, 100]), []
     for kernels in (TORCH_BACKEND, TritonKernels()):
@@ -99,9 +91,7 @@ def test_bits_and_rounding_are_the_references(
     assert 0.1 < (results[0][1] == 0).double().mean() < 0.5
 
 
-def test_rows_and_columns_are_global_numbers_given_as_ranges_or_tensors(
-    device: torch.device,
-) -> None:
+def test_rows_and_columns_are_global_numbers_given_as_ranges_or_tensors(device: torch.device) -> None:
     x = random_tensor((2, 6, 9), torch.float32, device, 1)
     scattered = torch.tensor([0, 1, 4, 5, 90, 91], device=device)
     whole = random_tensor((2, 100, 40), torch.float32, device, 2)
@@ -115,9 +105,7 @@ def test_rows_and_columns_are_global_numbers_given_as_ranges_or_tensors(
         assert torch.equal(ours != 0, full[:, at, 20:29])
 
 
-def test_attention_probabilities_are_dropped_by_sample_head_row_and_key(
-    device: torch.device,
-) -> None:
+def test_attention_probabilities_are_dropped_by_sample_head_row_and_key(device: torch.device) -> None:
     x = random_tensor((2, 3, 4, 17), torch.bfloat16, device, 1)
     for heads in (range(6, 9), torch.tensor([1, 7, 2], device=device)):
         mask = mask_of(x, [5, 6], heads=heads, rows=range(4, 8))
@@ -175,17 +163,13 @@ def test_a_compiled_function_has_one_graph(device: torch.device) -> None:
     x = random_tensor((2, 4, 8), torch.float32, device, 1)
     key = torch.tensor(99, dtype=torch.int32, device=device)
     mask = mask_of(x, [4, 5], key=key)
-    compiled = torch.compile(
-        lambda x: TritonKernels().dropout(x * 2, mask), backend="aot_eager", fullgraph=True
-    )
+    compiled = torch.compile(lambda x: TritonKernels().dropout(x * 2, mask), backend="aot_eager", fullgraph=True)
     assert same_bits(compiled(x), TORCH_BACKEND.dropout(x * 2, mask))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("columns", [None, 6])
-def test_forward_has_the_references_bits(
-    dtype: torch.dtype, columns: int | None, device: torch.device
-) -> None:
+def test_forward_has_the_references_bits(dtype: torch.dtype, columns: int | None, device: torch.device) -> None:
     fused = random_tensor((2, 5, 3 * 4 * 16), dtype, device, 1)
     x = fused.unflatten(-1, (-1, 16)).transpose(1, 2)[:, 4:8]
     cos, sin = Rotary(16, columns=columns).table(range(3, 8), x)
@@ -195,9 +179,7 @@ def test_forward_has_the_references_bits(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_backward_turns_the_gradient_back_and_rounds_once(
-    dtype: torch.dtype, device: torch.device
-) -> None:
+def test_backward_turns_the_gradient_back_and_rounds_once(dtype: torch.dtype, device: torch.device) -> None:
     x = random_tensor((2, 3, 5, 8), dtype, device, 1)
     cos, sin = Rotary(8).table(range(5), x)
     grad = random_tensor((2, 3, 5, 8), dtype, device, 2).detach()

@@ -23,9 +23,13 @@ from tests.train.runtime.test_axes import SHAPES
 from tests.train.runtime.tiny import make_data, tiny_job
 
 SHORT: dict[str, Any] = {
-    "training__steps": 2, "training__global_batch_size": 2, "training__eval_samples": 0,
-    "checkpoint__interval": 0, "checkpoint__at_end": False, "model__layers": 1,
-}  # fmt: skip
+    "training__steps": 2,
+    "training__global_batch_size": 2,
+    "training__eval_samples": 0,
+    "checkpoint__interval": 0,
+    "checkpoint__at_end": False,
+    "model__layers": 1,
+}
 CASES: dict[str, dict[str, Any]] = {
     **SHAPES,
     "alibi": {"model__position": "alibi", "training__recompute": "selective"},
@@ -46,13 +50,8 @@ def losses(job: JobSpec, folder: Path, kernels: KernelBackend) -> list[float]:
     return [float(record["loss"]) for record in trainer.run()]
 
 
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(case, marks=pytest.mark.slow) for case in CASES],
-)
-def test_losses_are_those_of_torch(
-    case: str, data: Path, tmp_path: Path, device: torch.device
-) -> None:
+@pytest.mark.parametrize("case", [pytest.param(case, marks=pytest.mark.slow) for case in CASES])
+def test_losses_are_those_of_torch(case: str, data: Path, tmp_path: Path, device: torch.device) -> None:
     job = tiny_job(data, **{**CASES[case], **SHORT, "launch__device": device.type})
     found: list[list[float]] = []
     run = partial(losses, job, tmp_path / "ours", TritonKernels())
@@ -69,10 +68,10 @@ def same(a: Fp8Cast, b: Fp8Cast) -> bool:
     if any((x is None) != (y is None) for x, y in pairs):
         return False
     return all(
-        x.shape == y.shape and x.dtype == y.dtype
-        and torch.equal(x.view(torch.uint8), y.view(torch.uint8))
-        for x, y in pairs if x is not None and y is not None
-    )  # fmt: skip
+        x.shape == y.shape and x.dtype == y.dtype and torch.equal(x.view(torch.uint8), y.view(torch.uint8))
+        for x, y in pairs
+        if x is not None and y is not None
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -89,16 +88,13 @@ def test_bits_are_the_references(
     scale = torch.tensor(2.0, device=device)
     for rows, columns in ((True, True), (True, False), (False, True)):
         ours, theirs = (
-            kernels.fp8_cast(x, scale, to, rows=rows, columns=columns)
-            for kernels in (TritonKernels(), TORCH_BACKEND)
+            kernels.fp8_cast(x, scale, to, rows=rows, columns=columns) for kernels in (TritonKernels(), TORCH_BACKEND)
         )
         assert same(ours, theirs)
 
 
 @pytest.mark.parametrize("to", [E4M3, E5M2])
-def test_every_number_of_the_format_and_what_lies_halfway_to_the_next(
-    to: torch.dtype, device: torch.device
-) -> None:
+def test_every_number_of_the_format_and_what_lies_halfway_to_the_next(to: torch.dtype, device: torch.device) -> None:
     codes = torch.arange(256, dtype=torch.uint8).view(to).float()
     numbers = codes[codes.isfinite()].sort().values
     x = torch.cat((numbers, (numbers[1:] + numbers[:-1]) / 2))[None].to(device)
@@ -125,9 +121,7 @@ def test_the_largest_element_is_raised_and_a_nan_is_infinite(device: torch.devic
 def test_what_is_not_contiguous_or_too_large(device: torch.device) -> None:
     x = torch.randn(40, 30, generator=torch.Generator().manual_seed(2)).to(device).t() * 1e6
     one = torch.tensor(1.0, device=device)
-    ours, theirs = (
-        k.fp8_cast(x, one, E5M2, columns=True) for k in (TritonKernels(), TORCH_BACKEND)
-    )
+    ours, theirs = (k.fp8_cast(x, one, E5M2, columns=True) for k in (TritonKernels(), TORCH_BACKEND))
     assert same(ours, theirs)
     assert ours.by_rows is not None
     assert ours.by_rows.float().abs().max().item() == LARGEST[E5M2]
@@ -138,9 +132,7 @@ def test_memory_that_is_given_is_filled(device: torch.device) -> None:
     x = torch.randn(40, 30, generator=torch.Generator().manual_seed(3)).to(device)
     one, results = torch.tensor(8.0, device=device), []
     for kernels in (TritonKernels(), TORCH_BACKEND):
-        into = Fp8Cast(
-            *(torch.ones(shape, device=device).to(E4M3) for shape in ((40, 30), (30, 40)))
-        )
+        into = Fp8Cast(*(torch.ones(shape, device=device).to(E4M3) for shape in ((40, 30), (30, 40))))
         amax = torch.zeros((), device=device)
         found = kernels.fp8_cast(x, one, E4M3, columns=True, amax=amax, into=into)
         assert found is into and amax == x.abs().max()

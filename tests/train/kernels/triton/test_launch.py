@@ -72,10 +72,18 @@ def test_what_triton_specialises_by_is_another_form(kernel: Kernel) -> None:
     launch = Launcher(lambda: elementwise, "a_kernel")
     x = byte_offset(0)
     forms: list[tuple[tuple[Tensor | None, ...], Any]] = [
-        ((x, None), 1), ((x, None), 2), ((x, None), None), ((x, x), 1), ((x.int(), None), 1),
-        ((byte_offset(4), None), 1), ((byte_offset(16), None), 1), ((x[:8], None), 1),
-        ((x.view(4, 4), None), 1), ((x.view(4, 4).t(), None), 1), ((x[::2], None), 1),
-    ]  # fmt: skip
+        ((x, None), 1),
+        ((x, None), 2),
+        ((x, None), None),
+        ((x, x), 1),
+        ((x.int(), None), 1),
+        ((byte_offset(4), None), 1),
+        ((byte_offset(16), None), 1),
+        ((x[:8], None), 1),
+        ((x.view(4, 4), None), 1),
+        ((x.view(4, 4).t(), None), 1),
+        ((x[::2], None), 1),
+    ]
     for tensors, fact in forms * 2:
         launch(tensors, fact, prepare, 5, varying=(7,))
     assert len(kernel.first) == len(kernel.again) == len(forms)

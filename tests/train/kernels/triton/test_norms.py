@@ -27,9 +27,14 @@ def computed(
     """Sum, norm and gradients, of which the sum's goes through the stream too."""
     x, branch, weight, bias, branch_bias = given
     total, y = kernels.residual_norm(
-        x, branch if adds else None, weight, bias if centred else None, 1e-5, centred=centred,
+        x,
+        branch if adds else None,
+        weight,
+        bias if centred else None,
+        1e-5,
+        centred=centred,
         **({"branch_bias": branch_bias} if summed else {}),
-    )  # fmt: skip
+    )
     leaves = [x, weight, *[branch] * adds, *[bias] * centred, *[branch_bias] * summed]
     generator = torch.Generator().manual_seed(7)
     ends = (torch.randn(y.shape, generator=generator).to(y) for _ in range(2))
@@ -39,9 +44,7 @@ def computed(
 @Kernels
 @pytest.mark.parametrize("adds", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_values_and_gradients_are_torchs(
-    dtype: torch.dtype, adds: bool, centred: bool, device: torch.device
-) -> None:
+def test_values_and_gradients_are_torchs(dtype: torch.dtype, adds: bool, centred: bool, device: torch.device) -> None:
     """16 bits beside float64 of the same numbers: the sum is rounded once forward, once back."""
     given = inputs(3, 100, dtype, device)
     ours = computed(TritonKernels(), given, centred=centred, adds=adds)
@@ -54,25 +57,20 @@ def test_values_and_gradients_are_torchs(
 
 
 @Kernels
-def test_a_branchs_bias_gets_the_sums_of_the_streams_gradient(
-    centred: bool, device: torch.device
-) -> None:
+def test_a_branchs_bias_gets_the_sums_of_the_streams_gradient(centred: bool, device: torch.device) -> None:
     given = inputs(40, 24, torch.float64, device)
     *_, dbias = computed(TritonKernels(), given, centred=centred, adds=True, summed=True)
     dx = computed(TORCH_BACKEND, given, centred=centred, adds=True)[2]
     torch.testing.assert_close(dbias, dx.sum((0, 1)), rtol=1e-12, atol=1e-12)
 
 
-def test_programs_of_several_rows_sum_all_of_them(
-    monkeypatch: pytest.MonkeyPatch, device: torch.device
-) -> None:
+def test_programs_of_several_rows_sum_all_of_them(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
     """3 programs of 5 rows for 13, in the order of the rows: the sums have the bits of any."""
     monkeypatch.setattr(norms, "PROGRAMS", 3)
     given = inputs(13, 24, torch.float64, device)
     given[:2] = [x.detach()[:1].requires_grad_() for x in given[:2]]
     ours = computed(TritonKernels(), given, centred=True, adds=True)
-    for mine, other in zip(ours, computed(TORCH_BACKEND, given, centred=True, adds=True),
-                           strict=True):  # fmt: skip
+    for mine, other in zip(ours, computed(TORCH_BACKEND, given, centred=True, adds=True), strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-12, atol=1e-12)
 
 
@@ -85,19 +83,22 @@ def test_a_norm_is_one_kernel_and_two_backward(centred: bool) -> None:
     assert not any(name in ("aten::add.Tensor", "aten::sum.dim_IntList") for name in names)
 
 
-def test_a_norm_alone_has_its_gradient_and_rows_that_are_too_wide_are_torchs(
-    device: torch.device,
-) -> None:
+def test_a_norm_alone_has_its_gradient_and_rows_that_are_too_wide_are_torchs(device: torch.device) -> None:
     x, _, weight, bias, _ = inputs(3, 40, torch.float64, device)
     for kernels in (TritonKernels(), TORCH_BACKEND):
         y = kernels.layer_norm(x, weight, bias, 1e-5) + kernels.rms_norm(x, weight, 1e-5)
         grads = torch.autograd.grad(y.square().sum(), (x, weight, bias))
         torch.testing.assert_close(
             [each.sum() for each in grads],
-            [torch.autograd.grad(
-                (TORCH_BACKEND.layer_norm(x, weight, bias, 1e-5)
-                 + TORCH_BACKEND.rms_norm(x, weight, 1e-5)).square().sum(), leaf)[0].sum()
-             for leaf in (x, weight, bias)],
-        )  # fmt: skip
+            [
+                torch.autograd.grad(
+                    (TORCH_BACKEND.layer_norm(x, weight, bias, 1e-5) + TORCH_BACKEND.rms_norm(x, weight, 1e-5))
+                    .square()
+                    .sum(),
+                    leaf,
+                )[0].sum()
+                for leaf in (x, weight, bias)
+            ],
+        )
     wide = torch.zeros(norms.WIDEST // 4 + 1, dtype=torch.bfloat16)
     assert not norms.fits(wide, wide) and norms.fits(wide[1:], wide[1:])

@@ -34,9 +34,7 @@ def test_values_and_gradients_are_the_references(
     x = random_tensor((T, width), dtype, device, 1)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     weights = random_tensor((T, k), wide, device, 2)
-    ours, theirs = (
-        _both_ways(kernels, x, weights, copies) for kernels in (TritonKernels(), TORCH_BACKEND)
-    )
+    ours, theirs = (_both_ways(kernels, x, weights, copies) for kernels in (TritonKernels(), TORCH_BACKEND))
     assert same_bits(ours[0], theirs[0]) and same_bits(ours[1], theirs[1])
     close = TOLERANCE.get(dtype, 1e-4)
     assert torch.allclose(ours[2], theirs[2], rtol=close, atol=close)

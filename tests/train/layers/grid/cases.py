@@ -34,10 +34,9 @@ LLAMA = AttentionConfig(H, A, kv_heads=6, rotary=Rotary(2), bias=False)
 LAYERS = {
     "gpt": LayerConfig(GPT, MLPConfig(H, FFN, "gelu_tanh"), dropout=DROPOUT),
     "llama": LayerConfig(
-        replace(LLAMA, dropout=DROPOUT), MLPConfig(H, FFN, "swiglu", bias=False),
-        norm="rmsnorm", dropout=DROPOUT,
+        replace(LLAMA, dropout=DROPOUT), MLPConfig(H, FFN, "swiglu", bias=False), norm="rmsnorm", dropout=DROPOUT
     ),
-}  # fmt: skip
+}
 
 Case = Callable[[ShardContext], dict[str, Part]]
 
@@ -76,11 +75,7 @@ def column(context: ShardContext, *, parts: tuple[int, ...]) -> dict[str, Part]:
     y = module(x)
     y.backward(take(inside, numbers(B, S, sum(parts), seed=9)))
     assert x.grad is not None
-    return {
-        "y": (y.detach(), inside),
-        "dx": (x.grad, activation(context, SHAPE)),
-        **summed_gradients(module, context),
-    }
+    return {"y": (y.detach(), inside), "dx": (x.grad, activation(context, SHAPE)), **summed_gradients(module, context)}
 
 
 def norm(context: ShardContext, *, kind: Any, offset: float) -> dict[str, Part]:
@@ -158,9 +153,7 @@ class _Words(nn.Module):
         return context.cross_entropy(logits, targets, words=own)
 
 
-def words(
-    context: ShardContext, *, vocab: int, tied: bool, placed: bool = False
-) -> dict[str, Part]:
+def words(context: ShardContext, *, vocab: int, tied: bool, placed: bool = False) -> dict[str, Part]:
     module = _Words(context, vocab, tied)
     fill(module)
     tokens, targets = (_tokens(seed, vocab) for seed in (1, 2))
@@ -219,9 +212,7 @@ BLOCKS: dict[str, Case] = {
     "llama layer": partial(layer, family="llama"),
     "gpt layer, full": partial(layer, family="gpt", recompute="full"),
     "llama layer, full, no dropout": partial(layer, family="llama", recompute="full", dropout=0.0),
-    "gpt layer, full on the host": partial(
-        layer, family="gpt", recompute="full", offload_activations=True
-    ),
+    "gpt layer, full on the host": partial(layer, family="gpt", recompute="full", offload_activations=True),
     "llama layer, selective": partial(layer, family="llama", recompute="selective"),
     "gpt layer, post-norm": partial(layer, family="gpt", norm_order="post"),
     "gpt layer, post-norm, full": partial(layer, family="gpt", norm_order="post", recompute="full"),

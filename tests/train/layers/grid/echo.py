@@ -75,9 +75,7 @@ class EchoGroup(Group):
     def start_reduce(self, tensor: Tensor, target: int) -> Pending:
         return self._told("reduce", tensor, f" {target}")
 
-    def start_all_reduce(
-        self, tensor: Tensor, op: Reduction = "sum", *, is_async: bool = True
-    ) -> Pending:
+    def start_all_reduce(self, tensor: Tensor, op: Reduction = "sum", *, is_async: bool = True) -> Pending:
         return self._told("all_reduce", tensor)
 
     def start_all_gather(self, tensor: Tensor, dim: int, *, is_async: bool = True) -> Pending:
@@ -88,9 +86,7 @@ class EchoGroup(Group):
         return self._told("reduce_scatter", own)
 
 
-def echo_context(
-    where: Where, rank: int, *, dtype: torch.dtype = torch.float32
-) -> tuple[ShardContext, Events]:
+def echo_context(where: Where, rank: int, *, dtype: torch.dtype = torch.float32) -> tuple[ShardContext, Events]:
     """The context of one rank of a grid, whose groups echo, and what happens in them."""
     grid, events = grid_of(where), Events()
     tp = EchoGroup(rank, grid.size, name="tp", events=events)
@@ -100,9 +96,7 @@ def echo_context(
     return made, events
 
 
-def _echo(
-    grid: TensorGrid, rank: int, axes: tuple[str, ...], name: str, events: Events
-) -> EchoGroup:
+def _echo(grid: TensorGrid, rank: int, axes: tuple[str, ...], name: str, events: Events) -> EchoGroup:
     place = grid.coords(rank)
     slowest_first = tuple(axis for axis in reversed(grid.axes) if axis in axes)
     number = grid.block(grid.parts(axes), slowest_first, place).start

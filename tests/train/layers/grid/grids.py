@@ -27,9 +27,12 @@ from tests.train.layers.oracle import Part, close, gradients, numbers, whole
 Where = tuple[str, int, int | None]  # mode, ranks, depth
 
 GRIDS: dict[str, Where] = {
-    "2d-4": ("2d", 4, None), "2d-9": ("2d", 9, None), "2.5d-4": ("2.5d", 4, 1),
-    "2.5d-8": ("2.5d", 8, 2), "3d-8": ("3d", 8, None),
-}  # fmt: skip
+    "2d-4": ("2d", 4, None),
+    "2d-9": ("2d", 9, None),
+    "2.5d-4": ("2.5d", 4, 1),
+    "2.5d-8": ("2.5d", 8, 2),
+    "3d-8": ("3d", 8, None),
+}
 # One grid of each kind at once, the others with the slow tests.
 EACH = [
     pytest.param(where, id=name, marks=pytest.mark.slow if name in ("2d-9", "2.5d-4") else ())
@@ -57,9 +60,8 @@ def grid_context(
 
 
 def activation(
-    context: ShardContext, shape: tuple[int, ...], *, inside: bool = False,
-    parts: tuple[int, ...] = (),
-) -> Shard:  # fmt: skip
+    context: ShardContext, shape: tuple[int, ...], *, inside: bool = False, parts: tuple[int, ...] = ()
+) -> Shard:
     """What the rank holds of activations [b, s, h] or of losses [b, s]. parts: sizes of fused
     features, each cut by itself."""
     grid, place = context.grid, context.grid.coords(context.tp.rank)
@@ -84,9 +86,7 @@ def summed_gradients(module: nn.Module, context: ShardContext) -> dict[str, Part
     return gradients(module)
 
 
-def passed(
-    context: ShardContext, module: nn.Module, shape: tuple[int, int, int], *args: Any
-) -> dict[str, Part]:
+def passed(context: ShardContext, module: nn.Module, shape: tuple[int, int, int], *args: Any) -> dict[str, Part]:
     """Forward and backward of a module between layers: its result and all gradients."""
     x = held(context, *shape, seed=8).requires_grad_()
     y = module(x, *args)

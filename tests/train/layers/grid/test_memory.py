@@ -30,9 +30,10 @@ LAYERS = {
     "gpt": LayerConfig(AttentionConfig(H, A, dropout=0.1), MLPConfig(H, 4 * H), dropout=0.1),
     "llama": LayerConfig(
         AttentionConfig(H, A, kv_heads=6, rotary=Rotary(24), bias=False),
-        MLPConfig(H, 3 * H, "swiglu", bias=False), norm="rmsnorm",
+        MLPConfig(H, 3 * H, "swiglu", bias=False),
+        norm="rmsnorm",
     ),
-}  # fmt: skip
+}
 WITHIN = 0.02
 UNSHARDED = ShardContext()
 

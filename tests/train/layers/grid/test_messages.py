@@ -99,10 +99,7 @@ def _products(rank: int, size: int, where: Where) -> dict[str, dict[str, list[Se
     log: list[Collective] = []
     context = grid_context(where, rank, log)
     return {
-        name: {
-            **_of_linear_layers(replace(context, dtype=dtype), log),
-            **_of_norms(replace(context, dtype=dtype), log),
-        }
+        name: {**_of_linear_layers(replace(context, dtype=dtype), log), **_of_norms(replace(context, dtype=dtype), log)}
         for name, dtype in DTYPES.items()
     }
 
@@ -168,15 +165,11 @@ def _layer_messages(grid: TensorGrid, config: LayerConfig) -> list[TensorMessage
     fused = width + 2 * attention.num_kv_heads * attention.head_size
     assert isinstance(config.mlp, MLPConfig)
     up = FFN * (2 if config.mlp.is_gated else 1)
-    sizes: list[tuple[MatMul, int, int]] = [
-        (QKV, H, fused), (OUTPUT, width, H), (UP, H, up), (DOWN, FFN, H)
-    ]  # fmt: skip
+    sizes: list[tuple[MatMul, int, int]] = [(QKV, H, fused), (OUTPUT, width, H), (UP, H, up), (DOWN, FFN, H)]
     messages = [
         message
         for product, inputs, outputs in sizes
-        for message in product_messages(
-            grid, product, ProductSize(B * S, inputs, outputs), GradNeeds()
-        )
+        for message in product_messages(grid, product, ProductSize(B * S, inputs, outputs), GradNeeds())
     ]
     return messages + 2 * norm_messages(grid, config.norm, B * S, goes_back=True)
 
@@ -210,9 +203,7 @@ def test_words_head_and_loss(where: Where) -> None:
     ranks, grid = run_ranks(_ends, where[1], where), grid_of(where)
     for is_frozen in (False, True):
         messages = [
-            *product_messages(
-                grid, LOOKUP, ProductSize(B * S, ROWS, H), GradNeeds(x=False, w=not is_frozen)
-            ),
+            *product_messages(grid, LOOKUP, ProductSize(B * S, ROWS, H), GradNeeds(x=False, w=not is_frozen)),
             *product_messages(grid, HEAD, ProductSize(B * S, H, ROWS), GradNeeds()),
             *loss_messages(grid, B * S),
         ]
@@ -224,14 +215,21 @@ def test_what_a_product_sends_by_hand() -> None:
     along row. 3d with l=2: a fourth of each matrix once."""
     square = product_messages(TensorGrid.of("2d", 4), UP, ProductSize(8, 4, 4), GradNeeds())
     assert [(m.phase, m.kind, m.axis, m.elements, m.count) for m in square] == [
-        ("forward", "broadcast", "col", 8, 2), ("forward", "broadcast", "row", 4, 2),
-        ("backward", "broadcast", "row", 4, 2), ("backward", "reduce", "col", 8, 2),
-        ("backward", "broadcast", "col", 8, 2), ("backward", "reduce", "row", 4, 2),
-    ]  # fmt: skip
+        ("forward", "broadcast", "col", 8, 2),
+        ("forward", "broadcast", "row", 4, 2),
+        ("backward", "broadcast", "row", 4, 2),
+        ("backward", "reduce", "col", 8, 2),
+        ("backward", "broadcast", "col", 8, 2),
+        ("backward", "reduce", "row", 4, 2),
+    ]
     cube = product_messages(TensorGrid.of("3d", 8), DOWN, ProductSize(8, 4, 4), GradNeeds())
     assert [(m.phase, m.kind, m.axis, m.elements) for m in cube] == [
-        ("forward", "all_gather", "output", 8), ("forward", "all_gather", "weight", 4),
-        ("forward", "reduce_scatter", "input", 8), ("backward", "all_gather", "input", 8),
-        ("backward", "all_gather", "weight", 4), ("backward", "reduce_scatter", "output", 8),
-        ("backward", "all_gather", "output", 8), ("backward", "reduce_scatter", "weight", 4),
-    ]  # fmt: skip
+        ("forward", "all_gather", "output", 8),
+        ("forward", "all_gather", "weight", 4),
+        ("forward", "reduce_scatter", "input", 8),
+        ("backward", "all_gather", "input", 8),
+        ("backward", "all_gather", "weight", 4),
+        ("backward", "reduce_scatter", "output", 8),
+        ("backward", "all_gather", "output", 8),
+        ("backward", "reduce_scatter", "weight", 4),
+    ]

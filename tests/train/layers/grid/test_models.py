@@ -20,16 +20,21 @@ from tests.train.layers.grid.grids import GRIDS, ONE, Where, compared, grid_cont
 from tests.train.layers.oracle import Part
 
 B, S, V = 12, 7, 31  # of the vocabulary 32 rows on 4 and 8 ranks, 36 on 9
-SHAPE: dict[str, Any] = {
-    "layers": 2, "hidden": 36, "vocab": V, "vocab_divisor": 1, "seq_length": S,
-}  # fmt: skip
+SHAPE: dict[str, Any] = {"layers": 2, "hidden": 36, "vocab": V, "vocab_divisor": 1, "seq_length": S}
 MODELS: dict[str, dict[str, Any]] = {
     "gpt": {"ffn": 72, "heads": 6},
     "llama": {
-        "ffn": 60, "norm": "rmsnorm", "position": "rotary", "activation": "swiglu", "kv_heads": 6,
-        "heads": 12, "head_dim": 4, "bias": False, "tied_embeddings": False,
+        "ffn": 60,
+        "norm": "rmsnorm",
+        "position": "rotary",
+        "activation": "swiglu",
+        "kv_heads": 6,
+        "heads": 12,
+        "head_dim": 4,
+        "bias": False,
+        "tied_embeddings": False,
     },
-}  # fmt: skip
+}
 TRAININGS: dict[str, dict[str, Any]] = {
     "plain": {"dropout": 0.0, "attention_dropout": 0.0},
     "dropout": {"dropout": 0.1, "attention_dropout": 0.1, "recompute": "selective"},

@@ -109,10 +109,14 @@ def test_blocks_of_a_head_travel_one_step_ahead(rank: int) -> None:
 def test_the_messages_of_a_cube_travel_together() -> None:
     forward, backward = _told("column", CUBE, 5)
     assert forward == [
-        "start input all_gather", "start weight all_gather", "wait input all_gather",
-        "wait weight all_gather", "product 0", "start output reduce_scatter",
+        "start input all_gather",
+        "start weight all_gather",
+        "wait input all_gather",
+        "wait weight all_gather",
+        "product 0",
+        "start output reduce_scatter",
         "wait output reduce_scatter",
-    ]  # fmt: skip
+    ]
     dx, dw = _first(backward, "product 0", "product 1")
     for axis in ("output", "weight", "input"):
         assert backward.index(f"start {axis} all_gather") < dx < dw

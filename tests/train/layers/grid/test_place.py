@@ -52,10 +52,8 @@ def test_partial_gradients_are_marked_with_their_group(name: str) -> None:
     told = [*map(partial_kind, (column.weight, column.bias, norm.weight, table.weight, words))]
     assert told == [
         grid.partial_kind(dims)
-        for dims in (
-            ("ffn", "hidden"), ("ffn",), ("hidden",), ("positions", "hidden"), ("vocab",),
-        )
-    ]  # fmt: skip
+        for dims in (("ffn", "hidden"), ("ffn",), ("hidden",), ("positions", "hidden"), ("vocab",))
+    ]
     assert all(kind in context.groups for kind in told if kind)
     assert shard_of(words).local_shape == (48 // grid.feature_parts,)
 
@@ -78,15 +76,10 @@ def _context(mode: str, tp: int) -> ShardContext:
             lambda c: c.layers.word_embedding(9, 8, padded_vocab=8, init=WEIGHTS),
             "padded_vocab 8 is below the vocabulary of 9",
         ),
-        (
-            lambda c: c.layers.output_head(9, 8, padded_vocab=10, init=WEIGHTS),
-            "10 is not divisible by 4",
-        ),
+        (lambda c: c.layers.output_head(9, 8, padded_vocab=10, init=WEIGHTS), "10 is not divisible by 4"),
     ],
 )
-def test_what_a_cube_does_not_divide_is_refused(
-    make: Callable[[ShardContext], object], problem: str
-) -> None:
+def test_what_a_cube_does_not_divide_is_refused(make: Callable[[ShardContext], object], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         make(_context("3d", 8))
 
@@ -117,15 +110,15 @@ def test_words_of_a_rank_by_hand() -> None:
     """2d on 4 ranks, 13 words in 16 rows: a rank looks up the rows of its row of the grid, and
     makes logits for those of its column."""
     tables = [
-        echo_context(("2d", 4, None), rank)[0].layers.word_embedding(
-            13, 8, padded_vocab=16, init=WEIGHTS
-        )
+        echo_context(("2d", 4, None), rank)[0].layers.word_embedding(13, 8, padded_vocab=16, init=WEIGHTS)
         for rank in range(4)
     ]
     assert [(t.rows, t.words) for t in tables] == [
-        (range(8), range(8)), (range(8), range(8, 13)),
-        (range(8, 16), range(8)), (range(8, 16), range(8, 13)),
-    ]  # fmt: skip
+        (range(8), range(8)),
+        (range(8), range(8, 13)),
+        (range(8, 16), range(8)),
+        (range(8, 16), range(8, 13)),
+    ]
 
 
 def test_a_product_of_frozen_weights_keeps_no_input() -> None:

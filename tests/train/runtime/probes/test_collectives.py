@@ -22,17 +22,28 @@ DTYPES = ("float32", "bfloat16", "int64", "int8")
 
 def case(kind: CollectiveKind, axis: str, transport: Any, **more: Any) -> CollectiveCase:
     made: Any = {
-        "kind": kind, "axis": axis, "transport": transport, "dtype": "float32",
-        "op": "sum" if kind in ADDING else "none", "bytes": 4096, "count": 1024,
-    } | more  # fmt: skip
+        "kind": kind,
+        "axis": axis,
+        "transport": transport,
+        "dtype": "float32",
+        "op": "sum" if kind in ADDING else "none",
+        "bytes": 4096,
+        "count": 1024,
+    } | more
     return made
 
 
 def request(cases: list[CollectiveCase], **more: Any) -> CollectivesRequest:
     made: Any = {
-        "task": "collectives", "cases": cases, "rounds": 2, "iterations": 2, "warm_up": 1,
-        "root": 1, "check": True, "seconds": None,
-    } | more  # fmt: skip
+        "task": "collectives",
+        "cases": cases,
+        "rounds": 2,
+        "iterations": 2,
+        "warm_up": 1,
+        "root": 1,
+        "check": True,
+        "seconds": None,
+    } | more
     return made
 
 
@@ -105,9 +116,7 @@ class Deaf(Group):
 @pytest.mark.parametrize("kind", ["all_reduce", "broadcast", "all_to_all"])
 def test_a_wrong_result_is_counted(kind: Any, dtype: str) -> None:
     """Of the all-to-all rank 1 keeps its own block, which is right, and a wrong one of rank 0."""
-    timed = TimedCollective.of(
-        case(kind, "tp", "gloo", dtype=dtype, count=40), Deaf(1, 2), torch.device("cpu")
-    )
+    timed = TimedCollective.of(case(kind, "tp", "gloo", dtype=dtype, count=40), Deaf(1, 2), torch.device("cpu"))
     wrong, elements = timed.wrong(), 40 * (2 if kind in SPLIT else 1)
     assert elements // 3 < wrong <= elements
     assert not timed.buffer.any()

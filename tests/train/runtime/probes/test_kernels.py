@@ -16,18 +16,28 @@ from mpctl.train.runtime.mesh import build_mesh
 from mpctl.train.runtime.probes.kernels import probe_kernels
 from tests.ranks import run_ranks
 
-PRODUCT: KernelCase = {"kernel": "matmul", "part": "forward", "dtype": "fp32",
-                       "shape": {"m": 4, "k": 4, "n": 4}, "copies": 3}  # fmt: skip
-COPY: KernelCase = {"kernel": "copy", "part": "update", "dtype": "fp32",
-                    "shape": {"elements": 8}, "copies": 1}  # fmt: skip
+PRODUCT: KernelCase = {
+    "kernel": "matmul",
+    "part": "forward",
+    "dtype": "fp32",
+    "shape": {"m": 4, "k": 4, "n": 4},
+    "copies": 3,
+}
+COPY: KernelCase = {"kernel": "copy", "part": "update", "dtype": "fp32", "shape": {"elements": 8}, "copies": 1}
 JOB: dict[str, Any] = {"model": "demo-gpt", "launch.device": "cpu"}
 
 
 def request_of(cases: list[KernelCase], **changes: Any) -> KernelRequest:
     request: KernelRequest = {
-        "task": "kernels", "cases": cases, "dropout": 0.0, "attention_dropout": 0.0,
-        "ranks": [1], "rounds": 1, "seconds": None, "least_seconds": 1e-6,
-    }  # fmt: skip
+        "task": "kernels",
+        "cases": cases,
+        "dropout": 0.0,
+        "attention_dropout": 0.0,
+        "ranks": [1],
+        "rounds": 1,
+        "seconds": None,
+        "least_seconds": 1e-6,
+    }
     return {**request, **changes}  # type: ignore[typeddict-item]
 
 
@@ -61,20 +71,29 @@ def test_a_short_kernel_is_repeated_for_as_long_as_was_asked() -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"model": "demo-llama"}, {"model": "demo-t5"}, {"model": "demo-glm"},
-        {"model": "demo-bert"}, {"parallel.cp": 2}, {"model.attention_window": 4},
+        {"model": "demo-llama"},
+        {"model": "demo-t5"},
+        {"model": "demo-glm"},
+        {"model": "demo-bert"},
+        {"parallel.cp": 2},
+        {"model.attention_window": 4},
         {"training.dropout": 0.1, "training.attention_dropout": 0.1},
         {"training.dtype": "bf16", "model.position": "alibi"},
         {"parallel.tp": 2, "parallel.sequence_parallel": True, "model.norm_order": "sandwich"},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_every_kernel_of_a_model_runs(settings: dict[str, Any]) -> None:
     """Each case that the bench lists for a model, at sizes of a few elements."""
     tiny = {
-        "model.layers": 2, "model.hidden": 32, "model.heads": 4, "model.ffn": 64,
-        "model.vocab": 128, "model.seq_length": 16, "training.micro_batch_size": 2,
-    }  # fmt: skip
+        "model.layers": 2,
+        "model.hidden": 32,
+        "model.heads": 4,
+        "model.ffn": 64,
+        "model.vocab": 128,
+        "model.seq_length": 16,
+        "training.micro_batch_size": 2,
+    }
     if settings.get("model") == "demo-llama":
         tiny["model.kv_heads"] = 2
     if settings.get("model") == "demo-t5":
@@ -84,9 +103,8 @@ def test_every_kernel_of_a_model_runs(settings: dict[str, Any]) -> None:
     kernels = kernel_cases(job, few, ranks=(1,), device="cpu").kernels
     training = job.training
     request = request_of(
-        [kernel.case for kernel in kernels],
-        dropout=training.dropout, attention_dropout=training.attention_dropout,
-    )  # fmt: skip
+        [kernel.case for kernel in kernels], dropout=training.dropout, attention_dropout=training.attention_dropout
+    )
     model = {k: v for k, v in {**THIS_MACHINE, **tiny, **settings}.items() if "parallel" not in k}
     answers = probed(0, 1, request, {**model, "launch.device": "cpu"})
     assert [a["case"] for a in answers] == list(range(len(kernels)))

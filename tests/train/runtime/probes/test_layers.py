@@ -19,22 +19,25 @@ from tests.ranks import run_ranks
 
 HIDDEN, FFN, SEQ, BATCH = 32, 128, 8, 4
 JOB: dict[str, Any] = {
-    "model.family": "gpt", "model.layers": 2, "model.hidden": HIDDEN, "model.heads": 8,
-    "model.ffn": FFN, "model.vocab": 64, "model.seq_length": SEQ, "launch.device": "cpu",
-    "training.micro_batch_size": BATCH, "training.dtype": "fp32",
-}  # fmt: skip
+    "model.family": "gpt",
+    "model.layers": 2,
+    "model.hidden": HIDDEN,
+    "model.heads": 8,
+    "model.ffn": FFN,
+    "model.vocab": 64,
+    "model.seq_length": SEQ,
+    "launch.device": "cpu",
+    "training.micro_batch_size": BATCH,
+    "training.dtype": "fp32",
+}
 SQUARE: list[LayerCase] = [{"mode": "1d", "depth": None}, {"mode": "2d", "depth": None}]
-CUBES: list[LayerCase] = [
-    {"mode": "1d", "depth": None}, {"mode": "2.5d", "depth": 2}, {"mode": "3d", "depth": None}
-]  # fmt: skip
+CUBES: list[LayerCase] = [{"mode": "1d", "depth": None}, {"mode": "2.5d", "depth": 2}, {"mode": "3d", "depth": None}]
 
 
 def probed(rank: int, size: int, cases: list[LayerCase], settings: dict[str, Any]) -> Any:
     job = load_job(None, {**settings, "parallel.tp": size})
     mesh = build_mesh(job_topology(job), rank, torch.device("cpu"), launch=job.launch)
-    request: LayerRequest = {
-        "task": "layers", "cases": cases, "rounds": 2, "steps": 1, "seconds": None,
-    }  # fmt: skip
+    request: LayerRequest = {"task": "layers", "cases": cases, "rounds": 2, "steps": 1, "seconds": None}
     return list(probe_layers(request, job, mesh))
 
 
@@ -42,8 +45,7 @@ def expected_traffic(grid: TensorGrid) -> dict[str, int]:
     """Bytes by axis and kind, from the list of messages of products and norms."""
     needs, rows = GradNeeds(), BATCH * SEQ
     up, down = ("hidden", "ffn"), ("ffn", "hidden")
-    products = [(up, HIDDEN, 3 * HIDDEN), (down, HIDDEN, HIDDEN), (up, HIDDEN, FFN),
-                (down, FFN, HIDDEN)]  # fmt: skip
+    products = [(up, HIDDEN, 3 * HIDDEN), (down, HIDDEN, HIDDEN), (up, HIDDEN, FFN), (down, FFN, HIDDEN)]
     messages = [
         message
         for (reads, writes), inputs, outputs in products
@@ -81,8 +83,7 @@ def check(ranks: int, cases: list[LayerCase]) -> None:
             assert law <= own["saved_bytes"] < 1.1 * law
     timed = [(a["round"], a["case"]) for a in results[0] if a["event"] == "timing"]
     assert timed == [(turn, case) for turn in range(2) for case in range(len(cases))]
-    assert all(a["seconds"] > 0 and a["cpu_seconds"] > 0
-               for a in results[0] if a["event"] == "timing")  # fmt: skip
+    assert all(a["seconds"] > 0 and a["cpu_seconds"] > 0 for a in results[0] if a["event"] == "timing")
 
 
 def test_one_layer_on_four_ranks_in_a_row_and_in_a_square() -> None:

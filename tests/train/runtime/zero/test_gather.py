@@ -46,6 +46,12 @@ def test_backward_starts_the_next_gather_before_the_reduction(data: Path, tmp_pa
     for events in run_ranks(_messages, 2, job.model_dump(mode="json"), str(tmp_path)):
         assert [tuple(event) for event in events] == [
             *(("gather", unit) for unit in (1, 2, 3, 4)),
-            ("gather", 4), ("gather", 3), ("gather", 2), ("reduce", 4), ("gather", 1),
-            ("reduce", 3), ("reduce", 2), ("reduce", 1),
-        ]  # fmt: skip
+            ("gather", 4),
+            ("gather", 3),
+            ("gather", 2),
+            ("reduce", 4),
+            ("gather", 1),
+            ("reduce", 3),
+            ("reduce", 2),
+            ("reduce", 1),
+        ]

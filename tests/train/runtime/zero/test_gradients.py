@@ -81,8 +81,7 @@ def _norm_of_grid(rank: int, size: int) -> float:
         "c": (1, 0, 2.0),
     }
     parameters = tuple(
-        shard_parameter(Shard((full,), {0: (range(place, place + 1),)}), init=ZEROS)
-        for full, place, _ in held.values()
+        shard_parameter(Shard((full,), {0: (range(place, place + 1),)}), init=ZEROS) for full, place, _ in held.values()
     )
     shard = BucketShard(Bucket(tuple(held), (1, 1, 1), View()), parameters, Group())
     gradients = GradientBuffer([shard], torch.float32, CPU, {"tp": grouped(rank, size)})

@@ -61,9 +61,7 @@ def starts(events: list[Event]) -> list[int]:
     return [event[1] for event in events if event[0] == "start"]
 
 
-def test_buckets_start_in_the_last_backward_as_soon_as_they_are_complete(
-    data: Path, tmp_path: Path
-) -> None:
+def test_buckets_start_in_the_last_backward_as_soon_as_they_are_complete(data: Path, tmp_path: Path) -> None:
     """4 layers (units 1 to 4 between entry 0 and exit 5), 4 micro batches."""
     job = pipeline_job(data, "gpt", {}, SMALL)
     events, overlap = logged(make_trainer(job, tmp_path))

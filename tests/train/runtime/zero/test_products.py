@@ -109,9 +109,7 @@ def test_no_gradient_of_a_tied_table_is_made(zero: int) -> None:
     table = VocabParallelEmbedding(vocab, hidden, group=group, dtype=torch.float64)
     torch.nn.init.normal_(table.weight)
     bucket = Bucket(("a",), (table.weight.numel(),), View(zero=zero))
-    buffer = GradientBuffer(
-        [BucketShard(bucket, (table.weight,), group)], torch.float64, torch.device("cpu")
-    )
+    buffer = GradientBuffer([BucketShard(bucket, (table.weight,), group)], torch.float64, torch.device("cpu"))
     buffer.zero()
     tracker = MemoryTracker(torch.device("cpu"))
     with tracker:

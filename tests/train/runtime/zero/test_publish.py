@@ -129,9 +129,7 @@ def test_a_step_ends_before_its_parameters_arrive(data: Path, tmp_path: Path, sh
     [(1, layout(1, dp=2)), pytest.param(2, layout(2, 2, dp=2), marks=pytest.mark.slow)],
     ids=["zero1", "zero2-interleaved"],
 )
-def test_it_is_the_same_to_the_bit(
-    data: Path, tmp_path: Path, zero: int, how: dict[str, Any]
-) -> None:
+def test_it_is_the_same_to_the_bit(data: Path, tmp_path: Path, zero: int, how: dict[str, Any]) -> None:
     """Validated in between, so that a forward without backward is the first one too."""
     found = []
     for on in (True, False):

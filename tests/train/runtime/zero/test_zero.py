@@ -68,8 +68,7 @@ SLOW_LAYOUTS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("bert", layout(2, schedule=ZERO, dp=4), PAIRS),
     ("t5", layout(1, dp=4), {"training__freeze": ["embedding.*"], **PAIRS, **NO_OVERLAP}),
 ]
-SLOW_CASES = [(model, zero, how, changes) for zero in (1, 2, 3)
-              for model, how, changes in SLOW_LAYOUTS]  # fmt: skip
+SLOW_CASES = [(model, zero, how, changes) for zero in (1, 2, 3) for model, how, changes in SLOW_LAYOUTS]
 SLOW_CASES += [("gpt", 0, *SLOW_LAYOUTS[i][1:]) for i in (1, 4, 5)]
 
 
@@ -119,19 +118,20 @@ QUICK = {("gpt", 2, "fp16")}
     ("model", "how", "zero", "dtype"),
     [
         pytest.param(
-            model, how, zero, dtype,
-            marks=[pytest.mark.slow] * ((model, zero, dtype) not in QUICK or how["dp"] == 5),
+            model, how, zero, dtype, marks=[pytest.mark.slow] * ((model, zero, dtype) not in QUICK or how["dp"] == 5)
         )
-        for model, how in (("gpt", layout(2, tp=2, dp=3)), ("t5", SHARED),
-                           ("gpt", {**layout(1, dp=5), **BOTTOM}),
-                           ("gpt", {**layout(1, dp=6), **PAIRS}))
-        for zero in range(4) for dtype in ("fp32", "bf16", "fp16")
+        for model, how in (
+            ("gpt", layout(2, tp=2, dp=3)),
+            ("t5", SHARED),
+            ("gpt", {**layout(1, dp=5), **BOTTOM}),
+            ("gpt", {**layout(1, dp=6), **PAIRS}),
+        )
+        for zero in range(4)
+        for dtype in ("fp32", "bf16", "fp16")
     ],
     ids=name,
-)  # fmt: skip
-def test_a_rehearsal_holds_and_sends_what_is_planned(
-    model: str, how: dict[str, Any], zero: int, dtype: str
-) -> None:
+)
+def test_a_rehearsal_holds_and_sends_what_is_planned(model: str, how: dict[str, Any], zero: int, dtype: str) -> None:
     changes = {"parallel__zero": zero, "training__dtype": dtype, "launch__device": "cuda", **SMALL}
     batch = {"training__global_batch_size": 8 * how["dp"]}
     job = load_job(None, settings(**{**MODELS[model], **how, **changes, **batch}))
@@ -166,9 +166,7 @@ def test_zero_3_never_holds_all_parameters() -> None:
 def test_a_stage_is_never_built_whole() -> None:
     """Over 4 replicas at ZeRO 3: a bucket at a time, whole as drawn and as laid flat."""
     layers = {"model__layers": 8, "training__global_batch_size": 4}
-    job = load_job(
-        None, settings(**layers, parallel__dp=4, cluster__gpus_per_node=4, parallel__zero=3)
-    )
+    job = load_job(None, settings(**layers, parallel__dp=4, cluster__gpus_per_node=4, parallel__zero=3))
     account = rehearse_rank(job, Topology.of(job.sizes), 0)
     assert account["failure"] is None
     h, v, s, width = 32, 384, 32, 4
@@ -210,18 +208,21 @@ def _saved_again(rank: int, size: int, jobs: list[dict[str, Any]], root: str) ->
     ],
 )
 def test_a_checkpoint_of_any_stage_is_read_to_the_bit_by_any_other(
-    data: Path, tmp_path: Path, dtype: str, dp: int,
-    stages: tuple[int | tuple[int, int], ...], freeze: list[str],
-) -> None:  # fmt: skip
+    data: Path, tmp_path: Path, dtype: str, dp: int, stages: tuple[int | tuple[int, int], ...], freeze: list[str]
+) -> None:
     """By these replicas and, the last, by one; a stage, or one with its zero_size."""
-    changes = {"training__dtype": dtype, "training__steps": 4, "checkpoint__interval": 2,
-               "training__eval_samples": 0, "training__freeze": freeze,
-               "checkpoint__at_end": False, **SMALL}  # fmt: skip
+    changes = {
+        "training__dtype": dtype,
+        "training__steps": 4,
+        "checkpoint__interval": 2,
+        "training__eval_samples": 0,
+        "training__freeze": freeze,
+        "checkpoint__at_end": False,
+        **SMALL,
+    }
     both = [stage if isinstance(stage, tuple) else (stage, None) for stage in stages]
     jobs = [
-        tiny_job(data, dp=dp, **changes, parallel__zero=zero, parallel__zero_size=size).model_dump(
-            mode="json"
-        )
+        tiny_job(data, dp=dp, **changes, parallel__zero=zero, parallel__zero_size=size).model_dump(mode="json")
         for zero, size in both
     ]
     losses, *_ = run_ranks(_saved_again, dp, jobs, str(tmp_path))

@@ -26,10 +26,19 @@ def pointer(address, dtype: tl.constexpr):
 
 @triton.jit
 def adamw_kernel(
-    table, scale, found_inf, rate, decay,
-    BETA1: tl.constexpr, BETA2: tl.constexpr, LOG1: tl.constexpr, LOG2: tl.constexpr,
-    EPSILON: tl.constexpr, COPY: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    table,
+    scale,
+    found_inf,
+    rate,
+    decay,
+    BETA1: tl.constexpr,
+    BETA2: tl.constexpr,
+    LOG1: tl.constexpr,
+    LOG2: tl.constexpr,
+    EPSILON: tl.constexpr,
+    COPY: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """Update a chunk: gradients are divided by `scale`; nothing changes where found_inf is 1.
     decay: the rate times the weight decay. COPY: the type of the copies of the values."""
     row = table + tl.program_id(0).to(tl.int64) * FIELDS

@@ -30,9 +30,8 @@ def column_sums_kernel(partial, out, count, width, ROWS: tl.constexpr, BLOCK: tl
 
 @triton.jit
 def activation_backward_kernel(
-    x, grad, out, partial, count, width, rows,
-    act: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    x, grad, out, partial, count, width, rows, act: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):
     """out = grad act'(x), [count, width], and the sums of a block of `rows` of them."""
     block = tl.program_id(0).to(tl.int64)
     j = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -42,9 +41,7 @@ def activation_backward_kernel(
         inside = ((i < count) & (start + tl.arange(0, ROWS) < rows))[:, None] & (j < width)[None, :]
         at = i[:, None] * width + j[None, :]
         _, slope = value_and_slope(wide(tl.load(x + at, mask=inside, other=0.0)), act)
-        result = rounded(
-            slope * wide(tl.load(grad + at, mask=inside, other=0.0)), out.dtype.element_ty
-        )
+        result = rounded(slope * wide(tl.load(grad + at, mask=inside, other=0.0)), out.dtype.element_ty)
         tl.store(out + at, result, mask=inside)
         total += wide(result)
     tl.store(partial + block * width + j, tl.sum(total, axis=0), mask=j < width)
@@ -52,9 +49,8 @@ def activation_backward_kernel(
 
 @triton.jit
 def dropout_sums_kernel(
-    grad, kept, out, partial, count, width, rows,
-    scale: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    grad, kept, out, partial, count, width, rows, scale: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):
     """out = grad / (1 - p) where kept, else 0, as elementwise.py's, and the sums of a block of
     `rows` of them."""
     block = tl.program_id(0).to(tl.int64)
@@ -75,9 +71,8 @@ def dropout_sums_kernel(
 
 @triton.jit
 def join_kernel(
-    first, second, third, out, partial, strides, sizes, count, rows,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    first, second, third, out, partial, strides, sizes, count, rows, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):
     """out [count, widths] = [first | second | third], of [b, n, s, d] by (batch, head, row), whose
     columns are heads by d, and the sums of a block of `rows` of them. sizes: s, d and the end of
     each one's columns."""
@@ -92,9 +87,7 @@ def join_kernel(
         is_second = inside & ((j >= end1) & (j < end2))[None, :]
         value += part(second, strides[1], i, j - end1, is_second, s, d)
         value += part(third, strides[2], i, j - end2, inside & (j >= end2)[None, :], s, d)
-        tl.store(
-            out + i[:, None] * width + j[None, :], rounded(value, out.dtype.element_ty), mask=inside
-        )
+        tl.store(out + i[:, None] * width + j[None, :], rounded(value, out.dtype.element_ty), mask=inside)
         total += value
     tl.store(partial + block * width + j, tl.sum(total, axis=0), mask=j < width)
 
@@ -104,10 +97,4 @@ def part(x, strides, i, j, inside, s, d):
     """Flat rows i and columns j of x [b, n, s, d], 0 outside."""
     batch, head, row = strides
     rows = (i // s) * batch + (i % s) * row
-    return wide(
-        tl.load(
-            x + rows[:, None] + ((j // d).to(tl.int64) * head + j % d)[None, :],
-            mask=inside,
-            other=0.0,
-        )
-    )
+    return wide(tl.load(x + rows[:, None] + ((j // d).to(tl.int64) * head + j % d)[None, :], mask=inside, other=0.0))

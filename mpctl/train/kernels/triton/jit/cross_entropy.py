@@ -26,9 +26,7 @@ def row_maximum_kernel(logits, out, stride, words, width, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def own_sums_kernel(
-    logits, column, peak, target, total, stride, words, width, BLOCK: tl.constexpr
-):  # fmt: skip
+def own_sums_kernel(logits, column, peak, target, total, stride, words, width, BLOCK: tl.constexpr):
     """total [n]: sum of e; target [n]: z_column - p, 0 where column is -1."""
     row = tl.program_id(0).to(tl.int64)
     j = tl.arange(0, BLOCK)
@@ -45,7 +43,7 @@ def own_sums_kernel(
 @triton.jit
 def logits_gradient_kernel(
     logits, column, peak, share, hit, out, stride, out_stride, words, width, BLOCK: tl.constexpr
-):  # fmt: skip
+):
     """out: e share, plus hit in the row's own column; 0 behind the words, to `width`. out may be
     the logits."""
     row = tl.program_id(0).to(tl.int64)

@@ -53,9 +53,7 @@ def gated_kernel(fused, out, stride, width, act: tl.constexpr, BLOCK: tl.constex
 
 
 @triton.jit
-def gated_backward_kernel(
-    fused, grad, out, stride, width, act: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
+def gated_backward_kernel(fused, grad, out, stride, width, act: tl.constexpr, BLOCK: tl.constexpr):
     """out [n, 2 width]: the gradients of gate and up for that of the result, grad [n, width]."""
     row = tl.program_id(0).to(tl.int64)
     j = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -89,9 +87,7 @@ def squared_relu_backward_kernel(x, grad, out, count, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def row_keys(
-    key, number, samples, heads, head_start, head_step, rows, row_start, row_step, i, s, a,
-):  # fmt: skip
+def row_keys(key, number, samples, heads, head_start, head_step, rows, row_start, row_step, i, s, a):
     """The keys of flat rows i, uint32: those of (sample, row), or of (sample, head, row) where
     a > 0, of s rows a sample or a head."""
     outer = i // s
@@ -106,19 +102,37 @@ def row_keys(
 
 @triton.jit(do_not_specialize=["number", "head_start", "row_start", "column_start"])
 def dropout_kernel(
-    x, residual, out, kept, key, samples, heads, rows, columns, number, head_start, head_step,
-    row_start, row_step, column_start, column_step, count, width, s,
-    a: tl.constexpr, threshold: tl.constexpr, scale: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
-):  # fmt: skip
+    x,
+    residual,
+    out,
+    kept,
+    key,
+    samples,
+    heads,
+    rows,
+    columns,
+    number,
+    head_start,
+    head_step,
+    row_start,
+    row_step,
+    column_start,
+    column_step,
+    count,
+    width,
+    s,
+    a: tl.constexpr,
+    threshold: tl.constexpr,
+    scale: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+):
     """out = dropout(x), plus residual unless that is None; kept: the mask. All [count, width]."""
     i = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     j = tl.program_id(1) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
     inside = (i < count)[:, None] & (j < width)[None, :]
     row = tl.minimum(i, count - 1)  # those beyond the end repeat the last one
-    keys = row_keys(
-        key, number, samples, heads, head_start, head_step, rows, row_start, row_step, row, s, a
-    )
+    keys = row_keys(key, number, samples, heads, head_start, head_step, rows, row_start, row_step, row, s, a)
     scrambled = scramble(position(columns, column_start, column_step, j, j < width))
     keep = keeps(keys[:, None], scrambled[None, :], threshold)
     at = row[:, None].to(tl.int64) * width + j[None, :]
@@ -132,9 +146,7 @@ def dropout_kernel(
 
 
 @triton.jit
-def dropout_backward_kernel(
-    grad, kept, out, count, scale: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
+def dropout_backward_kernel(grad, kept, out, count, scale: tl.constexpr, BLOCK: tl.constexpr):
     """out = grad / (1 - p) where kept, else 0; all flat, of `count` elements."""
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = i < count
@@ -146,10 +158,25 @@ def dropout_backward_kernel(
 
 @triton.jit
 def rotate_kernel(
-    x, cos, sin, out, x_batch, x_head, x_row, out_batch, out_head, out_row, table_batch, s,
-    half: tl.constexpr, rest: tl.constexpr, is_back: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr,
-):  # fmt: skip
+    x,
+    cos,
+    sin,
+    out,
+    x_batch,
+    x_head,
+    x_row,
+    out_batch,
+    out_head,
+    out_row,
+    table_batch,
+    s,
+    half: tl.constexpr,
+    rest: tl.constexpr,
+    is_back: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+    BLOCK_REST: tl.constexpr,
+):
     """out [b, a, s, d] of x by a table [s, half], or [b, s, half] where table_batch is not 0; back
     where `is_back`. Strides are in elements, the last is 1."""
     head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)

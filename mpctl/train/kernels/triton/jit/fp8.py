@@ -45,9 +45,18 @@ def as_fp8(x, dtype: tl.constexpr):
 
 @triton.jit
 def fp8_cast_kernel(
-    x, scale, rows, columns, amax, count, width, LARGEST: tl.constexpr, dtype: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
-):  # fmt: skip
+    x,
+    scale,
+    rows,
+    columns,
+    amax,
+    count,
+    width,
+    LARGEST: tl.constexpr,
+    dtype: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+):
     """rows [count, width] and columns [width, count] = x * scale within +-LARGEST; amax: raised to
     the largest absolute value, to infinity by a NaN. What is None is left out."""
     i = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)

@@ -15,10 +15,7 @@ from mpctl.train.kernels.triton.jit.bits import rounded, wide
 
 
 @triton.jit
-def norm_kernel(
-    x, branch, total, weight, bias, out, mean, inverse, width, eps: tl.constexpr,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
+def norm_kernel(x, branch, total, weight, bias, out, mean, inverse, width, eps: tl.constexpr, BLOCK: tl.constexpr):
     """out [n, width]: the norm of x, or of total = x + branch unless branch is None, which is
     rounded first. mean: None for RMSNorm; inverse: 1 / deviation of each row."""
     row = tl.program_id(0).to(tl.int64)
@@ -45,9 +42,21 @@ def norm_kernel(
 
 @triton.jit
 def norm_backward_kernel(
-    grad, residual, x, weight, mean, inverse, out, partial, count, width, rows,
-    HAS_BIAS: tl.constexpr, HAS_BRANCH: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    grad,
+    residual,
+    x,
+    weight,
+    mean,
+    inverse,
+    out,
+    partial,
+    count,
+    width,
+    rows,
+    HAS_BIAS: tl.constexpr,
+    HAS_BRANCH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """out [count, width]: dX plus `residual` unless that is None. mean: None for RMSNorm. rows: of
     a program. partial [programs, sums x width]: sums for the weight, the bias, and of `out`, the
     gradient of the bias of a branch."""

@@ -14,9 +14,7 @@ from mpctl.train.kernels.triton.jit.bits import rounded, wide
 
 
 @triton.jit
-def rows_kernel(
-    rows, weights, places, out, tokens, width, COUNT: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
+def rows_kernel(rows, weights, places, out, tokens, width, COUNT: tl.constexpr, BLOCK: tl.constexpr):
     """out [T, h]: the sum over j of rows[places[j, t]], each times weights[t, j] if these are
     given. places: [COUNT, T]."""
     token = tl.program_id(0).to(tl.int64)
@@ -37,9 +35,19 @@ def rows_kernel(
 
 @triton.jit
 def row_gradients_kernel(
-    grad, rows, weights, places, targets, d_rows, d_weights, tokens, width,
-    COUNT: tl.constexpr, COPIES: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    grad,
+    rows,
+    weights,
+    places,
+    targets,
+    d_rows,
+    d_weights,
+    tokens,
+    width,
+    COUNT: tl.constexpr,
+    COPIES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """One token and one of its rows: d_weights[t, j] = grad[t] . rows[places[j, t]], and
     d_rows[targets[c, j, t]] = weights[t, j] grad[t] for each copy c."""
     token, j = tl.program_id(0).to(tl.int64), tl.program_id(1)
