@@ -10,7 +10,7 @@ and backward of a full step, no dropout, no optimizer. Layers of each stage in b
 
 Speed: in every round each contender takes one step, in turn, in the same two processes; a step ends
 with its last rank. Medians; CPU of the busier rank. Replay: the step time by
-pipeline/schedule/replay.py from the medians of our forwards and backwards, without the waits
+model/pipeline/schedule/replay.py from the medians of our forwards and backwards, without the waits
 between them. Memory: each contender alone in fresh processes, the growth of the resident peak of
 either rank from before the model is built to after three steps.
 """

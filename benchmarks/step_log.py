@@ -1,7 +1,7 @@
 """What logging a step costs a rank: `python -m benchmarks.step_log [--step-ms 30]`.
 
-Times StepLog.add (rundir/step_log.py) and what the timers of messages do for it
-(transport/timing.py), and prints both as a share of a step.
+Times StepLog.add (records/rundir/step_log.py) and what the timers of messages do for it
+(train/transport/timing.py), and prints both as a share of a step.
 """
 
 from __future__ import annotations

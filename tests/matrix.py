@@ -59,7 +59,7 @@ BOUND_TO_TORCH = frozenset({"torch", "triton", "torchao"})  # which pip chooses 
 DEV = frozenset({"pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "transformers"})
 """What these tests need of the extra `dev`."""
 
-ROOMS = ("runtime", "layers", "kernels", "rehearsal", "gpu")
+ROOMS = ("train/runtime", "train/layers", "train/kernels", "train/rehearsal", "gpu")
 WHOLE = ("tests/test_versions.py", *(f"tests/{room}" for room in ROOMS))
 QUICK = (
     "tests/test_versions.py",

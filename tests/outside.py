@@ -39,7 +39,7 @@ class OutsideRun(NamedTuple):
 
     @property
     def factor(self) -> float:
-        """By how much everything was taken to last longer (estimate/system.py)."""
+        """By how much everything was taken to last longer (plan/estimate/system.py)."""
         assert self.plan.estimate is not None
         layout = self.plan.estimate.layout
         return find_system(layout.job.cluster, layout.profile).factor

@@ -3,7 +3,7 @@
 For each run of RECIPES: its layout, measured and planned seconds, no. 1 of a search on the same
 GPUs under the runtime of the publication (its model, batch and data type stay), and by how much
 the published layout is behind the fastest of all that was found. Layouts within the error of
-ranking (search/find.py) are a tie. `--write` renews the table in docs/recipes.md. The runs are rows
+ranking (plan/search/find.py) are a tie. `--write` renews the table in docs/recipes.md. The runs are rows
 of tests/recorded; one that leaves less than the default headroom free is searched with what it
 leaves, in whole percent.
 """

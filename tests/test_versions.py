@@ -169,7 +169,7 @@ def test_torchruns_methods_have_the_parameters_that_forked_ranks_replace() -> No
 
 
 def test_messages_have_one_of_their_two_names() -> None:
-    """torch 2.13 renames them; transport/group.py takes the one that is there."""
+    """torch 2.13 renames them; train/transport/group.py takes the one that is there."""
     import torch.distributed as dist
 
     for now, before in (
@@ -181,7 +181,7 @@ def test_messages_have_one_of_their_two_names() -> None:
 
 
 def test_a_compiled_kernel_is_launched_by_its_grid() -> None:
-    """`compiled[grid](*arguments)`, as kernels/triton/launch.py keeps it."""
+    """`compiled[grid](*arguments)`, as train/kernels/triton/launch.py keeps it."""
     compiler = pytest.importorskip("triton.compiler")
     assert [*inspect.signature(compiler.CompiledKernel.__getitem__).parameters] == ["self", "grid"]
 

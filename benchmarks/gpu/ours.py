@@ -1,7 +1,7 @@
 """A model as `mpctl launch` trains it, on one rank, which needs no process group.
 
 Seconds are medians of the steps after the first `warm`; memory is that of the step that the run
-watches, its second, in which nothing is compiled any more (runtime/memory.py). A save's stall is
+watches, its second, in which nothing is compiled any more (train/runtime/memory.py). A save's stall is
 that of the second one: the first allocates the pinned memory of all later ones.
 """
 

@@ -517,7 +517,7 @@ def _dropped(device: torch.device) -> Callable[[Tensor], Tensor]:
 
 @check("second launches", 20)
 def second_launches(device: torch.device) -> str:
-    """A launch that mpctl prepared (kernels/triton/launch.py) computes what Triton's first one
+    """A launch that mpctl prepared (train/kernels/triton/launch.py) computes what Triton's first one
     does, at another address too."""
     import torch
 

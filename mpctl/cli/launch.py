@@ -305,7 +305,7 @@ def require_alone(rehearse: bool, own: str, others: list[str]) -> None:
 
 
 def run_rehearsal(job: JobSource, device: str | None, rank: int | None, *, audits: bool, as_json: bool) -> NoReturn:
-    """Rehearse a job, print the document, exit with its exit code (launch/rehearse.py)."""
+    """Rehearse a job, print the document, exit with its exit code (run/launch/rehearse.py)."""
     from mpctl.core.errors import InputError
     from mpctl.render.output import print_json, print_warnings
     from mpctl.render.rehearsal import RehearsalView, print_rehearsal

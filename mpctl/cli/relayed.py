@@ -1,6 +1,6 @@
 """`python -m mpctl.cli.relayed`: a command that another machine sent over ssh.
 
-clusters/ssh/login.py is the other side, and says what is exchanged. The command runs as if it had
+run/clusters/ssh/login.py is the other side, and says what is exchanged. The command runs as if it had
 been typed here, in the home directory, with the job that came with it as its standard input.
 """
 

@@ -2,7 +2,7 @@
 
 Keys and meanings: nanotron main of 2026-04, src/nanotron/config/. The global batch is
 micro_batch_size x batch_accumulation_per_replica x dp. Stages are cut by nanotron's own estimate of
-cost, as plans under its runtime cut them (pipeline/filled.py).
+cost, as plans under its runtime cut them (model/pipeline/filled.py).
 
 By hand, micro batches of 1, 32 of them and dp 4 are a global batch of 128:
 

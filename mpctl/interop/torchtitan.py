@@ -11,7 +11,7 @@ that of 405B products in fp8 and asynchronous tensor parallelism: the plan's sta
 Models with experts or latent attention: torchtitan_experts.py.
 
 Formulas of the optimizer: components/optimizer/. The scheduler warms up, holds the peak and decays
-up to total_steps; the rate of every step is that of runtime/optimizer.py. With wsd over 100 steps
+up to total_steps; the rate of every step is that of train/runtime/optimizer.py. With wsd over 100 steps
 and a decay of 20: total_steps 100, decay_ratio 0.2.
 
 By hand, 80 layers in 4 stages of 5 chunks: pipeline_parallel_layers_per_stage 80 / 20 = 4, with no

@@ -80,7 +80,7 @@ def notes(document: SearchDocument) -> Iterator[str]:
 
 
 def _order_notes(document: SearchDocument) -> Iterator[str]:
-    """How far the order of the layouts can be trusted (search/find.py)."""
+    """How far the order of the layouts can be trusted (plan/search/find.py)."""
     best = document["best"]
     if any(entry["alike"] for entry in best):
         sizes = "tp, pp and ep" if "ep" in document["searched"] else "tp and pp"

@@ -31,7 +31,7 @@ def trace_text(step: StepLine, *, total: float | None = None, contention: float 
 
 def trace_document(step: StepLine, *, total: float | None = None, contention: float = 0.0) -> dict[str, Any]:
     """The events of a step. total: seconds of the full step, of which the schedule is the first
-    part; contention: those of it that ranks wait for a core (estimate/network.py), which no
+    part; contention: those of it that ranks wait for a core (plan/estimate/network.py), which no
     action is known to contain and which stand at the end."""
     stages = range(len(step.line.orders))
     events = chain.from_iterable(

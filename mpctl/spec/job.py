@@ -1,7 +1,7 @@
 """One job: everything that a plan is computed from and the only thing that a worker reads.
 
 `complete` fills in what follows from the rest (dp, ranks a node, global batch), so that nothing is
-left open in a resolved job. Whether the job is legal is decided by rules/validate.py alone.
+left open in a resolved job. Whether the job is legal is decided by plan/rules/validate.py alone.
 """
 
 from collections.abc import Mapping

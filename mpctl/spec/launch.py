@@ -43,7 +43,7 @@ SILENCE_SECONDS = 20.0
 RANK_MARGIN_SECONDS = 5.0
 """By how much a rank's own time-out in a collective exceeds the longest of the launcher. The
 launcher, which sees all ranks, ends a hung attempt at `timeout_seconds`, or earlier where it has
-learnt a limit (launch/learnt_timeout.py), and names the rank at fault; a rank can only name the
+learnt a limit (run/launch/learnt_timeout.py), and names the rank at fault; a rank can only name the
 peer that it waits for, so it gives up later, in case no launcher is watching."""
 
 

@@ -239,7 +239,7 @@ class ModelSpec(StrictModel):
 
     @property
     def head_size(self) -> int:
-        """Columns of one head; requires that heads divide hidden (rules/model.py checks it)."""
+        """Columns of one head; requires that heads divide hidden (plan/rules/model.py checks it)."""
         if self.head_dim is None:
             assert self.hidden % self.heads == 0, "heads-divide-hidden was not asked"
             return self.hidden // self.heads
@@ -247,7 +247,7 @@ class ModelSpec(StrictModel):
 
     @property
     def is_mla(self) -> bool:
-        """Whether it has latent attention, with every width that this needs (rules/experts.py
+        """Whether it has latent attention, with every width that this needs (plan/rules/experts.py
         checks it)."""
         return self.attention_kind == "mla"
 

@@ -229,7 +229,7 @@ class RuntimeSupport(StrictModel):
     every 1F1B pipeline runs.
 
     A search of a job tries what its runtime runs and nothing else; `mpctl launch` refuses
-    what rules/launched.py and the rules of each limit refuse.
+    what plan/rules/launched.py and the rules of each limit refuse.
     """
 
     launched: bool = Field(
@@ -269,7 +269,7 @@ class RuntimeSupport(StrictModel):
     fills_stages: bool = Field(
         False,
         description="a stage takes layers, after them head and loss, until the cost so far "
-        "passes its share (pipeline/filled.py); else stages hold equal numbers of layers",
+        "passes its share (model/pipeline/filled.py); else stages hold equal numbers of layers",
     )
     needs_full_pipeline: bool = Field(
         False,

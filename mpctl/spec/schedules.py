@@ -2,7 +2,7 @@
 
 A row is all that others need to know of a schedule with one chunk a stage: its name in job files,
 how many chunks a stage it runs, how many forwards a stage runs before its first backward, and
-whether backward is split in two. The order of actions (pipeline/schedule/orders.py), which layouts
+whether backward is split in two. The order of actions (model/pipeline/schedule/orders.py), which layouts
 are legal (legality.py), the memory and the time of a step, the search and the worker read it. Of p
 stages and m micro batches a stage s runs its warm-up forwards, then one forward and one backward in
 turn, then the rest:
@@ -32,7 +32,7 @@ class PipelineSchedule(NamedTuple):
     splits_backward: gradients of inputs first, and those of weights `stage` micro batches later;
     with one chunk a stage only.
     timing: how its length follows from that of its actions, by a formula where one is known
-    (estimate/makespan.py); `played` is right for every schedule.
+    (plan/estimate/makespan.py); `played` is right for every schedule.
     """
 
     warmup: Warmup

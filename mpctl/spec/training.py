@@ -23,7 +23,7 @@ from mpctl.spec.presets import bundled_names, find_file, name_or_path, preset_na
 RecomputeMode = Literal["none", "selective", "full"]
 RecomputeModule = Literal["core_attn", "mla_up_proj", "moe_act", "shared_experts", "layernorm", "mlp"]
 Dispatcher = Literal["rows", "alltoall", "allgather", "deepep", "hybridep"]
-"""How tokens are sent to their experts (estimate/expert_messages.py): `rows` as mpctl does it."""
+"""How tokens are sent to their experts (plan/estimate/expert_messages.py): `rows` as mpctl does it."""
 
 
 CORE: RecomputeModule = "core_attn"

@@ -69,7 +69,7 @@ def test_a_communicator_of_one_rank(device: torch.device) -> None:
 
 
 def _collectives(rank: int, size: int, kind: str) -> dict[str, torch.Tensor]:
-    """Each started, and waited for, as transport/group.py does."""
+    """Each started, and waited for, as train/transport/group.py does."""
     x = torch.arange(12.0, device=kind).view(3, 4)
     found = {name: x.clone() for name in ("all_reduce", "broadcast", "group")}
     gathered, scattered = (f"{kind} in slices" for kind in ("gather", "scatter"))

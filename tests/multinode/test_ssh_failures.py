@@ -1,4 +1,4 @@
-"""What a real ssh client says of hosts that cannot be used (clusters/ssh/failures.py)."""
+"""What a real ssh client says of hosts that cannot be used (run/clusters/ssh/failures.py)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Collectives along the axes of a layout: timed by its ranks, as rows, fits and a report.
 
-The ranks are a launch on the hosts of any backend (bench/probe.py) that train nothing; they take
-the cases in turns (runtime/probes/collectives.py). Sizes, columns and definitions are nccl-tests'
+The ranks are a launch on the hosts of any backend (measure/bench/probe.py) that train nothing; they take
+the cases in turns (train/runtime/probes/collectives.py). Sizes, columns and definitions are nccl-tests'
 (doc/PERFORMANCE.md): algbw is a message's bytes over its time; busbw multiplies it by the bytes
 that cross the busiest link of a ring over those of the message (collectives.bus_factor), so that
 the link's bandwidth bounds it whatever the kind and the number of ranks.

@@ -1,6 +1,6 @@
 """Kernels of a model at their local shapes, measured on this machine and estimated by the plan.
 
-Ranks of a launch (bench/probe.py) run every kernel in rounds, A B C A B C: in each round alone
+Ranks of a launch (measure/bench/probe.py) run every kernel in rounds, A B C A B C: in each round alone
 and then with all ranks at once, since cores share caches and memory. The seconds of a row are those
 of one run of the kernel on the slowest rank, the median over the rounds.
 

@@ -8,14 +8,14 @@ Rounds of three stages, each of which begins with the result of the one before:
 
 Training runs are the layouts of `mpctl bench verify` that give every rank a separate core (or GPU),
 of one small model. They are planned on the measured preset, trained in rounds, and fitted
-(calibrate/own_cluster.py). After the first two stages the presets are written; after the third they
+(measure/calibrate/own_cluster.py). After the first two stages the presets are written; after the third they
 are written again. The report is saved after every measurement, so that a bench that ends early
 loses nothing. Its rows are estimated on the presets once these exist: the remaining differences
 between estimates and measurements are those that a preset cannot express.
 
 A core is not equally fast at all times: virtual machines share sockets with others, laptops become
 hot. So a round has all three stages, and on a CPU every measurement is stated at the usual pace of
-the machine (bench/yardstick.py). A layout whose runs differ by 2 % of their median
+the machine (measure/bench/yardstick.py). A layout whose runs differ by 2 % of their median
 or less to either side is not run again; by default two rounds, and a few runs of a third, take less
 than five minutes on two cores.
 """
@@ -250,7 +250,7 @@ class MachineFindings(TypedDict):
 
 class MachineReport(BenchEnvelope):
     """What `mpctl bench machine --json` prints, and OUT/report.json. Its rows are those of kernels
-    and of collectives (bench/kernels.py, bench/collectives.py), estimated on the presets."""
+    and of collectives (measure/bench/kernels.py, measure/bench/collectives.py), estimated on the presets."""
 
     results: list[KernelRow | CollectiveRow]
     findings: MachineFindings

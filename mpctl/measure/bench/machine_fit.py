@@ -1,6 +1,6 @@
 """A device and a link fitted to measured kernels and collectives.
 
-**Device.** A product of m x k by k x n takes 2 m n (k + depth) / rate (estimate/kernels.py): rate
+**Device.** A product of m x k by k x n takes 2 m n (k + depth) / rate (plan/estimate/kernels.py): rate
 and depth follow from all products of one dtype by the least relative error. Memory-bound kernels
 are compared with the planner's estimate of the same kernel on a known device: the ratio of their
 seconds is that of the bandwidths that kernels reach. The same is done for the host, with a layer so
@@ -10,7 +10,7 @@ runs is therefore compared with measurements of kernels alone on the machine tha
 (ALONE). Only measurements with all cores busy count, as in training. On a CPU a kernel counts with
 its processor time where that is less than the wall time, as other programs used the rest.
 
-**Link.** A collective of n ranks in one node takes, of the message's bytes (estimate/network.py),
+**Link.** A collective of n ranks in one node takes, of the message's bytes (plan/estimate/network.py),
 
     bus factor x bytes / bandwidth + start + phases (n - 1) x latency
 

@@ -2,7 +2,7 @@
 backend.
 
 A launch of a bench is one of a training with RUN/bench.json next to RUN/job.json. The workers
-answer that request (runtime/worker.py) and rank 0 appends each answer to RUN/answers.jsonl. The
+answer that request (train/runtime/worker.py) and rank 0 appends each answer to RUN/answers.jsonl. The
 launcher handles hosts, torchrun, hangs, failures and signals as usual; no data are prepared,
 nothing is saved, and a failure is not followed by another attempt.
 

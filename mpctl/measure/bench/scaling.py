@@ -8,7 +8,7 @@ scaling keeps the work of a rank: the global batch grows with N. The published f
 15100 / (512 x 39) = 76 %. Every case runs with the same number of threads a rank, so that one rank
 does not quietly use the cores of the others.
 
-FLOP of a step are counted, not measured (estimate/flops.py): model FLOP/s of a device are those of
+FLOP of a step are counted, not measured (plan/estimate/flops.py): model FLOP/s of a device are those of
 a rank over the step's seconds, MFU is their share of the device's peak, and HFU the same with the
 FLOP that recomputation repeats. Perfect cores reach min(N, cores) / N: 4 ranks on 2 cores 50 %.
 """

@@ -1,8 +1,8 @@
 """One layer in every tensor mode that some ranks allow, measured and compared with its plan.
 
-The ranks are those of a launch, on this host or others (bench/probe.py). They build the layer once
+The ranks are those of a launch, on this host or others (measure/bench/probe.py). They build the layer once
 for each mode and run it in rounds, A B C A B C, so that disturbances on the machine affect all
-alike (runtime/probes/layers.py). Bytes sent are counted collective by collective, and stated per
+alike (train/runtime/probes/layers.py). Bytes sent are counted collective by collective, and stated per
 rank over rings as in plans (planning/layer_figures.py). Against the law: a rank's parameters and
 activations times the ranks, over those of the unsharded layer; 1 is a P-th. Four ranks are timed in
 1d and 2d: 2.5d of depth 1 would be 2d again, and 4 is no cube.

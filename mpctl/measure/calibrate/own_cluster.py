@@ -7,7 +7,7 @@ so that the fit only describes the machine and not the software.
 
 The errors that count are those on layouts that the fit did not see: each is left out once. Nine of
 ten new layouts are within the k-th smallest of their n errors, k = ceil(0.9 (n + 1))
-(calibrate/spread.py), which is the largest of fewer than nineteen.
+(measure/calibrate/spread.py), which is the largest of fewer than nineteen.
 
 Of 9 layouts whose errors when left out are 1 to 9 %: k = 9, so 9 %, a spread of 0.055.
 """

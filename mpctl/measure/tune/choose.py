@@ -55,7 +55,7 @@ from mpctl.plan.search.find import complexity, idea_of
 
 WORTH = 0.01
 """A layout that is faster by less is not worth another trial: the planner's own ties are as wide
-(search/find.py, ALIKE)."""
+(plan/search/find.py, ALIKE)."""
 DOUBT = 0.05
 SHARED, ALONE = 1.0, 0.01
 NOISE, NOISE_TRIALS = 0.02, 2.0  # of a trial before any repeat, and its weight in repeats

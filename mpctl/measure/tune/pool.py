@@ -2,13 +2,13 @@
 
 Every legal layout that fits is planned where there are at most SMALL of them; of larger spaces
 those that a search of IDEAS combinations of tp, pp and experts has estimated on its way to the
-fastest (search/find.py), which are those that its bounds could not rule out. Candidates are the
+fastest (plan/search/find.py), which are those that its bounds could not rule out. Candidates are the
 MOST fastest of them, and the fastest of each way to split the ranks.
 
 The plan's band is how far single runs of any system are from their plan. A part of that,
 OF_LAYOUT, is an error of the layout; the rest is one that all layouts of a system share, and
 decides nothing. The planner's figures that `mpctl calibrate` would fit to own runs
-(calibrate/own.py) may be wrong by a standard deviation of their priors each: what that changes is
+(measure/calibrate/own.py) may be wrong by a standard deviation of their priors each: what that changes is
 found by moving one after the other by STEP of it. Figures that move all layouts alike are left out:
 PROBES layouts tell which.
 

@@ -1,6 +1,6 @@
 """The names of a family's parameters in a class of Hugging Face's transformers, and their storage.
 
-A Scheme is a table, written out with the class's config.json in a family's hub.py; weights/names.py
+A Scheme is a table, written out with the class's config.json in a family's hub.py; train/weights/names.py
 reads the tables. No torch here. `"layers.{}.attention.output":
 ("model.layers.{}.self_attn.o_proj",)` says that our layers.7.attention.output.weight is their
 model.layers.7.self_attn.o_proj.weight.

@@ -1,4 +1,4 @@
-"""The process groups of a layout: what a rank makes (runtime/mesh.py), and what it holds in memory.
+"""The process groups of a layout: what a rank makes (train/runtime/mesh.py), and what it holds in memory.
 
 A group that has all ranks is the default group under another name, unless its messages have to run
 beside that one's: on an accelerator each group has a communicator, whose messages run one after the

@@ -52,7 +52,7 @@ MAX_SENDS_IN_FLIGHT = 2
 
 SPARE_RECEIVES = 1
 """Buffers that a rank of mpctl's keeps for the next message of each kind from another stage, in
-addition to that of a message under way (runtime/p2p.py)."""
+addition to that of a message under way (train/runtime/p2p.py)."""
 
 Stages = tuple[tuple[Span, ...], ...]
 
@@ -144,7 +144,7 @@ class JobLayout:
     @property
     def head_stage(self) -> int:
         """Number of the stage that has the output head: the last, unless the runtime fills stages
-        one after the other (pipeline/filled.py)."""
+        one after the other (model/pipeline/filled.py)."""
         return self._cut.head_stage if self._cut else self.last_stage
 
     @property
@@ -264,7 +264,7 @@ class JobLayout:
         )
 
     def layer_units(self, stage: int, chunk: int) -> dict[str, int]:
-        """The number of each layer module among its chunk's units (layout/buckets.py), by module
+        """The number of each layer module among its chunk's units (model/layout/buckets.py), by module
         name, in forward order."""
         return layer_units(self.chunk_slices(stage, chunk))
 

@@ -1,7 +1,7 @@
 """Which attention mpctl's GPU kernel supports: shared by the kernel, the planner and the rules.
 
 On CUDA attention with dropout, a window, ALiBi's slopes, a bias or a mask is one kernel that
-computes scores block by block (kernels/triton/attention.py). Torch computes the attentions that it
+computes scores block by block (train/kernels/triton/attention.py). Torch computes the attentions that it
 refuses, with dropout step by step: scores, mask and dropped scores are then in memory.
 
 By hand: heads of 128 in 16 bits are taken, in 64 bits not.

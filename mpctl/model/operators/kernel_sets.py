@@ -2,7 +2,7 @@
 backward.
 
 A runtime's preset names a row as memory.kernels. `mpctl` is this project's set, which rehearsals
-measure tensor by tensor (runtime/memory.py). `megatron` is Megatron-LM with Transformer Engine,
+measure tensor by tensor (train/runtime/memory.py). `megatron` is Megatron-LM with Transformer Engine,
 Korthikanti et al., arXiv 2205.05198, section 4.1. `eager` is the same with a gated activation of
 two kernels, the first of which saves its result as well. `half` is torchtitan's, whose selective
 recomputation keeps every second product.
@@ -21,7 +21,7 @@ while a layer is computed, its own input and that of the layer before it."""
 
 ROWS_BLOCK = 1 << 20
 """Elements that mpctl's lookups convert at a time on a CPU before they add them to the gradient of
-a word table (kernels/rows.py)."""
+a word table (train/kernels/rows.py)."""
 
 
 def row_sums_bytes(elements: float, *, width: int, wide: int) -> float:

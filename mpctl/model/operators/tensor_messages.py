@@ -1,6 +1,6 @@
 """Messages of one product, norm or loss between the tensor-parallel ranks, in every tensor mode.
 
-The planner lists these messages (estimate/layer_messages.py), the layers send them, and every run
+The planner lists these messages (plan/estimate/layer_messages.py), the layers send them, and every run
 compares the two. With r rows (samples x positions of a micro batch), a product of [r, k] by [k, n]
 over a grid (tensor_grid.py) sends, in elements of full messages:
 

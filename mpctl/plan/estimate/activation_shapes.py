@@ -56,7 +56,7 @@ class ActivationShapes(NamedTuple):
     """Everything that decides what a rank saves of one micro batch; sizes are this rank's.
 
     kernels: the software whose kernels run. fuses_variants: whether attention of any kind is one
-    kernel (estimate/attention.py). value: bytes of an element of the training dtype; operand: bytes
+    kernel (plan/estimate/attention.py). value: bytes of an element of the training dtype; operand: bytes
     of an element of a product's saved operand, fewer where fp8 kernels keep the 8-bit operand.
     micro_batch: samples of a micro batch; looked_up: samples whose words this rank of tp looks up
     in its part of the table; batch: samples that it computes. seq, decoder_seq: positions of this
@@ -67,7 +67,7 @@ class ActivationShapes(NamedTuple):
     many parts heads are cut. splits: whether sequence parallelism is on. input_parts: into how many
     parts the saved input of a recomputed layer is cut among the ranks of tp; 0 where it is
     offloaded from the device. fetched_parts: the same for the input that backward prefetches from
-    the host (layers/recompute.py); 0 where nothing is prefetched. queries: columns of queries and
+    the host (train/layers/recompute.py); 0 where nothing is prefetched. queries: columns of queries and
     of keys in latent attention, where inner are those of the values; latents: of what queries, and
     what keys with values, are computed from, and of the keys' part with positions. routed: rows
     that the experts of the fullest rank compute; experts: of a layer, on all ranks; expert_ffn,
@@ -286,7 +286,7 @@ def _experts_sizes(layout: JobLayout, sizes: Sizes) -> dict[str, int]:
 
 
 def _router_sizes(model: ModelSpec, training: TrainingSpec) -> dict[str, int]:
-    """What the router of mpctl's layers keeps (kernels/routing.py): of a renormalized softmax the
+    """What the router of mpctl's layers keeps (train/kernels/routing.py): of a renormalized softmax the
     logits, of others the scores; both where the losses of balance and of z need the other too."""
     is_of_logits = model.router_score == "softmax" and model.router_renormalize
     balances = training.moe_aux_loss_coeff > 0 and training.moe_load_balancing != "none"

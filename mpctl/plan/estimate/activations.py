@@ -1,7 +1,7 @@
 """Activation memory of one micro batch in a model chunk: bytes saved until its backward, and the
 peak of what its backward needs in addition.
 
-The saved bytes are the sum of the tensors of estimate/saved.py. The peak is found by going backward
+The saved bytes are the sum of the tensors of plan/estimate/saved.py. The peak is found by going backward
 through the chunk, from its exit to its entry: at each point the tensors of the later layers are
 freed, and memory holds gradients of the hidden states, of a layer's products, of weights on their
 way to the gradient buffer, and recomputed tensors. Where autograd sums the gradients of a tied word
@@ -324,9 +324,9 @@ def _gradient_bytes(shapes: ActivationShapes, product: MatMul) -> float:
 #
 #     1d         dX and dW                                   x + w
 #     2d, 2.5d   b buffers for blocks that arrive, and p partial sums: one being made, one being
-#                sent, this rank's own (layers/grid/products.py)
+#                sent, this rank's own (train/layers/grid/products.py)
 #                max(b w + p x, x + b x + p w)               b = min(q - 1, 2), p = min(q, 3)
-#     3d         gathered dY and X, partial dX and dW, dX and dW (layers/grid/products.py)
+#     3d         gathered dY and X, partial dX and dW, dX and dW (train/layers/grid/products.py)
 #                l (y + 2 x + w) + x + w
 #
 # In 3d dW is laid out in blocks where partial dX has gone; a transport that still holds partial dX
@@ -382,7 +382,7 @@ def table_bytes(shapes: ActivationShapes) -> int:
 
 def lookup_bytes(shapes: ActivationShapes, seq: str) -> float:
     """Temporary bytes of the backward of a lookup in the word table: the table's gradient, or the
-    sums that are added to it (kernels/rows.py)."""
+    sums that are added to it (train/kernels/rows.py)."""
     rows: int = shapes.looked_up * getattr(shapes, seq)
     made: float = table_bytes(shapes)
     if shapes.kernels.adds_rows:
@@ -400,7 +400,7 @@ def lookup_bytes(shapes: ActivationShapes, seq: str) -> float:
 # Bytes that a loss takes at the exit of a stack in addition to the saved ones.
 #
 # On a CPU the three passes over the logits work on blocks of rows in 32 bits; CUDA's kernels
-# (kernels/triton/cross_entropy.py) hold a row's block in registers. The gradient is written over
+# (train/kernels/triton/cross_entropy.py) hold a row's block in registers. The gradient is written over
 # the logits either way.
 #
 # By hand, bf16 logits of 2 words a token and 4 tokens fit a CPU's block: 8 floats, 32 bytes.

@@ -2,7 +2,7 @@
 recomputed.
 
 In mpctl's runtime on CUDA every variant is one kernel without scores
-(operators/fused_attention.py); plain attention uses torch's kernel. On a CPU dropout is computed
+(model/operators/fused_attention.py); plain attention uses torch's kernel. On a CPU dropout is computed
 step by step, and a bias, a window or slopes make torch's fused kernel keep a mask of all pairs;
 selective recomputation saves this memory.
 

@@ -229,7 +229,7 @@ def _exchange(layout: JobLayout) -> Iterator[Figure]:
         f"{experts.dispatcher}: {one.kind} over {one.axis}",
         f"{experts.tokens} tokens x {bytes_text(experts.row_bytes)} x "
         f"{one.bytes / (experts.tokens * experts.row_bytes):.4g}",
-        "estimate/expert_messages.py",
+        "plan/estimate/expert_messages.py",
     )
     if one.outer < 1:
         yield Figure(
@@ -238,7 +238,7 @@ def _exchange(layout: JobLayout) -> Iterator[Figure]:
             "%",
             "bytes that leave a domain, once for each other one / bytes for the ranks there",
             f"{one.outer:.4g}",
-            "estimate/expert_messages.py",
+            "plan/estimate/expert_messages.py",
         )
     topology = layout.topology
     levels = [("rank", 1), ("node", topology.gpus_per_node)]

@@ -1,4 +1,4 @@
-"""FLOP of a step: every product of the operator table and of attention (operators/flops.py).
+"""FLOP of a step: every product of the operator table and of attention (model/operators/flops.py).
 
 Forward, for dX and for dW; with full recomputation one more forward (Narayanan et al., arXiv
 2104.04473, eq. 3: 72 or 96 per B s L h^2). Where parameters are frozen, a product lacks

@@ -8,7 +8,7 @@ for its backward. After it, gradients of which each tensor-parallel rank has a p
 its group, and those of parameters that several stages hold over these stages.
 
 The runtime decides how gradients are grouped (`overlap.buckets` of its profile). Ours fills buckets
-(layout/buckets.py), each padded to equal slices; from ZeRO 1 on, messages after the reduction cover
+(model/layout/buckets.py), each padded to equal slices; from ZeRO 1 on, messages after the reduction cover
 one slice. In others all gradients of a stage are one message or, where ZeRO sends in every micro
 batch, those of a layer and those of the ends of a chunk; messages after the reduction are not
 sliced. A runtime that keeps ZeRO 3's parameters over a step of a pipeline (`overlap.keeps`) sends

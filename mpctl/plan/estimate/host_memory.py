@@ -2,8 +2,8 @@
 the copies that checkpoints are written from.
 
 On a GPU a rank keeps as many blocks of an offloaded input as wait at one time, pinned and of its
-true size (layers/recompute.py); on a CPU host and device are one memory, and nothing is added.
-Snapshots are those of the ranks that write (checkpoint/snapshot.py). Python, torch and CUDA's
+true size (train/layers/recompute.py); on a CPU host and device are one memory, and nothing is added.
+Snapshots are those of the ranks that write (train/checkpoint/snapshot.py). Python, torch and CUDA's
 context, some GiB a rank, are not in it; nor are batches, a micro batch of token ids at a time, and
 data, which is mapped from its files.
 

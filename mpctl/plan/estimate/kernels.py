@@ -198,7 +198,7 @@ def _alignment(rates: Rates, *sides: int) -> float:
 # gives backward, beside what others measured.
 #
 # Dropout costs integer operations for each pair in each kernel that needs the mask, of which our
-# backward has two. Ours takes HASH (kernels/triton/jit/bits.py, `keeps`: xor, product, shift, xor,
+# backward has two. Ours takes HASH (train/kernels/triton/jit/bits.py, `keeps`: xor, product, shift, xor,
 # product, xor, comparison, choice); Philox, which the libraries draw by, is taken for PHILOX. They
 # are added to the products' seconds: nothing is known of how much runs beside them.
 #

@@ -1,13 +1,13 @@
 """Messages of one micro batch over tp and cp in a layer, and before and after the layers.
 
 What a matrix product, a norm and the loss send between the tensor-parallel ranks is listed in
-operators/tensor_messages.py for every tensor mode. Full recomputation sends those of the repeated
+model/operators/tensor_messages.py for every tensor mode. Full recomputation sends those of the repeated
 forward again. Other messages are: keys and values of heads that several tp ranks share, keys and
-values over cp (arXiv 2205.05198; layers/context_parallel.py), and the saved input of a recomputed
+values over cp (arXiv 2205.05198; train/layers/context_parallel.py), and the saved input of a recomputed
 layer where it is partitioned over tp; rows of experts (expert_messages.py). Frozen parameters send
-no gradient (operators/grad_flow.py). Latent attention sends latents: over tp before the products
+no gradient (model/operators/grad_flow.py). Latent attention sends latents: over tp before the products
 that read them, of keys and values once, with their rotary columns, and these over cp
-(layers/latent_attention.py).
+(train/layers/latent_attention.py).
 
 By hand, a GPT layer over tp 2, b 1, s 1024, h 768, float32: two all-reduces of 3 MiB forward and
 two backward. Full recomputation without dropout repeats one of the two, that of attention.output.
@@ -326,10 +326,10 @@ def repeated_products(layout: JobLayout, profile: RuntimeProfile, flow: GradFlow
 # forward and once backward, 4 phi; a block holds two: 8 phi (arXiv 1909.08053, fig. 4). Cross
 # attention reduces twice backward, for both of its inputs. With sequence parallelism each is split
 # into its two phases, and the inputs of the column products are gathered once more in backward: 5
-# phi and 10 phi. Frozen parameters take some of it away (operators/grad_flow.py).
+# phi and 10 phi. Frozen parameters take some of it away (model/operators/grad_flow.py).
 #
 # In 2d, 2.5d and 3d products send blocks of activations and of weights along the axes of a grid,
-# and norms the statistics of rows (operators/tensor_messages.py). By hand, forward of a block of
+# and norms the statistics of rows (model/operators/tensor_messages.py). By hand, forward of a block of
 # GPT's shape on a grid of q x q: (7 bsh + 12 h^2) / q elements received by each rank, and
 # statistics.
 

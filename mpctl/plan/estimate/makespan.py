@@ -4,7 +4,7 @@ Given the seconds of a chunk's forward and backward and of each message between 
 it can be: gpipe in closed form (a flow shop of equal jobs: the sum, and m-1 times the slowest);
 1f1b round by round, and as soon as all stages have moved on by the same time in one round they will
 in every other (max-plus linearity), so that the rest is a multiplication. For chunks and
-zero-bubble a shorter step is played (pipeline/schedule/replay.py), and each further micro batch
+zero-bubble a shorter step is played (model/pipeline/schedule/replay.py), and each further micro batch
 adds the busiest stage's seconds for it. tests/plan/estimate/test_makespan.py compares all of it with the
 replay of every action.
 

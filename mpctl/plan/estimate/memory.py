@@ -3,7 +3,7 @@
 States are exact counts (states.py).
 
 Activations are the tensors of the operator table (activations.py) of as many micro batches as the
-schedule has in flight (pipeline/schedule/orders.py): min(p - stage, m) under 1F1B, all m under
+schedule has in flight (model/pipeline/schedule/orders.py): min(p - stage, m) under 1F1B, all m under
 GPipe; the running one counts with its peak. `allocated` is what tensors take, `reserved` adds the
 allocator's slack, and the device holds the libraries' context and communicators in addition
 (libraries.py). The heaviest stage decides.
@@ -370,7 +370,7 @@ def rotary_table_bytes(layout: JobLayout, stage: int, shapes: ActivationShapes) 
     """Bytes of the tables of rotary positions that a rank of this stage keeps from its first step
     on; 0 where no layer of it has any, and for other software, whose tables are not planned.
 
-    The layers of a rank share one table a law of angles (kernels/rotary.py, RotaryTables): layers
+    The layers of a rank share one table a law of angles (train/kernels/rotary.py, RotaryTables): layers
     with a window may have a different base, and then there are two. Each is cosines and sines of
     half of the turned columns, in float32, for the positions that the rank holds.
     """

@@ -1,7 +1,7 @@
 """Every message that a rank takes part in during one training step: the one list of them.
 
 Bytes are sums over this list and seconds are its prices over the network's routes (time.py,
-operator_times.py, search/bound.py), so that nothing is counted without being timed, or timed
+operator_times.py, plan/search/bound.py), so that nothing is counted without being timed, or timed
 without being counted. Layers and ends send over tp and cp in every micro batch (layer_messages.py),
 stages send to each other (messages.py), replicas reduce gradients and gather parameters
 (gradient_messages.py). Once a step the square of the gradient's norm is summed over tp and pp, from

@@ -130,7 +130,7 @@ class OperatorTimer:
         """The share of a layer's attention that needs no key of another rank of cp, and overlaps
         with their messages. Software that passes keys round a ring has some of it all the time;
         mpctl gathers them during the diagonals of plain causal attention, 1/2c of it
-        (layers/context_parallel.py)."""
+        (train/layers/context_parallel.py)."""
         if not kernels_of(self.layout).gathers_keys:
             return 1.0
         is_dropped = self.job.training.attention_dropout > 0

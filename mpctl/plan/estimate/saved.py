@@ -5,7 +5,7 @@ product its input, a norm its input and the statistics of each row, an activatio
 queries, keys, values and result (SavedByCore), dropout a mask of a byte an element. Residual sums
 and biases save nothing. A tensor outside the tensor-parallel regions is unsharded on every rank of
 tp; under sequence parallelism each rank has its positions of it. A kernel set that differs has this
-in its row (operators/kernel_sets.py).
+in its row (model/operators/kernel_sets.py).
 
 By hand, one layer of b 1, s 2, h 4, fp32, no dropout, flash: 4 x 2 x 4 elements of norms and their
 results, 4 of q k v and context, 8 of the MLP: 16 x 8 x 4 = 512 bytes, and some of statistics. For

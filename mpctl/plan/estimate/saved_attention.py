@@ -6,7 +6,7 @@ fused one, the scores are written to memory. Others keep queries, keys, values a
 unfused attention the scores. Under cp each rank has two blocks of queries and meets all keys; with
 a causal mask each block meets only the keys up to itself.
 
-In latent attention (layers/latent_attention.py) queries and keys have other columns than values,
+In latent attention (train/layers/latent_attention.py) queries and keys have other columns than values,
 and every head has keys and values of its own, which are computed from a latent on each rank of cp:
 of the full sequence. A CPU's fused kernel has one width of head, to which values are padded.
 
@@ -164,7 +164,7 @@ class SavedByCore(NamedTuple):
     def fused(self) -> tuple[Saved, Saved]:
         """Torch's fused kernel saves its inputs, its result and one sum per row."""
         shapes, attention = self.shapes, self.attention
-        # on a GPU the result has the layout of the queries, which kernels/triton/elementwise.py
+        # on a GPU the result has the layout of the queries, which train/kernels/triton/elementwise.py
         # lays out so that no copy is needed
         tensors = self._fused_inputs() + self.gathered + self.context + self.sums
         if (self.turned and not shapes.is_cuda) or shapes.cp > 1:

@@ -1,6 +1,6 @@
 """Bytes that a rank holds between steps: parameters, gradients, optimizer states.
 
-mpctl's, by bucket (layout/buckets.py): parameters in the training dtype, gradients in the reduction
+mpctl's, by bucket (model/layout/buckets.py): parameters in the training dtype, gradients in the reduction
 dtype, AdamW's two float32 moments and, for 16-bit parameters, a float32 master; a frozen parameter
 has none of these. ZeRO 1, 2, 3 (arXiv 1910.02054) shares optimizer, gradients, parameters over the
 replicas of a bucket's view, in slices of padded buckets. For other runtimes the profile has the
@@ -67,8 +67,8 @@ def _optimizer_width(width: int) -> int:
 
 
 def _sliced_states(layout: JobLayout, count: int, stage: int) -> StateBytes:
-    """Under our ZeRO: flat buckets, padded to equal slices (runtime/zero/param_store.py,
-    runtime/zero/gradients.py). count: parameters of the rank, before they are shared."""
+    """Under our ZeRO: flat buckets, padded to equal slices (train/runtime/zero/param_store.py,
+    train/runtime/zero/gradients.py). count: parameters of the rank, before they are shared."""
     job = layout.job
     width, reduced = job.training.value_bytes, job.training.reduced_bytes
     parameters = count  # parameters in no bucket are frozen and not shared
@@ -131,7 +131,7 @@ def _shared(amount: float, view: View, zero: int) -> int:
 
 def fp8_table_bytes(layout: JobLayout) -> float:
     """The table of mpctl's delayed scaling: the largest elements of each of the last steps and of
-    this one, the scales and their inverses (layers/fp8.py)."""
+    this one, the scales and their inverses (train/layers/fp8.py)."""
     training = layout.job.training
     if training.dtype != "fp8" or training.fp8_recipe != "delayed":
         return 0.0
@@ -140,7 +140,7 @@ def fp8_table_bytes(layout: JobLayout) -> float:
 
 def held_weight_bytes(layout: JobLayout, stage: int) -> float:
     """Both layouts of a stage's weights in fp8 where a step keeps them: 2 bytes a parameter of
-    linear layers (layers/fp8.py, HeldWeights)."""
+    linear layers (train/layers/fp8.py, HeldWeights)."""
     if not layout.holds_fp8_weights:
         return 0.0
     names = {f"{name}.weight" for name in layout.table.linear_layers}
@@ -186,7 +186,7 @@ def _numel(weights: Iterable[ParameterSpec], views: Views) -> int:
 #
 # A checkpoint holds, for every trained parameter, its value and AdamW's two moments in the dtype of
 # the update (float32, the masters of 16-bit parameters; float64 under fp64) and, for a frozen one,
-# its value in the parameter's dtype (checkpoint/reader.py). Every rank of tp writes its shard, so
+# its value in the parameter's dtype (train/checkpoint/reader.py). Every rank of tp writes its shard, so
 # parameters that are not split over tp are written tp times; those that several stages hold are
 # written once. A rank that writes copies its part to host memory first, all in one block.
 #
@@ -203,7 +203,7 @@ def checkpoint_bytes(layout: JobLayout) -> int:
 
 def snapshot_bytes(layout: JobLayout) -> int:
     """Bytes of host memory that a rank keeps for the copies that checkpoints are written from:
-    those of its shard, of the rank with the largest (checkpoint/snapshot.py); 0 where training
+    those of its shard, of the rank with the largest (train/checkpoint/snapshot.py); 0 where training
     waits until a checkpoint is written."""
     if not layout.job.checkpoint.asynchronous:
         return 0

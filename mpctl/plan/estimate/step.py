@@ -32,7 +32,7 @@ from mpctl.spec.runtime import OverlapShares, RuntimeProfile
 # How far measured steps are from their estimate: nine of ten are within a factor of it.
 #
 # The factor is exp(1.645 s), s being a spread of the profile, computed from the errors on runs that
-# were left out of its fit so that nine of ten are within (calibrate/spread.py): `spread` where the
+# were left out of its fit so that nine of ten are within (measure/calibrate/spread.py): `spread` where the
 # cluster is one of those measured, else `spread_apart`. Each further respect in which a job is
 # outside the runs of the fit multiplies s by the profile's `widening`; the plan reports it. A
 # cluster with its own `spread` (`mpctl bench machine`) was measured by runs of mpctl: its device,

@@ -1,7 +1,7 @@
 """A step as a timeline of each stage's actions, from the estimate's seconds and the schedule.
 
 The seconds of a chunk and of a message between stages are those of the step's estimate (time.py),
-the order is the schedule's (pipeline/schedule/orders.py), and pipeline/schedule/replay.py plays
+the order is the schedule's (model/pipeline/schedule/orders.py), and model/pipeline/schedule/replay.py plays
 them. A step of very many micro batches is played for as many as PLAYED actions allow; the rest
 repeats its middle, so that only its length is computed. Work after the last action (gradients over
 dp, the optimizer) is not part of the schedule; the estimate's total includes it.

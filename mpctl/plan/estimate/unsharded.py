@@ -1,8 +1,8 @@
 """What ZeRO 2 and 3 have unsharded for a moment of a backward: gradients of buckets until they are
 reduced, and at 3 the parameters of layers.
 
-The backwards of a stage are replayed unit by unit (entry, layers, exit), as runtime/zero/overlap.py
-reduces gradients and runtime/zero/gather.py gathers parameters:
+The backwards of a stage are replayed unit by unit (entry, layers, exit), as train/runtime/zero/overlap.py
+reduces gradients and train/runtime/zero/gather.py gathers parameters:
 
 - A bucket is whole from the first gradient of its last unit on. When backward reaches a layer, the
   buckets of the units after it are reduced one by one, what is left at the end of the backward. Of

@@ -2,7 +2,7 @@
 
 `make_plan` never prints and never fails on a bad layout: the checks report errors, and figures that
 need a legal layout are None. It does not search: the caller that shows the plan adds nearby layouts
-that fit (search/nearest.py).
+that fit (plan/search/nearest.py).
 """
 
 from __future__ import annotations

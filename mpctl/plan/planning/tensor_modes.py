@@ -7,7 +7,7 @@ other modes are planned without it. A mode that the rules refuse is listed with 
 The first five columns of costs are those of Colossal-AI's documentation of 1D, 2D, 2.5D and 3D
 tensor parallelism (docs/features, "Efficiency"): of one layer Y = X W on P ranks, forward and
 backward, with collectives as rings. `sent` and `hops` are bandwidth and latency of mpctl's messages
-(operators/tensor_messages.py), with X, W and Y of equally many elements, which is the unit.
+(model/operators/tensor_messages.py), with X, W and Y of equally many elements, which is the unit.
 
 A rank's blocks are those of X [samples, hidden], the hidden states of a micro batch before an MLP,
 W [hidden, ffn], its first matrix, and Y [samples, ffn], its result (tensor_grid.py has the cuts).

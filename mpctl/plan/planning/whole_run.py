@@ -1,7 +1,7 @@
 """What a run of many tokens takes: days, GPU-hours, price and energy, with and without failures.
 
 The seconds of a step are the plan's; failures, saves and restarts are the law of
-estimate/goodput.py with the figures of `cluster.operations`. A save stops training for
+plan/estimate/goodput.py with the figures of `cluster.operations`. A save stops training for
 `PAUSE_SECONDS` and a copy of what a rank writes to the host's memory; a thread writes it while
 training goes on (`checkpoint.asynchronous`), else training waits for that, too. mpctl saves from
 the first replica of each part, other software with ZeRO from every rank.
@@ -72,7 +72,7 @@ class WholeRun:
     """A run of `tokens`; days, GPU-hours, price and energy with failures, and in `*_ideal` without
     failures, saves and restarts.
 
-    useful, saves, lost, down: shares of the time (estimate/goodput.py); where the run is elastic,
+    useful, saves, lost, down: shares of the time (plan/estimate/goodput.py); where the run is elastic,
     useful is of the whole cluster's work. days_low, days_high: for the ends of the step's band.
     price and watt_hours: None where no price or power is known. mtbf_hours, failures: of the job.
     restart_seconds: from a failure to the first step. pause_seconds,
@@ -222,7 +222,7 @@ def _best_steps(failures: Failures, save: SaveCost, step: float) -> int:
 def _elastic_capacity(job: JobSpec, in_repair: float) -> float | None:
     """The mean work of an elastic run in its useful time, as a share of that of all nodes: it goes
     on with the largest dp that fits the nodes which are left and divides the global batch
-    (launch/elastic.py). None where it could not shrink at all."""
+    (run/launch/elastic.py). None where it could not shrink at all."""
     nodes, dp = job.cluster.nodes, job.sizes["dp"]
     per_node, replica = job.cluster.gpus_per_node or 1, job.world_size // dp
     per_pass = job.training.micro_batch_size

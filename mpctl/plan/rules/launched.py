@@ -6,7 +6,7 @@ and is not launched because of attention_softcap and logit_softcap.
 
 Training in fp8: tensor cores take operands whose rows are a multiple of 16 elements, which of the
 three products of a linear layer are its inputs, its outputs, and the tokens of a micro batch
-(layers/fp8.py). By hand, ffn 3072 over tp 64: 48 columns of the MLP a rank, a multiple of
+(train/layers/fp8.py). By hand, ffn 3072 over tp 64: 48 columns of the MLP a rank, a multiple of
 16; over tp 128, 24, which is none.
 """
 
@@ -304,7 +304,7 @@ def _sides(job: JobSpec, model: ModelSpec) -> Iterator[Check]:
 
 def _inner_sides(model: ModelSpec, p: ParallelSpec) -> Iterator[Side]:
     """Inner widths: of the MLP where a layer has one, of each expert and of the shared ones. Rows
-    of an expert are filled up (layers/grouped_linear.py)."""
+    of an expert are filled up (train/layers/grouped_linear.py)."""
     if model.layers_with_experts < model.layers:
         yield "parallel.tp", "columns of the MLP", model.ffn, p.tp, "tp or ffn"
     if model.experts is not None:

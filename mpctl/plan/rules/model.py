@@ -1,6 +1,6 @@
 """Rules about the model: heads, widths, sequence, memory, and the settings that its family accepts.
 
-The family's description (families/description.py) holds positions, orders of norms, the shortest
+The family's description (model/families/description.py) holds positions, orders of norms, the shortest
 sequence and whether there is a decoder; no rule here names a family.
 """
 

@@ -1,6 +1,6 @@
 """Lower bounds of a step's seconds, for many layouts at once.
 
-Of the estimate (estimate/time.py) only unavoidable seconds are counted: kernels or their host,
+Of the estimate (plan/estimate/time.py) only unavoidable seconds are counted: kernels or their host,
 whichever take longer; no message between stages; the exposed part of messages that may overlap with
 computation. Stage k of a pipeline, whose stages take W_j = F_j + B_j for a micro batch, starts when
 those before it have run one forward each, and they run one backward each when it is done:

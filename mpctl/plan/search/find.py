@@ -45,7 +45,7 @@ from mpctl.plan.search.space import SearchSpace
 Objective = Literal["tokens", "memory"]
 Progress = Callable[[str, int, int], None]
 Note = Callable[[str], None]
-Level = Literal["axes", "family", "layout"]  # of the tree in search/space.py
+Level = Literal["axes", "family", "layout"]  # of the tree in plan/search/space.py
 BUDGETS = 4  # the device's memory and its shares, in equal steps
 REPORT_EVERY = 128  # parts taken from the queue between two reports of progress
 PROGRESS_STEPS = 1000  # how finely the progress of the layouts is reported

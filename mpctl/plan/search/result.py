@@ -49,7 +49,7 @@ class LayoutReport:
 
     job: the job under this layout; time: of its step; bytes: on the device of the fullest rank;
     price: of a GPU-hour, if known; alike: layouts of the same tp, pp, ep and tensor mode that
-    are about as fast and less plain (search/find.py); run: of the request's tokens, if it names
+    are about as fast and less plain (plan/search/find.py); run: of the request's tokens, if it names
     any.
     """
 
@@ -179,7 +179,7 @@ class SearchResult:
 
     best, front: on the job's number of GPUs; for the objective cost, and where nothing was found on
     that number, on the number that the objective prefers; each of best has a different combination
-    of tp, pp, ep and tensor mode, and represents `alike` ones (search/find.py). by_gpus: the best
+    of tp, pp, ep and tensor mode, and represents `alike` ones (plan/search/find.py). by_gpus: the best
     layout of each number, None where none was found; why_none has the reasons. given: the layout
     that the job sets. seen: every layout that was estimated for `best`. estimated: how many in all.
     too_large: how many were left out for their memory. is_complete: false where it was interrupted.

@@ -16,7 +16,7 @@ the plainest of its layouts:
     family    the same with a pipeline: chunks, schedule, how layers are cut
     layout    a member of a family: one value for each row of MEMBER_SETTINGS
 
-To search one more setting: give LayoutSettings a field of its name (planning/layout_settings.py)
+To search one more setting: give LayoutSettings a field of its name (plan/planning/layout_settings.py)
 and MEMBER_SETTINGS a row with the function of its legal values. Bounds hold as long as no value
 makes a step faster than the family's bound, which counts kernels, host and pipeline, or needs less
 memory than LayoutEvaluator.min_bytes; a setting that does belongs to axes or family.

@@ -41,7 +41,7 @@ OnBytes = Callable[[int], None]
 Maximum = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fp8Histories = dict[str, list[Annotated[list[Maximum], Field(min_length=3, max_length=3)]]]
 """By linear layer, the largest elements of X, W and dY in the last steps
-(layers/fp8.py)."""
+(train/layers/fp8.py)."""
 RouterBias = dict[str, list[Annotated[float, Field(allow_inf_nan=False)]]]
 """By layer with experts (`layers.3.mlp`), the correction bias of each expert, fp32 values."""
 
@@ -75,7 +75,7 @@ ManifestTables = Mapping[str, Any]
 
 class Manifest(BaseModel):
     """manifest.json. step: steps done. loss_scale: state of the fp16 loss scale
-    (runtime/update.py), empty for other dtypes; fp8: empty without delayed scaling; router_bias:
+    (train/runtime/update.py), empty for other dtypes; fp8: empty without delayed scaling; router_bias:
     empty without model.router_bias; router_counts: by layer with experts, the tokens of the last
     step by expert, empty unless moe_load_balancing is "global"; save: a random name of the save
     that wrote it, which distinguishes two saves of one step, empty without a save (older versions,

@@ -5,18 +5,18 @@
 | .mpctl-run | launcher, first of all | marker.py: the directory was written by a launch |
 | job.json | launcher | the job with all defaults filled in (spec/job.py) |
 | plan.json | launcher | the plan, schema mpctl.plan/2 |
-| data/ | launcher | the tokenized corpus, when the job names text files (data/manifest.py) |
+| data/ | launcher | the tokenized corpus, when the job names text files (train/data/manifest.py) |
 | launcher.json | launcher, before it starts ranks | launcher.py: schema mpctl.launcher/1 |
-| slurm.sh | launcher, launch.slurm | clusters/slurm/script.py: the batch script as submitted |
+| slurm.sh | launcher, launch.slurm | run/clusters/slurm/script.py: the batch script as submitted |
 | kubernetes.yaml | launcher, `--on kubernetes --submit` | the object that was created |
-| nodes/meeting.json | launcher, in a world that others started | clusters/torchrun/meeting.py |
+| nodes/meeting.json | launcher, in a world that others started | run/clusters/torchrun/meeting.py |
 | nodes/hosts.json | launcher, at each attempt | launcher.py: the host of every rank |
 | nodes/blamed.json | launcher, after a failure | blamed.py: failures by the host at fault |
 | nodes/lost | launcher, `--on slurm`, at its end | why hosts could not be used, for slurm.sh |
 | nodes/excluded | launcher, `--on slurm`, at its end | hosts that a requeue leaves out |
-| nodes/ssh-N.log | ssh of node N | output of ssh and the node agent (clusters/ssh/backend.py) |
+| nodes/ssh-N.log | ssh of node N | output of ssh and the node agent (run/clusters/ssh/backend.py) |
 | stop-request | `mpctl stop` | launcher.py: asks the launcher to stop the run |
-| nodes/status.json | launcher | launch/attempt.py: state of all ranks, and why they failed |
+| nodes/status.json | launcher | run/launch/attempt.py: state of all ranks, and why they failed |
 | logs/launcher.log | launcher | its messages during the run, with times |
 | logs/torchrun.log | torchrun | its command line and output, one section an attempt |
 | logs/slurm-J.out | batch script | what the launcher printed in Slurm's job J |

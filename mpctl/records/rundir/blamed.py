@@ -1,6 +1,6 @@
 """RUN/nodes/blamed.json, schema mpctl.blamed/1: how many failures of a run each host is blamed for.
 
-The launcher alone writes it, after each failure whose cause lies on one host (launch/diagnose.py).
+The launcher alone writes it, after each failure whose cause lies on one host (run/launch/diagnose.py).
 It outlives restarts, requeues and resumptions. Whoever reads it expects any content.
 """
 

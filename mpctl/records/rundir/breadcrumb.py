@@ -6,7 +6,7 @@ store to memory: no system call, and no network file system that a rank could ha
 was written stays when the rank is killed or stopped. The rank writes how far it is, what it is
 doing and why it failed, torchrun writes how the rank ended; the agent writes that the rank is to
 stop. The agent reports what it reads to the launcher, which writes the reports of all hosts to
-RUN/nodes/status.json (launch/attempt.py).
+RUN/nodes/status.json (run/launch/attempt.py).
 
 Layout, one after the other for each rank: TEXT_BYTES of UTF-8 text, padded with zero bytes, then
 six little-endian 64-bit integers: how far the rank has come (STARTED to FINISHED), a counter that
@@ -52,7 +52,7 @@ FAILURE_AT, FAILURE_BYTES = STEPS_AT + STEP_LOG_BYTES, 1 << 14
 RANK_BYTES = FAILURE_AT + FAILURE_BYTES
 BEAT_SECONDS = 0.5
 STACK_SIGNAL = signal.SIGUSR2
-"""At this signal a rank writes its Python stacks to its log (launch/node/processes.py)."""
+"""At this signal a rank writes its Python stacks to its log (run/launch/node/processes.py)."""
 STARTED, JOINING, JOINED, FINISHED = 1, 2, 3, 4
 
 

@@ -1,8 +1,8 @@
 """RUN/profile/rank-N.jsonl: the times of a rank's work, one JSON object a line for each profiled
 step.
 
-`mpctl launch --profile 5-7` has every rank write them (runtime/profile.py), `mpctl bench trace`
-reads them (bench/trace.py). A step that a later attempt repeats is there twice; the last line
+`mpctl launch --profile 5-7` has every rank write them (train/runtime/profile.py), `mpctl bench trace`
+reads them (measure/bench/trace.py). A step that a later attempt repeats is there twice; the last line
 counts.
 
 Times are seconds of the monotonic clock of the rank's host (Python's perf_counter), which all
@@ -57,7 +57,7 @@ class ProfileEvent(RequiredEventFields, total=False):
     microbatch, chunk: of a pass, or of the pass during which a collective was started, which is
     then `of` ("forward"); phase: "start" while the rank starts a collective, "wait" while it waits
     for one, which it began to start at `started`; axis, bytes, dtype: of a collective
-    (transport/timing.py); peer: the stage at the other end of a message between stages.
+    (train/transport/timing.py); peer: the stage at the other end of a message between stages.
     """
 
     microbatch: int

@@ -40,7 +40,7 @@ class RoutingFigures(TypedDict, total=False):
 
     aux_loss: the losses that balance their load, with their factors, which `loss` does not include;
     expert_load, rank_load: the tokens of the fullest expert, and of the fullest rank of ep, over
-    the mean, averaged over the layers (runtime/routing.py); near_ties: choices of experts that
+    the mean, averaged over the layers (train/runtime/routing.py); near_ties: choices of experts that
     rounding could have made otherwise.
     """
 
@@ -60,11 +60,11 @@ class StepRecord(RequiredStepFields, RoutingFigures, total=False):
     validation_losses: of further corpora by name; initial_*: before the first step, in the record
     of step 1. save_stall_seconds: how long training waited for saving since the record before;
     save_seconds: duration of the save that was published meanwhile. communication_seconds: by axis,
-    how long rank 0 was in collectives during the step and computed nothing (transport/timing.py),
+    how long rank 0 was in collectives during the step and computed nothing (train/transport/timing.py),
     {"dp_cp": 0.003, "tp": 0.02}; empty of one rank, absent in records of older versions.
     reserved_memory_bytes: the most that torch's allocator on rank 0 has taken from its GPU; mfu,
     hfu: model and hardware FLOP of a rank in the step over what its device's data sheet promises
-    for that time (estimate/flops.py); these three are absent where they are not known. People may
+    for that time (plan/estimate/flops.py); these three are absent where they are not known. People may
     add keys; readers keep every number that they find.
     """
 
@@ -123,7 +123,7 @@ class RankReport(TypedDict):
     saves: of this attempt. communication_seconds: by axis, medians of how long the rank was in
     collectives in a step and computed nothing; communication_share: the median of their sum over
     the step's duration; both over the last steps of this attempt without its first
-    (runtime/step_record.py). reserved_memory_bytes: the most that torch's allocator has taken from
+    (train/runtime/step_record.py). reserved_memory_bytes: the most that torch's allocator has taken from
     the GPU, and device: the GPU's name as torch reports it; None on a CPU. attention: what computes
     attentions, such as cuDNN's kernel. Older versions wrote none of these, nor saves.
     """

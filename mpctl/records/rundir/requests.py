@@ -1,7 +1,7 @@
 """The requests to the ranks of a bench, `mpctl eval` and `mpctl sample`, and the answers.
 
 A bench's request is RUN/bench.json, and rank 0 appends its answers to RUN/answers.jsonl
-(runtime/worker.py). `mpctl eval` and `mpctl sample` exchange files with their workers
+(train/runtime/worker.py). `mpctl eval` and `mpctl sample` exchange files with their workers
 through a temporary folder:
 
 FOLDER/ job.json       the layout and the model, written by the command
@@ -64,7 +64,7 @@ causal."""
 
 class BenchRequest(TypedDict):
     """Keys of every request to the ranks of a bench. task: which probe answers it
-    (runtime/worker.py, find_probe); other keys depend on the probe."""
+    (train/runtime/worker.py, find_probe); other keys depend on the probe."""
 
     task: ReadOnly[str]
 
@@ -79,7 +79,7 @@ class CorpusRequest(TypedDict):
 
 
 class EvalRequest(TypedDict):
-    """Compute the mean loss over each corpus. origin: path of the weights, which weights/origin.py
+    """Compute the mean loss over each corpus. origin: path of the weights, which train/weights/origin.py
     opens; samples: the first N of each corpus, None for all."""
 
     task: Literal["evaluate"]
@@ -102,7 +102,7 @@ class PromptRequest(TypedDict):
 
 
 class DrawRequest(TypedDict):
-    """How a token is chosen from the model's probabilities (runtime/sampling.py)."""
+    """How a token is chosen from the model's probabilities (train/runtime/sampling.py)."""
 
     temperature: float
     top_k: int | None
@@ -262,7 +262,7 @@ CollectiveAnswer = CollectiveRound | AbsentTransport
 
 class KernelCase(TypedDict):
     """A kernel to be timed. dtype: in mpctl's words, such as fp32; shape: its sizes by name
-    (bench/kernel_list.py says which a kernel has); copies: sets of operands that are used in turn,
+    (measure/bench/kernel_list.py says which a kernel has); copies: sets of operands that are used in turn,
     so that caches do not hold them all."""
 
     kernel: KernelName

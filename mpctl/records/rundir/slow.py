@@ -1,4 +1,4 @@
-"""Ranks and links that hold up a run, as the launcher names them (launch/slow_parts.py): in
+"""Ranks and links that hold up a run, as the launcher names them (run/launch/slow_parts.py): in
 RUN/slow.jsonl, a line when one is named and a line when it is over, in status.json and
 summary.json, and for launch.hook.
 """

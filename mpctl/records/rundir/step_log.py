@@ -2,10 +2,10 @@
 
 It is in the memory that the rank shares with the agent of its host (breadcrumb.py), so that the
 launcher learns once a second what every rank spends its steps on, without a message between ranks.
-`launch/stragglers.py` and `launch/slow_links.py` judge by it.
+`run/launch/stragglers.py` and `run/launch/slow_links.py` judge by it.
 
 Of each step a rank logs its length, the part in which it computed by itself (the length without the
-time in collectives and in messages between stages, transport/timing.py), the processor time of its
+time in collectives and in messages between stages, train/transport/timing.py), the processor time of its
 process, and the time in the messages of each of its groups. The first steps of an attempt, which
 import and compile, are left out; a step during which the rank wrote a checkpoint is marked, as that
 costs some ranks more than others.

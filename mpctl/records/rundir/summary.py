@@ -1,7 +1,7 @@
 """RUN/summary.json, schema mpctl.run/2: how a run ended and how far it got, plan and run compared.
 
 The launcher writes it when the last rank has ended, and `mpctl launch --json` prints it. It is read
-back by runs/saved.py, which requires little of it, since older versions wrote less.
+back by run/history/saved.py, which requires little of it, since older versions wrote less.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class TrainingProgress(TypedDict):
     further corpora by name. step_seconds and tokens_per_second are medians over the steps with the
     forecast of the last one, as a resumption in another layout has another, after WARM_UP_STEPS;
     so are communication_seconds, of rank 0 by axis, and mfu and hfu, shares of the device's peak
-    (estimate/flops.py), None where no record has them; experts: None without layers with experts;
+    (plan/estimate/flops.py), None where no record has them; experts: None without layers with experts;
     goodput: the share of the time since the first step that went into steps that count, absent in
     summaries of older versions.
     """

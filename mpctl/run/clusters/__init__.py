@@ -9,7 +9,7 @@
     kubernetes/    manifests for Kubeflow, submitted by kubectl
     torchrun/      a world that another program started: this process is one of its nodes or ranks
 
-The supervisor sees the Cluster that a backend's `connect` returns (launch/cluster.py) and nothing
-else of it. A backend that starts node agents makes that Cluster by launch/control/cluster.py and
+The supervisor sees the Cluster that a backend's `connect` returns (run/launch/cluster.py) and nothing
+else of it. A backend that starts node agents makes that Cluster by run/launch/control/cluster.py and
 only provides the hosts and the command that starts an agent there.
 """

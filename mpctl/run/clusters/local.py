@@ -1,6 +1,6 @@
 """`--on local`: all ranks run on this host, below this process, whatever nodes the plan has.
 
-Nodes of the plan are simulated on CPU (hosts/checks.py refuses them on GPUs). No node agent is
+Nodes of the plan are simulated on CPU (run/hosts/checks.py refuses them on GPUs). No node agent is
 needed: torchrun is a child of the launcher.
 """
 

@@ -1,7 +1,7 @@
 """Starts the ranks of one host for a timed all-reduce: `python -m mpctl.run.doctor.collectives` reads a
 CollectiveRequest from stdin (JSON) and prints a CollectiveReport.
 
-Each rank is a process of runtime/probes/all_reduce.py, which imports torch. A rank that fails or
+Each rank is a process of train/runtime/probes/all_reduce.py, which imports torch. A rank that fails or
 times out is killed with the others, and the report has its last error.
 """
 

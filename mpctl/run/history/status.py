@@ -1,7 +1,7 @@
 """The present state of a run, schema mpctl.status/1: progress, time left, launcher, every rank.
 
-What a rank is doing comes from its breadcrumb (rundir/breadcrumb.py). If no step ends for long, the
-collectives that ranks log show which rank the others wait for (launch/verdict.py). Ages are
+What a rank is doing comes from its breadcrumb (records/rundir/breadcrumb.py). If no step ends for long, the
+collectives that ranks log show which rank the others wait for (run/launch/verdict.py). Ages are
 differences between the clock of this host and times that other hosts may have written.
 """
 
@@ -40,7 +40,7 @@ MOST_RANKS = 1 << 16
 
 
 class LauncherRow(TypedDict):
-    """Who launched the run (rundir/launcher.py). is_alive: whether that process still exists; None
+    """Who launched the run (records/rundir/launcher.py). is_alive: whether that process still exists; None
     when this host cannot find out."""
 
     backend: str
@@ -67,7 +67,7 @@ class RankRow(TypedDict):
 
 
 class BlamedRow(TypedDict):
-    """A host that is blamed for failures (rundir/blamed.py): how many, the time of the last one
+    """A host that is blamed for failures (records/rundir/blamed.py): how many, the time of the last one
     (ISO 8601 in UTC) and its words; is_excluded: the run does not use it again if it can do
     without."""
 
@@ -87,7 +87,7 @@ class StatusDocument(TypedDict):
     recorded; checkpoint: the newest, checkpoint_seconds: its age; is_stopping: a stop was
     requested; job_state: what the scheduler says of the job while the run does not go on; waiting:
     whom ranks wait for, while no step was done for long; blamed: hosts for failures, those for most
-    first; slow: ranks and links that hold up the run now (rundir/slow.py); as_of: when this was
+    first; slow: ranks and links that hold up the run now (records/rundir/slow.py); as_of: when this was
     found out, ISO 8601 in UTC.
     """
 

@@ -1,4 +1,4 @@
-"""Stops a run: writes a request for its launcher (rundir/launcher.py), then waits for the end.
+"""Stops a run: writes a request for its launcher (records/rundir/launcher.py), then waits for the end.
 
 No signal is sent and no process id is needed, so that this works from any host that shares the
 directory, and no other process can be hit.

@@ -95,7 +95,7 @@ class WrittenText:
 
     stop: strings that end the text and are not part of it; blanks: tokens written, by blank (one
     for gpt and t5); shown: characters that `fresh` has returned; finish: why the text ended
-    (runtime/sampling.py), or "stop", None while it continues; seconds: from the begin of its batch
+    (train/runtime/sampling.py), or "stop", None while it continues; seconds: from the begin of its batch
     to its last token.
     """
 

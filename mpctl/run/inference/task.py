@@ -1,7 +1,7 @@
 """Workers of a task, `mpctl eval` or `mpctl sample`, which use a trained model.
 
 One process a rank, `python -m mpctl.train.runtime.task FOLDER`, all on this machine. FOLDER is temporary
-(rundir/requests.py has its files), so nothing is written into the directory of the model. The
+(records/rundir/requests.py has its files), so nothing is written into the directory of the model. The
 kernel kills each worker when this process ends.
 """
 

@@ -3,7 +3,7 @@
 Only data parallelism changes: dp x tp x pp x cp ranks fill whole nodes: at most one for each host,
 at most those of the job, at least `launch.min_nodes`. tp, pp, cp, the ranks of a node, the micro
 batch and the global batch stay the same; replicas of a smaller dp run more micro batches each. By
-the sample law (data/samples.py) step s trains on the same samples whatever dp is, so that no sample
+the sample law (train/data/samples.py) step s trains on the same samples whatever dp is, so that no sample
 is lost or repeated when a run shrinks or grows at a checkpoint.
 
 By hand: 4 nodes of 8 ranks at tp 8, dp 4, global batch 12. On 3 hosts dp 3 (each 4 samples of a

@@ -1,6 +1,6 @@
 """The steps that a program reports, as records of the run in RUN/metrics.jsonl.
 
-A report is a line in the heartbeat file of a rank that records (rundir/heartbeat.py). The launcher
+A report is a line in the heartbeat file of a rank that records (records/rundir/heartbeat.py). The launcher
 writes the records, so that lines that are no reports never get there. A program goes on where its
 own checkpoint is: its first record of an attempt removes those from that step on.
 

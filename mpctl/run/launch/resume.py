@@ -143,7 +143,7 @@ def _moved(now: JobSpec, then: JobSpec) -> list[str]:
 
 def _rates_are_free_of_steps(training: TrainingSpec) -> bool:
     """Whether a run that is resumed with more steps keeps its learning rates
-    (runtime/optimizer.py)."""
+    (train/runtime/optimizer.py)."""
     return training.lr_schedule == "constant" or training.lr_decay_steps is not None
 
 

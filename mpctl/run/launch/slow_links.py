@@ -7,7 +7,7 @@ message between two stages of a pipeline the two are such a group: while only th
 the sender is late, and while both do, it is the wire.
 
 Each rank reports medians over WINDOW steps of its time in the messages of each of its groups
-(rundir/step_log.py); the least of them is at most the wire's time and what chance adds, where now
+(records/rundir/step_log.py); the least of them is at most the wire's time and what chance adds, where now
 one member and now another is late. Groups within a host are left out: their messages go through its
 memory, and their times are those of its processors.
 

@@ -1,7 +1,7 @@
 """Ranks that compute longer than the ranks that have the same work, by their step logs.
 
 A step takes as long as its slowest rank: the others wait for it in their collectives. So the length
-of a step does not say who is slow. What a rank computes by itself does (rundir/step_log.py): the
+of a step does not say who is slow. What a rank computes by itself does (records/rundir/step_log.py): the
 length of its step without the time in messages. Once a second the last WINDOW steps that all ranks
 have logged are compared, by two laws.
 

@@ -1,4 +1,4 @@
-"""The summary of a launch: RUN/summary.json (rundir/summary.py), plan and run compared.
+"""The summary of a launch: RUN/summary.json (records/rundir/summary.py), plan and run compared.
 
 A rank counts its parameters, the collectives of a step and the bytes of one steady step. The plan
 has the same figures by pipeline stage; parameters, collectives and the bytes of parameters,

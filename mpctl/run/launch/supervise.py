@@ -2,7 +2,7 @@
 
 Every attempt starts new ranks (node/torchrun.py). A first SIGINT, SIGTERM, SIGHUP or SIGUSR1
 (Slurm's --signal) asks the ranks to finish their step and save, through the memory that they share
-with the agent of their host (rundir/breadcrumb.py); a second one, or `stop_seconds` without
+with the agent of their host (records/rundir/breadcrumb.py); a second one, or `stop_seconds` without
 progress, kills them. The file RUN/stop-request, which `mpctl stop` writes, counts as a SIGTERM.
 
 A rank that fails leaves a record in that memory. torchrun then ends the others by SIGTERM within

@@ -1,6 +1,6 @@
 """Why ranks wait, in a sentence: who did not join which collective, and what it does instead.
 
-A pure function of what every rank has logged (rundir/collective_log.py), of what its host sees of
+A pure function of what every rank has logged (records/rundir/collective_log.py), of what its host sees of
 its process and of its Python stack:
 
     did not join all_reduce #1234 (16.0 MiB) of group tp (ranks 2-3), in which rank 2 has waited
@@ -31,7 +31,7 @@ writes them; the group's description is what `new_group` got):
     [rank2]:[E810 ... ProcessGroupNCCL.cpp:2241] [PG ID 1 PG GUID 5(tp 2-3) Rank 0]  failure
         detected by watchdog at work sequence id: 78 PG status: last enqueued work: 79, ...
 
-mpctl describes its groups as `tp 2-3` (rundir/collective_log.py), so that the members are known.
+mpctl describes its groups as `tp 2-3` (records/rundir/collective_log.py), so that the members are known.
 """
 
 from __future__ import annotations

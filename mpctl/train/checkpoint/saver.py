@@ -12,7 +12,7 @@ failure of a save is raised by the next `save` or `finish`; the trainer asks `ha
 step and lets all ranks stop after the same one.
 
 Memory: the copies are kept for the next save, so a rank that writes needs the bytes of its shard in
-host memory once more (estimate/states.py); `reserve` takes it before the first step.
+host memory once more (plan/estimate/states.py); `reserve` takes it before the first step.
 """
 
 from __future__ import annotations

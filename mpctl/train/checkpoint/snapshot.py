@@ -8,7 +8,7 @@ gathered for the save, slices of ZeRO, are copied before the next bucket is gath
 device holds only one.
 
 All copies of a rank lie in one block, in the order of the file, without gaps: as many bytes as the
-file has of tensors (`snapshot_bytes` of estimate/states.py). It is taken before the first step,
+file has of tensors (`snapshot_bytes` of plan/estimate/states.py). It is taken before the first step,
 since pinning some GB takes seconds, during which the device waits.
 
 A field is `value`, `exp_avg` or `exp_avg_sq`; a tensor that no optimizer steps, a frozen parameter
@@ -41,7 +41,7 @@ SAFETENSORS_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class OptimizerState(Protocol):
-    """What a checkpoint saves and restores of an optimizer (training's: runtime/optimizer.py).
+    """What a checkpoint saves and restores of an optimizer (training's: train/runtime/optimizer.py).
     Methods in which slices are gathered are called by all replicas together."""
 
     @property

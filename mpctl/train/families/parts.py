@@ -1,6 +1,6 @@
 """Parts that the families' modules have in common, built from a `ModelSpec` and a `TrainingSpec`.
 
-A pipeline stage builds its slice of each stack (operators/table.py): some layers, the entry with
+A pipeline stage builds its slice of each stack (model/operators/table.py): some layers, the entry with
 the first, the exit with the last. A tied head needs the word table, so that the exit has one too.
 What is split over tensor-parallel ranks comes from `ShardContext.layers`; nothing here names a
 split module.

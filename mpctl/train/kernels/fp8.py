@@ -15,7 +15,7 @@ a scale, or by its inverse, rounds nothing.
 Recipes, by Megatron's names (`--fp8-recipe`):
 
     tensorwise   the scale of the tensor at hand: one more pass over it (current scaling)
-    delayed      the scale of the largest element of the last steps (layers/fp8.py)
+    delayed      the scale of the largest element of the last steps (train/layers/fp8.py)
 
 Letters: m rows, n columns, k the contracted dimension.
 """

@@ -22,7 +22,7 @@ holds rows 0 1 and 6 7; the first block attends to 2 keys, the second to 8. In
 cross-attention both sequences are split, each into balanced blocks, and the encoder's keys are
 gathered.
 
-The `KernelBackend` decides how a block is computed (kernels/backend.py). If it saves scores, or a
+The `KernelBackend` decides how a block is computed (train/kernels/backend.py). If it saves scores, or a
 mask of their size, for backward, `recompute` computes them again instead (selective recomputation,
 arXiv 2205.05198, section 5).
 

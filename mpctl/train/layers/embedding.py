@@ -5,7 +5,7 @@ vocabulary and takes zero vectors for all others; one all-reduce of b*s*h elemen
 (operator g of mappings.py). The output head is a column-parallel product whose logits stay split
 over the vocabulary, as the loss expects them (cross_entropy.py). Rows that only pad the table to a
 divisible size are multiplied like the others, since 16-bit products whose rows are no multiple of
-16 bytes take kernels of half the rate (estimate/kernels.py). The loss skips their columns, so that
+16 bytes take kernels of half the rate (plan/estimate/kernels.py). The loss skips their columns, so that
 it does not depend on t, and their gradient is 0.
 
 With sequence parallelism (arXiv 2205.05198, section 4.2.2) the vectors are reduce-scattered to

@@ -3,7 +3,7 @@
     y = sum over the chosen e of weight_e expert_e(x)  +  [sigmoid(x g)] shared(x)
 
 (GShard, arXiv 2006.16668; Mixtral, 2401.04088; shared experts: DeepSeekMoE, 2401.06066; their gate:
-Qwen2-MoE). No token is dropped. kernels/routing.py has the choice and the weights.
+Qwen2-MoE). No token is dropped. train/kernels/routing.py has the choice and the weights.
 
 Expert e is on the ranks at ep index e // (E/ep), each of which has 1/x of its inner width, and
 tokens come to it: a rank brings T of them. Messages over G, the group `ep`, or `etp_ep` where
@@ -79,7 +79,7 @@ Balancing = Literal["sequence", "micro_batch", "global", "none"]
 @dataclass(frozen=True)
 class RouterConfig:
     """How tokens choose experts. experts: E; per_token: k. score, renormalize, scale: the weights;
-    groups, groups_per_token: limits of the choice (kernels/routing.py). has_bias: whether a
+    groups, groups_per_token: limits of the choice (train/kernels/routing.py). has_bias: whether a
     correction bias takes part in the choice. balancing: over what the auxiliary loss balances the
     load; aux_coefficient, z_coefficient: factors of this and of the z-loss.
 

@@ -1,13 +1,13 @@
 """A linear layer for each expert: rows sorted by expert, Y_e = X_e W_e^T.
 
-The three products are those of linear.py, each grouped (kernels/grouped.py). dX is computed before
+The three products are those of linear.py, each grouped (train/kernels/grouped.py). dX is computed before
 dW, and dW of a weight with a `DeferredWgrad` when that is due. Experts without rows get zeros.
 
 In fp8 the operands of all experts of a rank are cast as one matrix each, [R, i], [E o, i] and
 [R, o], under one row of the table of scales: with delayed scaling a layer's experts have one scale
 in every layout. With tensorwise scaling a rank scales by the experts, and the rows, that it has, as
 a tensor-parallel rank does by its part of a matrix: scales are powers of two, so that what is cast
-differs only where an element is too small for a normal number (kernels/fp8.py).
+differs only where an element is too small for a normal number (train/kernels/fp8.py).
 
 Letters: R rows, E experts of this rank, i inputs, o outputs.
 """

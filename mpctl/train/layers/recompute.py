@@ -3,7 +3,7 @@
 full: a layer saves only its input, 2bsh bytes in 16 bit, and backward repeats its forward.
 selective: only the attention core is recomputed, whose scores cost 5as/h bytes per element of
 [b, s, h] but few operations. Dropout is a function of (seed, step, position)
-(kernels/counter_rng.py), so the second forward draws the masks of the first and no generator state
+(train/kernels/counter_rng.py), so the second forward draws the masks of the first and no generator state
 is saved or restored.
 
 The second forward ends at the last tensor that backward needs. A layer with dropout needs the last
@@ -141,7 +141,7 @@ class HostOffload:
     stream: the stream of the copies; is_apart: whether it copies while the rank computes. Then
     taking a tensor starts the copy of the one that was put before it; and COPIES_IN_FLIGHT tensors
     at most are held until they are copied: to put another, the current stream waits for the copy of
-    the first. Its memory then goes back in the order of that stream (transport/streams.py). Host
+    the first. Its memory then goes back in the order of that stream (train/transport/streams.py). Host
     memory of what was taken is that of the next put of its shape: all its copies are in the order
     of this one stream.
     """

@@ -3,7 +3,7 @@
 A dispatch mode sees every operation of a rehearsed step below autograd (kernel_counts.py), says
 whose it is (`Scopes`) and what of its bytes a single kernel for that module would have to move
 (`Dataflow`). Seconds are those of the plan's own law of kernels on the job's device
-(estimate/kernels.py): a product takes what it takes there, another kernel its launch and its bytes
+(plan/estimate/kernels.py): a product takes what it takes there, another kernel its launch and its bytes
 at the bandwidth that kernels reach. The least is the module's products, or its least bytes where
 they take longer, and one launch where it has no product.
 
@@ -151,7 +151,7 @@ def part_of(module: str) -> str:
 
 def _method() -> str:
     """The innermost method of a family's module that is being called."""
-    return _innermost("/mpctl/model/families/") or "pipeline"
+    return _innermost("/mpctl/train/families/") or "pipeline"
 
 
 def _is_in_layer() -> bool:

@@ -12,7 +12,7 @@ apart). Two things are then answered as a GPU would:
 - What this project has a Triton kernel for (mpctl/train/kernels/triton) is one operation.
 
 Tokens have no values to be routed by: this rank's experts get as many rows as the plan says of the
-fullest rank (estimate/routing.py), and all others have equal parts of the rest.
+fullest rank (plan/estimate/routing.py), and all others have equal parts of the rest.
 
 Messages go through torch's `fake` process group, which answers at once and sends nothing.
 
@@ -88,7 +88,7 @@ def fake_world(rank: int, world_size: int) -> Iterator[None]:
 
 @contextmanager
 def _messages_in_slices() -> Iterator[None]:
-    """Messages of several tensors (transport/group.py), which torch's fake tensors do not know,
+    """Messages of several tensors (train/transport/group.py), which torch's fake tensors do not know,
     answer at once too."""
     library = torch.library.Library("c10d", "IMPL")
     for name in ("allgather_into_tensor_coalesced_", "reduce_scatter_tensor_coalesced_"):

@@ -60,7 +60,7 @@ _UNSEEN = (_TORCH, str(Path(__file__).parent), str(memory.__file__), "<")
 
 @dataclass(frozen=True)
 class HostSync:
-    """One wait of the host. what: the operation and why it waits; source: `layers/norm.py:38`;
+    """One wait of the host. what: the operation and why it waits; source: `train/layers/norm.py:38`;
     module: the name of the module whose forward it is in, empty outside of modules and in
     backward."""
 

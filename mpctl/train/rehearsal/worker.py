@@ -4,12 +4,12 @@ being the process that starts it; `--audit` before PID audits the step as well (
 The worker's own code builds the stage and trains one step of it, a steady one (with the optimizer's
 moments), on fake tensors in a world of peers that send nothing (fake_backend.py); its messages are
 recorded as in a run, its memory is counted by a MemoryTracker. Prints one JSON line a rank, a
-RehearsedRank of rundir/rank_files.py.
+RehearsedRank of records/rundir/rank_files.py.
 
 Of m micro batches only m' are run. They are alike: each sends the same, which is checked, so a
 step sends once-a-step + m x one micro batch. And the memory of a stage repeats once as many are in
 flight as its schedule ever holds, so m' is the fewest that reach that number
-(pipeline/schedule/orders.py), and two more; where chunks take turns, in full rounds of the stages.
+(model/pipeline/schedule/orders.py), and two more; where chunks take turns, in full rounds of the stages.
 Batches alone add up: their token ids, some KiB each, are counted of m' micro batches. Parameters
 are not initialized, and the norm is taken in few blocks instead of thousands.
 """

@@ -55,7 +55,7 @@ class RuntimeEnvironment:
     records when each piece of work runs. log: where this rank records its progress in the
     collectives of its groups, steps: what its steps took; None for no log. norm_block: elements of
     a gradient whose squares are summed at a time. make_stream: makes a side stream of a device
-    (transport/streams.py, side_stream). runs_ahead: whether the device runs asynchronously to the
+    (train/transport/streams.py, side_stream). runs_ahead: whether the device runs asynchronously to the
     host, so that reading a
     number from it should be avoided. read_figures: reads the figures of a step. origin: what to
     resume, None for nothing. activity: what the rank is doing.

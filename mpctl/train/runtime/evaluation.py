@@ -4,7 +4,7 @@ The samples and micro batches are those of a validation during training (batches
 loss is the same number at the same layout and micro batch size. With several pipeline stages its
 last digits may differ, since losses are summed over groups of micro batches here.
 
-Request and answers: rundir/requests.py, EvalRequest and EvalAnswer.
+Request and answers: records/rundir/requests.py, EvalRequest and EvalAnswer.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ the model: one maximum over all ranks of [d, -d], d being a digest of the choice
 d 5 on one rank and 7 on the other: [7, -5], and 7 is not 5. No two ranks compute the same
 attention, so one that differs is only a warning: it may be slower, and rounds differently.
 
-Warnings are lines of a rank's log, which the launcher shows (runs/logs.py).
+Warnings are lines of a rank's log, which the launcher shows (run/history/logs.py).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ elementwise, so the update is the same. AdamW: arXiv 1711.05101; norms and biase
 (ParameterSpec.decays). Frozen parameters (training.freeze) have no gradient, no moments and no
 master.
 
-The device's kernels make the update (kernels/adamw.py). Those of a GPU write the parameters of 16
+The device's kernels make the update (train/kernels/adamw.py). Those of a GPU write the parameters of 16
 bits in the same pass; elsewhere `publish` copies them.
 
 The learning rate has a warm-up, then one of four schedules. Step s counts from 0. With w =

@@ -11,7 +11,7 @@ NCCL also makes a message wait for the kernels queued on the current stream. A s
 receive needs only that its buffer is free: when one is started, the buffer of the next of its kind
 is taken from the memory of the stream that computes, and that point of the stream is marked. The
 next one waits, on a side stream, for the mark, and arrives while the stage computes what was queued
-after it. So all buffers go back in the order of one stream (transport/streams.py), and a link has
+after it. So all buffers go back in the order of one stream (train/transport/streams.py), and a link has
 one spare buffer for each tensor and direction, however far the host runs ahead of the device.
 
 By hand, 1F1B: the receive for the forward of micro batch 7 is queued before that forward, and may

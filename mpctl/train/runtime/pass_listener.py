@@ -21,7 +21,7 @@ from mpctl.train.layers.recompute import HostOffload
 
 class PassListener:
     """Called during a chunk's passes; does nothing. Units are numbered in forward order
-    (layout/buckets.py)."""
+    (model/layout/buckets.py)."""
 
     def begin(self, action: Action) -> None:
         """An action of the schedule begins."""

@@ -6,10 +6,10 @@ arXiv 2104.04473, section 2.2). Each tensor is one point-to-point message, which
 to `record` with this rank's bytes. A gradient is sent if any earlier layer is trained
 (`OperatorTable.boundary_needs`), as zeros if backward computed none, so that what is sent depends
 on the plan alone. Under zero-bubble (arXiv 2401.10241) the gradients of the layers' matrices are
-deferred (layers/parameters.py) to a separate action; that of the head is computed at once, since a
+deferred (train/layers/parameters.py) to a separate action; that of the head is computed at once, since a
 rank may use only some of its rows.
 
-Messages carry no tags: between two ranks they match in order. pipeline/schedule/program.py puts
+Messages carry no tags: between two ranks they match in order. model/pipeline/schedule/program.py puts
 them in one order, in which even blocking sends cannot deadlock. So a receive is posted at its place
 in that order, before the action that needs it, and waited for when it is needed (p2p.py says over
 which group, and on which stream). Sends are asynchronous; when two are pending, the older one is

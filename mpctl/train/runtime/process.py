@@ -115,7 +115,7 @@ def redirect_output(path: Path) -> None:
 
 def write_stacks_on_signal() -> None:
     """Write the Python stacks of all threads to the log whenever STACK_SIGNAL comes
-    (rundir/breadcrumb.py); called after `redirect_output`."""
+    (records/rundir/breadcrumb.py); called after `redirect_output`."""
     faulthandler.register(STACK_SIGNAL, file=2, all_threads=True)
 
 

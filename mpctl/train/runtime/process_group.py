@@ -6,7 +6,7 @@ the key-value store first, with a separate timeout.
 
 They also leave through the store. If torchrun does not host it, rank 0 does (store.py), and a rank
 that saves may query it up to half a second after rank 0 has published the checkpoint
-(checkpoint/writer.py): if rank 0 had exited by then, a finished training would fail.
+(train/checkpoint/writer.py): if rank 0 had exited by then, a finished training would fail.
 """
 
 from __future__ import annotations

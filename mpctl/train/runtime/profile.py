@@ -1,4 +1,4 @@
-"""A timeline of a rank's work in the steps that `launch.profile` names (rundir/profile_files.py).
+"""A timeline of a rank's work in the steps that `launch.profile` names (records/rundir/profile_files.py).
 
 When it is off, it costs one comparison per step. When it is on, a pass costs two readings of the
 clock; events are written when the next step begins, outside of all measured times. On CUDA the

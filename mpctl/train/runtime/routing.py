@@ -1,6 +1,6 @@
 """What the routers of all ranks did in a step: the loss that balances them, and their load.
 
-Each rank has a record of its own layers and tokens (layers/routing_log.py). After the last micro
+Each rank has a record of its own layers and tokens (train/layers/routing_log.py). After the last micro
 batch the tokens of each expert are summed over all ranks in one message; losses and near ties are
 summed with the step's status (step_record.py). So every rank has the same figures, and what follows
 from them, the correction biases, needs no further message.

@@ -4,8 +4,8 @@ Texts, by family:
 
     gpt   tokens of the prompt, then what follows
     glm   part A with its [MASK]s; then for each of them, in order, [sop] and the words of the
-          blank until [eop] (families/glm/samples.py)
-    t5    <pad>, then what the decoder writes (families/t5/samples.py)
+          blank until [eop] (train/families/glm/samples.py)
+    t5    <pad>, then what the decoder writes (train/families/t5/samples.py)
     bert  the words at [MASK], all of a text filled from one forward pass
 
 Decoding. Prompts of unequal lengths are padded on the left, so that all continue at the same
@@ -18,7 +18,7 @@ GLM's part A attends to itself in both directions and to nothing after it: it is
 
 Sampling by temperature, top-k and top-p uses the Gumbel-max trick: the largest of log p + g, with g
 = -log(-log u) and u uniform, is word w with probability p(w). Each u is a hash of (seed, number of
-the text, step, word) (kernels/counter_rng.py), so a text does not depend on the layout, on the
+the text, step, word) (train/kernels/counter_rng.py), so a text does not depend on the layout, on the
 other texts of its batch or on the device. All ranks of a tensor-parallel group gather the same
 logits and so draw the same token without a broadcast.
 

@@ -127,7 +127,7 @@ class TrafficCounter:
 
     def snapshot(self) -> Traffic:
         """By axis and kind, `{"tp all_reduce": {"count": 12, "bytes": 3145728}}`; bytes of full
-        messages (transport/timing.py)."""
+        messages (train/transport/timing.py)."""
         return {
             f"{axis} {kind}": {"count": self.counts[axis, kind], "bytes": total}
             for (axis, kind), total in sorted(self.bytes.items())

@@ -5,7 +5,7 @@ read and change its keys. It accepts a listener that is already bound, so one is
 master address alone: the loopback for the ranks of one host.
 
 torchrun creates its store in its static rendezvous. `BoundRendezvous` is that rendezvous with such
-a listener; runtime/torchrun.py registers it as `--rdzv-backend=mpctl`.
+a listener; train/runtime/torchrun.py registers it as `--rdzv-backend=mpctl`.
 """
 
 from __future__ import annotations

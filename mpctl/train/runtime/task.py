@@ -1,7 +1,7 @@
 """A worker that uses a model and does not train it: `python -m mpctl.train.runtime.task FOLDER PID`, PID
 being the process that starts it.
 
-inference/task.py starts one process per rank and writes its input to FOLDER: job.json, with the
+run/inference/task.py starts one process per rank and writes its input to FOLDER: job.json, with the
 layout and the model, and request.json. Rank 0 appends its answers to FOLDER/answers.jsonl, one JSON
 object a line. A rank that refuses its input writes the issues to FOLDER/refused.json; one that
 fails writes a record to FOLDER/failures. Nothing else is written.

@@ -240,7 +240,7 @@ class Trainer:
         return record, status.stop
 
     def _log_step(self, seconds: float, cpu_seconds: float, *, is_compared: bool) -> dict[str, float]:
-        """Log the step that has ended for the launcher (rundir/step_log.py); returns its seconds in
+        """Log the step that has ended for the launcher (records/rundir/step_log.py); returns its seconds in
         collectives by axis. is_compared: whether no checkpoint was being written as it began."""
         communication, steps = self.environment.communication, self.environment.steps
         spent = communication.snapshot()

@@ -109,7 +109,7 @@ the same request and yields the same number of answers; rank 0's are written."""
 
 
 def find_probe(request: BenchRequest) -> Probe:
-    """The probe that answers a bench's request (bench/probe.py). Raises RunFailed for an unknown
+    """The probe that answers a bench's request (measure/bench/probe.py). Raises RunFailed for an unknown
     task."""
     if request["task"] == "layers":
         from mpctl.train.runtime.probes.layers import probe_layers

@@ -16,7 +16,7 @@ take the host some 3 us, in which a device copies 4 MiB. By hand, 4 samples of 6
 is spared is to read and write 256 MiB, 160 us at 3.3 TB/s.
 
 A group's log, if it has one, says which of its collectives this rank has started and finished, so
-that the launcher can find the rank that the others wait for (rundir/collective_log.py). A group's
+that the launcher can find the rank that the others wait for (records/rundir/collective_log.py). A group's
 timer receives the time that the rank spent in each (timing.py).
 
 With `is_async` False torch's call blocks, which on CUDA avoids a change of streams.
@@ -79,7 +79,7 @@ class PendingConcatenation(Pending):
 
 
 class MessageLog(Protocol):
-    """Where a rank records its progress in the messages of one group (rundir/collective_log.py has
+    """Where a rank records its progress in the messages of one group (records/rundir/collective_log.py has
     the implementation of a run). number: of the group among those of the rank."""
 
     number: int

@@ -8,7 +8,7 @@ in the word table and in a separate output layer (Gee et al., EMNLP 2022, "Fast 
 Transfer"). For E = [1, 2, 4], id 3 stands for 0, 2 and id 4 for 2, 2, 0: rows 2.5 and 3. Sums are
 float64 and rounded once, so a row has the same bits whichever rank computes it. A rank reads its
 old rows and those that its new ones need; rows past the last piece keep their random initial
-values. Special tokens at the top of a family's vocabulary (data/tokenizer.py) move up with it.
+values. Special tokens at the top of a family's vocabulary (train/data/tokenizer.py) move up with it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The tokenizer as transformers loads it, and the tokens that begin, end and pad a text.
 
-Tokens that training added to the text, at ids that its tokenizer does not have (data/tokenizer.py),
+Tokens that training added to the text, at ids that its tokenizer does not have (train/data/tokenizer.py),
 enter tokenizer.json under those ids; otherwise the file is copied to the byte. Next to it are
 tokenizer_config.json and special_tokens_map.json (which token has which role) and, for a class that
 generates, generation_config.json. A BERT of 310 entries and a tokenizer of 280 without

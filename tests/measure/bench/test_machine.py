@@ -230,7 +230,7 @@ def kernel_rows() -> list[KernelRow]:
 
 
 def _name(one: KernelRow) -> str:
-    """As bench/kernel_list.py names the kernel."""
+    """As measure/bench/kernel_list.py names the kernel."""
     sizes = "x".join(map(str, one["shape"].values()))
     return f"{one['kernel']} layers.mlp.up {one['part']} {sizes} {one['dtype']} x{one['ranks']}"
 

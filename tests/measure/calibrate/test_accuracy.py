@@ -142,7 +142,7 @@ def test_layouts_are_ranked_as_they_ran(record: CrossRecord) -> None:
 
 
 def test_how_far_an_order_of_layouts_can_be_trusted(record: CrossRecord) -> None:
-    """The accuracy of a search's order as stated in search/find.py, counted over all sweeps."""
+    """The accuracy of a search's order as stated in plan/search/find.py, counted over all sweeps."""
     sweeps = list(find_sweeps(published_runs()).values())
     pairs = [samples_per_second(runs, record.fifths) for runs in sweeps]
     orders = [order_of_pairs(pair, RANKING_ERROR) for pair in pairs]
@@ -159,7 +159,7 @@ def test_how_far_an_order_of_layouts_can_be_trusted(record: CrossRecord) -> None
 
 
 def test_the_plainest_of_a_tie_is_no_slower_than_the_fastest_estimate(record: CrossRecord) -> None:
-    """search/find.py shows the plainest first: of sweeps on tuned clusters within RANKING_ERROR,
+    """plan/search/find.py shows the plainest first: of sweeps on tuned clusters within RANKING_ERROR,
     of nanotron's, whose bands are wide, within WIDE_ERROR."""
     sweeps = list(find_sweeps(published_runs()).values())
     for kind in (record.fifths, record.tables, record.clusters):

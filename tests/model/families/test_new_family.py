@@ -31,7 +31,7 @@ TOY = {
 SHAPE = {"model.layers": 3, "model.hidden": 16, "model.heads": 4, "model.seq_length": 8}
 
 
-ENTRY_POINTS = """[mpctl.model.families]
+ENTRY_POINTS = """[mpctl.families]
 toy = toy_family.family:FAMILY
 missing = toy_family.nothing:FAMILY
 wrong = toy_family.family:BEGIN

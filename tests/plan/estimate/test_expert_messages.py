@@ -290,7 +290,7 @@ LATENT: dict[str, Any] = {
 
 @pytest.mark.parametrize("splits", [False, True])
 def test_latent_attention_sends_latents(splits: bool) -> None:
-    """Those of layers/latent_attention.py: b 2, S 16 / cp 2 = 8, L 20, l_q 24."""
+    """Those of train/layers/latent_attention.py: b 2, S 16 / cp 2 = 8, L 20, l_q 24."""
     layout = JobLayout.of(job_of({**LATENT, "parallel.tp": 2, "parallel.cp": 2, "parallel.sequence_parallel": splits}))
     layers = LayerMessages(layout, get_profile("mpctl"))
     flow = layout.table.flows[0].runs[-1][1]

@@ -1,7 +1,7 @@
 """How far plans of systems that no preset knows are from what was published, and their bands.
 
-What was fitted to these runs is the typical shift and the spread of a system (estimate/system.py,
-`shift_apart`) and the crowding of networks (estimate/network.py). Each system is also left out of
+What was fitted to these runs is the typical shift and the spread of a system (plan/estimate/system.py,
+`shift_apart`) and the crowding of networks (plan/estimate/network.py). Each system is also left out of
 the shift and the spread in turn.
 """
 

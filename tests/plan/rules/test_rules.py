@@ -157,7 +157,7 @@ def errors_of(job: JobSpec) -> set[str]:
 
 
 def test_what_a_search_asks_is_what_the_rules_decide() -> None:
-    """`rules/sizes.py` against the rules, for every size of an axis that fills a world."""
+    """`plan/rules/sizes.py` against the rules, for every size of an axis that fills a world."""
     models = ("gpt2", "llama-3-8b", "t5-large")
     of_heads = {"tp-divides-heads", "tp-divides-ffn", "tp-divides-kv-heads"}
     of_sequences = {"cp-divides-sequence", "cp-divides-decoder"}

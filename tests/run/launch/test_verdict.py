@@ -268,7 +268,7 @@ def test_words_about_a_lost_peer_are_echoes(words: str) -> None:
 
 
 def test_a_link_of_two_stages_is_a_separate_group() -> None:
-    """Messages of both directions count apart (runtime/p2p.py)."""
+    """Messages of both directions count apart (train/runtime/p2p.py)."""
     found = nccl_verdict({0: log(0, "pp backward 1,0", 3, 3), 1: log(1, "pp forward 0-1", 9, 9)})
     assert found is not None and found.rank == 1
     assert found.error.startswith("did not join ALLREDUCE #3 of group pp backward (ranks 0-1)")

@@ -135,10 +135,15 @@ def test_dying_while_saving_costs_nothing_saved_before(
     trainer, root = make_trainer(tiny_job(data), tmp_path), tmp_path / "checkpoints"
     trainer.step = saved = 2
     trainer.save()
-    for where in ("writer.write_file", "manifest.write_json", "writer.sync_folder", "writer.publish"):
+    for where in (
+        "train.checkpoint.writer.write_file",
+        "records.checkpoint.manifest.write_json",
+        "train.checkpoint.writer.sync_folder",
+        "train.checkpoint.writer.publish",
+    ):
         trainer.step = saved + 1
         with monkeypatch.context() as patched, pytest.raises(Killed):
-            patched.setattr(f"mpctl.train.checkpoint.{where}", _die)
+            patched.setattr(f"mpctl.{where}", _die)
             trainer.save()
         assert list_checkpoints(root)[-1][0] == saved
         assert find_damage(root / f"step-{saved}") == []

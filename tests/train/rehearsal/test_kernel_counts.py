@@ -155,7 +155,7 @@ def launches_by_operation(source: str) -> dict[str, int]:
 
 
 def test_our_own_operations_launch_as_many_kernels_as_are_counted() -> None:
-    folder = Path(mpctl.__file__).parent / "kernels" / "triton"
+    folder = Path(mpctl.__file__).parent / "train" / "kernels" / "triton"
     found = [launches_by_operation(path.read_text("utf-8")) for path in folder.glob("*.py")]
     launches = {name: count for each in found for name, count in each.items()}
     assert {"dropout", "attention", "attention_backward"} <= set(launches)

@@ -118,7 +118,7 @@ def test_the_kernels_of_a_model_are_always_chosen() -> None:
 @pytest.mark.parametrize("path", ["evaluation", "sampling", "build", "probes/layers", "probes/kernels"])
 def test_every_task_computes_with_the_kernels_of_its_device(path: str) -> None:
     """torch's own are named by the module alone that falls back to them."""
-    tree = ast.parse((SOURCE / "runtime" / f"{path}.py").read_text("utf-8"))
+    tree = ast.parse((SOURCE / "train" / "runtime" / f"{path}.py").read_text("utf-8"))
     names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     assert "TORCH_BACKEND" not in names
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]

@@ -71,8 +71,8 @@ def described(rank: int, size: int, world: LateWorld, raw: dict) -> dict[str, st
 
 
 def test_groups_are_named_as_the_logs_name_messages() -> None:
-    """The sender first, as rundir/collective_log.py names the two ranks of a message: what NCCL
-    writes of a time-out leads to them (launch/verdict.py)."""
+    """The sender first, as records/rundir/collective_log.py names the two ranks of a message: what NCCL
+    writes of a time-out leads to them (run/launch/verdict.py)."""
     assert run_late_ranks(described, STAGES, raw_job()) == [
         {"forward (0, 1)": "pp forward 0-1", "backward (1, 0)": "pp backward 1,0"},
         {

@@ -59,7 +59,7 @@ def read(folder: Path, name: str) -> Any:
 
 
 def trained_ids(model: ModelSpec, tokenizer: Path) -> dict[str, int]:
-    """The ids of these tokens in training (runtime/batches.py)."""
+    """The ids of these tokens in training (train/runtime/batches.py)."""
     words = vocabulary_size(load_tokenizer(tokenizer))
     names = special_tokens(model)
     return special_ids(added_tokens(tokenizer), names, vocab=model.vocab, words=words)

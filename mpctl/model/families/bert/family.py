@@ -1,4 +1,4 @@
-"""The description of BERT for the planning half (families/description.py)."""
+"""The description of BERT for the planning half (model/families/description.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The description of GPT for the planning half (families/description.py)."""
+"""The description of GPT for the planning half (model/families/description.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The description of T5 for the planning half (families/description.py).
+"""The description of T5 for the planning half (model/families/description.py).
 
 Of n text tokens d = 15 %, rounded, are noise, in k = d / 3 spans, rounded; at least one each. The
 encoder reads n - d text tokens, a sentinel a span and </s>; the decoder writes d tokens, the

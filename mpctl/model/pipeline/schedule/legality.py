@@ -1,6 +1,6 @@
 """Which schedules are possible with given numbers of stages, chunks and micro batches.
 
-Planning checks this as a rule (rules/layout.py), the search before it estimates a layout, and
+Planning checks this as a rule (plan/rules/layout.py), the search before it estimates a layout, and
 orders.py before it makes a schedule:
 
     chunks         several chunks a stage need several stages

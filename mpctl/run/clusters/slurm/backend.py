@@ -8,7 +8,7 @@ the plan has and, as spare hosts, launch.spare_nodes more. A node is known by it
 numbers its tasks.
 
 The agents connect to this process. At the end RUN/nodes/lost says which nodes of the plan were lost
-or are blamed for too many failures (rundir/blamed.py), so that the batch script knows that another
+or are blamed for too many failures (records/rundir/blamed.py), so that the batch script knows that another
 allocation may help, and RUN/nodes/excluded lists the latter, which a requeue leaves out.
 """
 

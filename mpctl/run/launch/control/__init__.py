@@ -4,7 +4,7 @@
                  them; the agent's end of a connection
     admission.py connections before they have proved that they know the key
     server.py    the launcher's end: one link for each host, kept alive by a thread
-    cluster.py   the hosts as the supervisor sees them (launch/cluster.py), an attempt on them
+    cluster.py   the hosts as the supervisor sees them (run/launch/cluster.py), an attempt on them
 
 An agent (node/agent.py) connects to the launcher, never the other way round. Both prove that they
 read the key of the launch in the shared run directory; then the agent says hello with the facts of

@@ -5,7 +5,7 @@ has what all backends share: waiting for the agents, comparing their facts with 
 attempts, reconnecting to lost hosts, leaving bad ones out.
 
 Before each attempt but the first the hosts are placed anew (placement.py): a spare host takes the
-place of one that is lost, is blamed for too many failures (rundir/blamed.py), or fails the check of
+place of one that is lost, is blamed for too many failures (records/rundir/blamed.py), or fails the check of
 its health (health.py). A host that comes back is compared with the plan before the ranks of the
 others are stopped for it.
 """

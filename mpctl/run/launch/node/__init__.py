@@ -4,5 +4,5 @@
     processes.py  the processes of an attempt: their states, stacks, and their end
     agent.py      does all that for a launcher on another host
 
-Where all ranks run on the launcher's host, it uses these files itself (clusters/local.py).
+Where all ranks run on the launcher's host, it uses these files itself (run/clusters/local.py).
 """

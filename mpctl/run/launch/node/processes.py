@@ -2,7 +2,7 @@
 killing them.
 
 Where /proc is hidden no rank can be found; torchrun is then killed alone, and the kernel kills each
-rank with it (runtime/process.py).
+rank with it (train/runtime/process.py).
 
 A rank writes its Python stacks to its log (RUN/logs/rank-N.log) when its host asks for them. At
 STACK_SIGNAL faulthandler writes the stacks of all threads of the rank. That needs neither the
@@ -45,7 +45,7 @@ KILL_SECONDS, END_POLL_SECONDS = 10.0, 0.02
 FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.+)$')
 THREAD = re.compile(r"^(Current thread|Thread) 0x")
 PACKAGE = "/mpctl/"
-PROGRAM = f"{PACKAGE}runtime/program.py"
+PROGRAM = f"{PACKAGE}train/runtime/program.py"
 LIBRARY = re.compile(r"^<|/(?:site|dist)-packages/|/lib/python3[^/]*/")
 STACK_SECONDS, STACK_POLL_SECONDS = 1.0, 0.05
 """How long the ranks of a host may take to write their stacks, and the pause between two reads."""

@@ -3,11 +3,11 @@
 torchrun gets static rendezvous (exact ranks) and no restarts: restarted workers reuse the store of
 the attempt before and hang (pytorch#135712), so every attempt is a fresh torchrun. It runs in a
 separate session, so that Ctrl-C in the terminal reaches the launcher only. If the process that
-started it is killed, the launcher or a node agent, the kernel kills torchrun (runtime/torchrun.py),
+started it is killed, the launcher or a node agent, the kernel kills torchrun (train/runtime/torchrun.py),
 and with it the ranks.
 
 torchrun imports torch for more than a second before it starts a rank, and a rank that is a new
-process does so again. So ranks are forked from torchrun (runtime/forking.py; `launch.warm_start`),
+process does so again. So ranks are forked from torchrun (train/runtime/forking.py; `launch.warm_start`),
 and a process that has imported torch waits (WaitingTorchrun) while the launcher checks the job.
 Where attempts may follow, the next one waits from an attempt's second step on, on each host. It
 reads torchrun's arguments as one line of JSON on its standard input, and exits when that closes.
@@ -76,7 +76,7 @@ FORK = "MPCTL_FORK"
 NICENESS = 10
 """The niceness of a process that imports torch while ranks train."""
 STEP = re.compile(r"step \d+")
-"""How the activity of a rank that trains begins (runtime/activity.py)."""
+"""How the activity of a rank that trains begins (train/runtime/activity.py)."""
 ATTEMPT_VARIABLES = frozenset({*ORIGIN, ATTEMPT, BREADCRUMBS})
 RANK_VARIABLES = frozenset(
     {

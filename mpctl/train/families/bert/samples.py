@@ -21,7 +21,7 @@ from mpctl.model.families.bert.family import CLS, MASK, SEP, SPECIAL_PLACES
 from mpctl.train.data.samples import Fields, SampleSource, choose, draw, integers, require_length, stack
 
 Tokens = NDArray[np.int64]
-PAIR, PLACES, MASKS = 1, 2, 3  # purposes of random words (data/samples.py)
+PAIR, PLACES, MASKS = 1, 2, 3  # purposes of random words (train/data/samples.py)
 MASKED_TENTHS, RANDOM_TENTHS = 8, 1  # of what is predicted; the tenth that is left stays
 
 

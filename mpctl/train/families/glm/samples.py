@@ -32,7 +32,7 @@ from mpctl.model.families.glm.family import END, MASK, START, text_length
 from mpctl.train.data.samples import Fields, SampleSource, choose, draw, require_length, stack
 
 Tokens = NDArray[np.int64]
-LENGTHS, PLACES, ORDER = 6, 7, 8  # purposes of random words (data/samples.py)
+LENGTHS, PLACES, ORDER = 6, 7, 8  # purposes of random words (train/data/samples.py)
 MEAN_SPAN = 3
 LONGEST_SPAN = 20
 

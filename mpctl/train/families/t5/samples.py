@@ -22,7 +22,7 @@ from mpctl.model.families.t5.family import END, PAD, lengths, sentinel
 from mpctl.train.data.samples import Fields, SampleSource, compose, draw, require_length, stack
 
 Tokens = NDArray[np.int64]
-KEPT, NOISE = 4, 5  # purposes of random words (data/samples.py)
+KEPT, NOISE = 4, 5  # purposes of random words (train/data/samples.py)
 
 
 def corrupt(text: Tokens, *, kept: Tokens, noise: Tokens, sentinels: Tokens, end: int) -> tuple[Tokens, Tokens]:

@@ -1,4 +1,4 @@
-"""Sums of the rows of tokens in one kernel each way (kernels/routing.py).
+"""Sums of the rows of tokens in one kernel each way (train/kernels/routing.py).
 
 Forward reads the k rows of a token where they are and writes one: (k + 1) h elements a token, where
 torch's kernels move some 12 k h. Backward reads gradient and rows and writes k gradients, 3 k h at

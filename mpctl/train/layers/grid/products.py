@@ -21,7 +21,7 @@ Sums of 16-bit blocks are rounded to 16 bit at each of the q steps, as those of 
 
 Tesseract (2.5d; arXiv 2105.14500) runs this at each depth for its share of the samples. Each depth
 then has a part of the sum dA; it is summed over depth once a step, with the other partial gradients
-(layers/parameters.py), not once a product.
+(train/layers/parameters.py), not once a product.
 
 The cube (3d). On a cube of l^3 ranks (arXiv 2105.14450, section 3) every operand is cut l^3 ways.
 One product

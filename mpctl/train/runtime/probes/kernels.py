@@ -6,7 +6,7 @@ a warm-up; in round 0 a further run determines how often the kernel is repeated,
 takes `least_seconds`.
 
 Kernels are called as training calls them. Products are torch's own, in the three layouts of a
-linear layer (layers/linear.py); products of experts (kernels/grouped.py), attention, norms,
+linear layer (train/layers/linear.py); products of experts (train/kernels/grouped.py), attention, norms,
 activations, cross entropy, AdamW and the layer are this project's. A backward runs through
 autograd, from a graph that is made once and kept.
 
@@ -131,7 +131,7 @@ def _grouped_matmul(bench: Bench) -> Work:
 def _attention(bench: Bench) -> Work:
     """Memory is laid out [b, s, heads, d], as a projection writes it. Under context parallelism a
     causal rank has a block at the start of the sequence and one at its end, which attend to
-    different prefixes of the keys (layers/context_parallel.py)."""
+    different prefixes of the keys (train/layers/context_parallel.py)."""
     b, a, k, q, s, d = (bench.shape[name] for name in ("batch", "heads", "kv_heads", "queries", "keys", "head_dim"))
     v = bench.shape.get("value_dim", d)
     query, key, value = (

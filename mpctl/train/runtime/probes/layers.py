@@ -4,7 +4,7 @@ Each case is a grid of all ranks (tensor_grid.py) with its own groups and layer,
 once. A pass is a forward and a backward of one micro batch without dropout; gradients of weights
 add up over the passes, and their partial sums, which a training step reduces once, are not sent.
 During the first pass of a case its messages and the bytes saved for backward are measured
-(runtime/memory.py). Then the cases are timed in rounds, A B C A B C.
+(train/runtime/memory.py). Then the cases are timed in rounds, A B C A B C.
 """
 
 from __future__ import annotations

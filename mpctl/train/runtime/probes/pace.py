@@ -1,4 +1,4 @@
-"""Times one kernel whenever a line comes in, and answers with its seconds (bench/yardstick.py).
+"""Times one kernel whenever a line comes in, and answers with its seconds (measure/bench/yardstick.py).
 
     python -m mpctl.train.runtime.probes.pace PARENT REQUEST.json
 

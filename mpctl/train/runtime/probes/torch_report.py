@@ -2,7 +2,7 @@
 mpctl.train.runtime.probes.torch_report`.
 
 It is a separate process, because importing torch or starting CUDA may crash or hang. Its keys are
-those of doctor/documents.py's TorchFacts.
+those of run/doctor/documents.py's TorchFacts.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ Where `parallel.zero_size` cuts the replicas into groups, each of them divides e
 ranks with equal slices sum them once a step, after the last reduction within their groups.
 
 Products add to the gradients of matrices where the device's can, and to those of word tables
-always, as lookups do (layers/parameters.py): under ZeRO 2 and 3 the bucket of a tied table has its
+always, as lookups do (train/layers/parameters.py): under ZeRO 2 and 3 the bucket of a tied table has its
 full size from the head's backward on.
 
 The first gradient of a parameter overwrites that of the previous step, later ones are added; a
@@ -109,7 +109,7 @@ class BucketGradients:
 
     def _accumulator(self, number: int) -> Callable[[Tensor], None]:
         def accumulate(parameter: Tensor) -> None:
-            if parameter.grad is not None:  # otherwise it is deferred (layers/parameters.py)
+            if parameter.grad is not None:  # otherwise it is deferred (train/layers/parameters.py)
                 self._add(number, parameter.grad)
                 parameter.grad = None
 

@@ -2,7 +2,7 @@
 
 ZeRO 0 and 1 reduce once a step, in the last backward that adds to a bucket; 2 and 3 in every one.
 In that backward a bucket starts when backward reaches a unit before the bucket's first; the
-remaining ones start at its end. Deferred weight gradients (layers/parameters.py) are computed in a
+remaining ones start at its end. Deferred weight gradients (train/layers/parameters.py) are computed in a
 separate action, one after the other, and their buckets start there. Pending reductions are waited
 for after the schedule; at 2 and 3 at most one is pending, which bounds the number of full-size
 gradients.

@@ -1,7 +1,7 @@
 """Parameters by bucket: the tensors that the model uses and those that the optimizer updates.
 
 ZeRO flattens and concatenates the parameters of a bucket, pads the result and cuts it into one
-slice per replica (layout/buckets.py; arXiv 1910.02054, section 5). Slices may cut through
+slice per replica (model/layout/buckets.py; arXiv 1910.02054, section 5). Slices may cut through
 parameters, since AdamW is elementwise.
 
 ZeRO 0 leaves parameters where they are. At 1 and 2 a bucket's parameters are views of one flat

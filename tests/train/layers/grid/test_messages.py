@@ -1,4 +1,4 @@
-"""What modules on a grid send is what operators/tensor_messages.py lists: group, kind, bytes,
+"""What modules on a grid send is what model/operators/tensor_messages.py lists: group, kind, bytes,
 dtype and count, forward and backward."""
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Elementwise kernels: gated activations and the squared ReLU, dropout, rotary positions.
 
-act is a name of kernels/activation.py; its derivative is computed with it, so that backward reads
+act is a name of train/kernels/activation.py; its derivative is computed with it, so that backward reads
 its inputs once. (1 + tanh(u)) / 2 = 1 / (1 + exp(-2u)), which is exact at both ends.
 
 Dropout works on tiles of [rows, width]. A row of the flat tensor is (sample, row) of [b, s, h], or
