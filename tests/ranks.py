@@ -62,7 +62,7 @@ def run_ranks(
         for process in ranks:
             process.start()
         try:
-            failed = _first_failure(ranks, timeout)
+            failed = _first_failure(ranks, where, timeout)
         finally:
             for process in ranks:
                 process.kill()
@@ -84,8 +84,8 @@ def _each(rank: int, size: int, calls: list[tuple[Any, ...]]) -> list[Any]:
     return [function(rank, size, *args) for function, *args in calls]
 
 
-def _first_failure(ranks: list[Any], timeout: float) -> int | None:
-    """Wait for all; the rank that ended badly or, at the timeout, the first one still running."""
+def _first_failure(ranks: list[Any], where: Path, timeout: float) -> int | None:
+    """Wait for all; the rank that ended badly first or, at the timeout, the first one still running."""
     deadline = time.monotonic() + timeout
     running = dict(enumerate(ranks))
     while running:
@@ -93,7 +93,9 @@ def _first_failure(ranks: list[Any], timeout: float) -> int | None:
         ended = [rank for rank, process in running.items() if not process.is_alive()]
         bad = [rank for rank in ended if running[rank].exitcode != 0]
         if bad or not ended:
-            return min(bad or running)
+            stories = {rank: where / f"{rank}.txt" for rank in bad}
+            told = [rank for rank, file in stories.items() if file.exists()]
+            return min(told or bad or running, key=lambda rank: (stories[rank].stat().st_mtime_ns if told else 0, rank))
         for rank in ended:
             del running[rank]
     return None

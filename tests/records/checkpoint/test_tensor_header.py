@@ -36,9 +36,9 @@ def test_a_name_that_is_in_it_twice_is_found_at_once(tmp_path: Path) -> None:
     names = [*range(40_000), 39_999]
     header = ",".join(f'"t{number}":{empty}' for number in names)
     path = file_of(tmp_path / "double.safetensors", f"{{{header}}}")
-    began = time.monotonic()
+    began = time.process_time()
     assert "t39999 is in it twice" in refused(path)
-    assert time.monotonic() - began < 5.0
+    assert time.process_time() - began < 5.0
 
 
 def test_tensors_that_share_bytes(tmp_path: Path) -> None:

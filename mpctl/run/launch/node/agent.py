@@ -268,11 +268,16 @@ def serve_launcher(
     deadline = time.monotonic() + seconds
     while True:
         connection = connect(addresses, key, max(1.0, deadline - time.monotonic()))
-        say_hello(connection, node)
         agent = make_agent(connection)
-        agent.serve()
-        if agent.is_welcome or time.monotonic() > deadline:
-            return
+        try:
+            say_hello(connection, node)
+        except OSError:  # closed since it was proved
+            if time.monotonic() > deadline:
+                raise
+        else:
+            agent.serve()
+            if agent.is_welcome or time.monotonic() > deadline:
+                return
         connection.socket.close()
         time.sleep(FIRST_PAUSE)
 
