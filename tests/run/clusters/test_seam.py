@@ -11,13 +11,14 @@ FRONT_ENDS = ("local", "ssh", "slurm", "kubernetes", "torchrun")
 
 
 def test_front_ends_do_not_import_each_other() -> None:
-    imported = Source(Path(mpctl.__file__).parent).imported
+    modules = Source(Path(mpctl.__file__).parent).modules.values()
     found = {
-        (name, other)
-        for name, targets in imported.items()
-        for other in targets
+        (module.name, name)
+        for module in modules
+        if module.room == "run/clusters"
+        for name, _ in module.imports
         for own in FRONT_ENDS
-        if name.startswith(f"mpctl.run.clusters.{own}")
-        and other.startswith(tuple(f"mpctl.run.clusters.{each}" for each in FRONT_ENDS if each != own))
+        if module.name.startswith(f"mpctl.run.clusters.{own}")
+        and name.startswith(tuple(f"mpctl.run.clusters.{each}" for each in FRONT_ENDS if each != own))
     }
     assert found == set()
