@@ -10,7 +10,7 @@ QUICK := -m "not slow and not cluster"
 # Kept, also where the environment forbids it: every process of the tests imports the same modules.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test collected test-all test-matrix test-clusters lint types bench gpu soak reference readme constraints clean
+.PHONY: demo test collected test-all test-matrix test-clusters lint types bench gpu soak reference readme docs constraints clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "mpctl needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
@@ -86,7 +86,16 @@ reference: $(READY)
 readme: $(READY)
 	$(BIN)/python -m tests.readme $(SLOW)
 
-constraints: $(READY)
+# The site of docs/ and README.md in site/, searchable; a link or an anchor that leads nowhere fails.
+docs: export NO_MKDOCS_2_WARNING := 1
+docs: $(VENV)/.docs
+	$(BIN)/mkdocs build
+
+$(VENV)/.docs: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	touch $@
+
+constraints: $(VENV)/.docs
 	{ sed -n '/^#/p' constraints.txt; $(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu//'; } > .constraints.new
 	mv .constraints.new constraints.txt
 

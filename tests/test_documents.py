@@ -102,6 +102,14 @@ def test_every_design_page_is_listed() -> None:
     assert {f"docs/design/{page}" for page in re.findall(r"\]\((\w+\.md)\)", readme)} == {*DESIGN}
 
 
+def test_every_page_is_in_the_navigation_of_the_site() -> None:
+    """Once; `make docs` checks it too, and the links and anchors as the site has them."""
+    _, navigation = (ROOT / "mkdocs.yml").read_text("utf-8").split("\nnav:\n")
+    pages = re.findall(r"^ *- (?:[^:\n]+: )?(\S+\.md)$", navigation, re.M)
+    shown = [f"docs/{page}" if (ROOT / "docs" / page).exists() else page for page in pages]
+    assert sorted(shown) == sorted({*shown}) and {name for name in TEXTS if name.startswith("docs/")} <= {*shown}
+
+
 def test_every_job_of_the_page_on_tensor_modes_can_be_planned(tmp_path: Path) -> None:
     jobs = re.findall(r"^```toml\n(.*?)^```", TEXTS["docs/tensor-modes.md"], re.M | re.S)
     assert jobs
