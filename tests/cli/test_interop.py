@@ -201,8 +201,9 @@ def test_flags_of_megatron_are_planned_for_the_launcher_that_they_go_on_to(mpctl
     assert "estimated for runtime megatron-core, not for torchtitan" in " ".join(kept.split())
 
 
-DOCUMENT = (Path(__file__).parents[2] / "docs" / "other-launchers.md").read_text("utf-8")
-SHOWN = re.findall(r"^```\n\$ mpctl ([^\n]*)\n(.*?)^```$", DOCUMENT, re.M | re.S)
+ROOT = Path(__file__).parents[2]
+PAGES = "".join((ROOT / page).read_text("utf-8") for page in ("docs/other-launchers.md", "tests/recorded/emitted.md"))
+SHOWN = re.findall(r"^```\n\$ mpctl ([^\n]*)\n(.*?)^```$", PAGES, re.M | re.S)
 
 
 def without_figures(text: str) -> str:
@@ -213,10 +214,10 @@ def without_figures(text: str) -> str:
 
 
 @pytest.mark.parametrize(("line", "output"), SHOWN, ids=[line[-30:] for line, _ in SHOWN])
-def test_the_document_shows_what_is_printed(mpctl: Mpctl, line: str, output: str) -> None:
+def test_what_is_shown_is_what_is_printed(mpctl: Mpctl, line: str, output: str) -> None:
     said = mpctl(*shlex.split(line))
     assert without_figures(said.out or said.err) == without_figures(output)
 
 
-def test_the_document_shows_every_target() -> None:
+def test_every_target_is_shown() -> None:
     assert {line.split()[-1] for line, _ in SHOWN} == {*TARGETS}
