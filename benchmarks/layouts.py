@@ -1,9 +1,8 @@
 """The tables of docs/layouts.md: `python -m benchmarks.layouts > docs/layouts.md`.
 
-Trains the demo jobs for 12 steps under several layouts by `mpctl launch`, dropout and attention
-dropout on, two micro batches or more a step: GPT's curves side by side, and for every family how
-far each layout differs from one process. Then a small GPT in fp16, from a loss scale that overflows
-and from the default one.
+Trains the demo jobs for 12 steps under several layouts by `mpctl launch`, with dropout and attention dropout and at
+least two micro batches per step, and compares the losses of each family with those of one process. Then a small GPT in
+fp16, from a loss scale that overflows and from the default one.
 """
 
 from __future__ import annotations
@@ -68,59 +67,46 @@ FP16 = ("--dtype", "fp16", "--set", "model.layers=2", "--set", "model.hidden=64"
 SCALES = (26, 16)
 """Powers of two: from the first one the first steps overflow, the second is the default."""
 
-TEXT = """# The loss does not tell the layout
+TEXT = """# The loss does not depend on the layout
 
-Weights, data order and dropout masks follow from the seed alone. The demo jobs (4 layers, hidden
-256, samples of 64 tokens, dropout 0.1, attention dropout 0.1, global batch 8 in micro batches of 4,
-float32), trained for {steps} steps by `mpctl launch`; `tp2 split, full` is sequence parallelism
-with full recomputation.
-
-Largest relative difference to the losses of one process over the {steps} steps:
+One seed gives the same weights, data order and dropout masks in every layout. The demo jobs (4 layers, hidden 256,
+samples of 64 tokens, dropout and attention dropout 0.1, global batch 8 in micro batches of 4, float32) were trained
+for {steps} steps by `mpctl launch`. Largest relative difference of the losses from those of one process:
 
 {families}
 
-The curves of `demo`, a GPT:
-
-{curves}
-
-`demo-moe`, a mixture of 8 experts of which each token passes 2, with a shared expert, a dense first
-layer, dropout and the auxiliary loss by sequence, in micro batches of 2; `tp` is with sequence
-parallelism. Largest relative difference of losses and of auxiliary losses, and the number of tokens
-whose next expert was within rounding:
+`tp2 split, full` is sequence parallelism with full recomputation. The same for `demo-moe`, a mixture of 8 experts with
+2 per token, a shared expert and an auxiliary loss; `tp` is with sequence parallelism. Near ties are tokens
+whose choice of expert lies within rounding:
 
 {experts}
 
-What is left is the order of float32 additions, which training may amplify from step to step, most
-in demo-t5: in float64 the tests hold layers, losses, gradients and final parameters to 1e-10
-(`tests/train/layers`, `tests/train/runtime`). Every rank of these runs held the parameters and sent the bytes
-that its plan says.
+Only the order of float32 additions differs, and training may amplify it, most in demo-t5. In float64 the tests hold
+layers, losses, gradients and final parameters to 1e-10 (`tests/train/layers`, `tests/train/runtime`). Every rank held
+the parameters and sent the bytes of its plan.
 
-Renewed by `python -m benchmarks.layouts > docs/layouts.md` ({torch}, two cores). A step whose loss
-stands out read an unusual stretch of text, and every layout read the same one.
+Renewed by `python -m benchmarks.layouts > docs/layouts.md` ({torch}, two cores).
 
 ## fp16
 
-The loss is multiplied by a scale before backward, so that small gradients are not lost in 16 bit. A
-step whose gradients overflow on any rank changes nothing on all, and halves the scale. The first to
-overflow are gradients of biases, sums over all tokens of a micro batch. Where ranks share tokens
-(cp, sequence parallelism, 2d) each sums a part in 16 bit, and the parts are added in float32: while
-the scale is near the largest that holds, such a layout may take a step that others skip, and from
-then on the curves differ by that update. The GPT above with 2 layers of hidden 64, {steps} steps:
+Gradients in 16 bit underflow, so the loss is multiplied by a scale. A step whose gradients overflow on any rank is
+skipped on all, and the scale is halved. Layouts that share tokens (cp, sequence parallelism, 2d) sum bias gradients in
+parts, so near the largest scale they may take a step that others skip; from then on the curves differ. A GPT
+with 2 layers of hidden 64, {steps} steps:
 
 {fp16}
 
-To compare layouts in fp16, start from a scale (`training.loss_scale`) at which no step is skipped.
+To compare layouts in fp16, set `training.loss_scale` so low that no step is skipped.
 
 ## How
 
-- **Weights**: element (i, j) of a parameter is a normal number computed from a hash of (seed, the
-  parameter's full name, i, j). A rank computes its own slice; nobody holds the whole.
-- **Dropout**: the decision at (sample, position, feature) is a hash of (seed, step, site, global
-  sample number, global position, global feature or head).
-- **Data**: step, micro batch and rank give global sample numbers; the replicas of every layout
-  together read the same global batch. The order of an epoch, what BERT masks, where T5's spans and
-  GLM's blanks lie are functions of (seed, epoch or number).
-- **Loss**: divided by the global batch's samples before backward, gradients only summed.
+- **Weights**: element (i, j) of a parameter is a normal number computed from a hash of (seed, the parameter's full
+  name, i, j). A rank computes its slice.
+- **Dropout**: the decision at (sample, position, feature) is a hash of (seed, step, site, global sample number, global
+  position, global feature or head).
+- **Data**: the replicas of every layout read the same global batch. The order of an epoch, BERT's masks, T5's
+  spans and GLM's blanks are functions of (seed, epoch or sample number).
+- **Loss**: divided by the global batch's samples before backward; gradients are only summed.
 - **Vocabulary**: padding rows, whose number depends on tp, never enter the softmax.
 """
 
@@ -186,17 +172,15 @@ def rows(head: list[str], body: list[list[str]]) -> str:
 
 
 def page(curves: dict[str, dict[str, list[float]]], experts: str, fp16: str) -> str:
-    """The page, of the losses of every job by layout, and the tables of experts and of fp16."""
+    """The page, from the losses of every job and layout and the tables of experts and fp16."""
     import torch
 
     others = [name for name in LAYOUTS if name != "1"]
     families = [[job, *(f"{strays(own[name], own['1']):.1e}" for name in others)] for job, own in curves.items()]
-    steps = [[str(step + 1), *(f"{own[step]:.7f}" for own in curves["demo"].values())] for step in range(STEPS)]
     return TEXT.format(
         steps=STEPS,
         torch=f"torch {torch.__version__}",
         families=rows(["job", *others], families),
-        curves=rows(["step", *LAYOUTS], steps),
         experts=experts,
         fp16=fp16,
     )
