@@ -106,10 +106,6 @@ def test_the_published_runs_are_those_of_the_record() -> None:
     assert table[1] == readme.published_table(), RENEW
 
 
-def test_the_landing_page_is_short() -> None:
-    assert len(README.split()) <= 1200
-
-
 @pytest.mark.parametrize(("path", "command"), readme.pictures(PAGES).items())
 def test_a_picture_is_what_its_command_draws(path: str, command: str) -> None:
     assert readme.drawn(command, path) == (ROOT / path).read_text("utf-8"), RENEW
