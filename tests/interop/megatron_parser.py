@@ -1,8 +1,13 @@
 """Megatron-LM's own parser, called in the interpreter that has it.
 
 megatron-core's wheel holds megatron/training/arguments.py, for Python 3.12. MPCTL_MEGATRON_PYTHON
-names the interpreter of an environment with it; without the variable this one is asked
-(docs/other-launchers.md says how to make one). Tests that need it are skipped where there is none.
+names the interpreter of an environment with it; without the variable this one is asked. Tests that
+need it are skipped where there is none. To make one, without a GPU:
+
+    python3.12 -m venv megatron
+    megatron/bin/pip install torch==2.13.0 numpy packaging
+    megatron/bin/pip install --no-deps megatron-core==0.19.2
+    export MPCTL_MEGATRON_PYTHON=$PWD/megatron/bin/python
 """
 
 from __future__ import annotations
