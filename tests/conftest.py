@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 
+import pytest
 from hypothesis import settings
 
 from tests.interpreted import import_triton
@@ -25,3 +27,15 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 settings.register_profile("busy-machine", deadline=None)
 settings.load_profile("busy-machine")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """`@pytest.mark.quick(n)`: the first n cases run in `make test`, all in `make test-all`."""
+    seen = Counter[str]()
+    for item in items:
+        if mark := item.get_closest_marker("quick"):
+            test = item.nodeid.partition("[")[0]
+            seen[test] += 1
+            if seen[test] > mark.args[0]:
+                item.add_marker(pytest.mark.slow)

@@ -63,13 +63,8 @@ class Launcher:
     ) -> None:
         """KernelLaunch on the device of the first tensor. facts and the tensors' forms determine
         `prepare(*given)`, which is called where they are met for the first time."""
-        form = (
-            facts,
-            tensors[0].get_device(),
-            *[  # type: ignore[union-attr]
-                x if x is None else (x.dtype, x.shape, x.stride(), x.data_ptr() & ALIGNMENT) for x in tensors
-            ],
-        )
+        forms = [x if x is None else (x.dtype, x.shape, x.stride(), x.data_ptr() & ALIGNMENT) for x in tensors]
+        form = (facts, tensors[0].get_device(), *forms)  # type: ignore[union-attr]
         run = self._ready.get(form)
         if run is None:
             self._first(form, (*tensors, *varying), prepare(*given))
