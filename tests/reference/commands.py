@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +15,7 @@ from tests.reference.types import number_text, type_text
 
 SHARED = {flag.option.split("/")[0] for flag in FLAGS} | {"--set", "--fetch"}
 COMMON = {"--help", "--install-completion", "--show-completion"}
-HEAD = "| option | value | default | meaning |\n|---|---|---|---|"
+OFTEN = 3  # an option that reads the same in as many commands is described once
 
 
 def commands(command: Any = None, path: tuple[str, ...] = ("mpctl",)) -> Iterator[tuple[str, Any]]:
@@ -28,26 +29,37 @@ def commands(command: Any = None, path: tuple[str, ...] = ("mpctl",)) -> Iterato
 
 
 def commands_text() -> str:
-    return "\n\n".join(_command_text(typed, command) for typed, command in commands())
+    """The options that many commands share, then a section for each command."""
+    own = {typed: _own(command) for typed, command in commands()}
+    count = Counter(row for parameters in own.values() for row in map(_row, parameters))
+    shared = {row for row, times in count.items() if times >= OFTEN}
+    parts = ["### Shared options", "\n".join(row for row in count if row in shared)]
+    parts += [_command_text(typed, command, own[typed], shared) for typed, command in commands()]
+    return "\n\n".join(parts)
 
 
-def shared_options_text() -> str:
-    """The options that name settings of a job, which several commands take."""
-    rows = [f"| `{flag.option.replace('/', '`, `')}` | `{flag.setting}` |" for flag in FLAGS]
-    return "| option | setting |\n|---|---|\n" + "\n".join(rows)
+def flags_text() -> str:
+    """The options that set a job's settings, by name: the settings say what they mean."""
+    return ", ".join(f"`{flag.option}`" for flag in FLAGS)
 
 
-def _command_text(typed: str, command: Any) -> str:
-    takes_job = any(p.name == "job" for p in command.params)
-    shared = COMMON | SHARED if takes_job else COMMON
-    own = [p for p in command.params if not shared & set(p.opts)]
+def _own(command: Any) -> list[Any]:
+    """The parameters of a command other than help and, if it takes a job, the job's options."""
+    hidden = COMMON | SHARED if _takes_job(command) else COMMON
+    return [p for p in command.params if not hidden & set(p.opts)]
+
+
+def _takes_job(command: Any) -> bool:
+    return any(p.name == "job" for p in command.params)
+
+
+def _command_text(typed: str, command: Any, own: list[Any], shared: set[str]) -> str:
     arguments = [_argument_name(p) for p in own if p.param_type_name == "argument"]
-    title = " ".join([typed, *arguments])
-    parts = [f"### {title}", _prose(command.help or "")]
-    if takes_job:
-        parts.append("Takes the options of a job.")
-    rows = [_row(p) for p in own]
-    return "\n\n".join([*parts, *([HEAD + "\n" + "\n".join(rows)] if rows else [])])
+    also = [f"`{p.opts[-1]}`" for p in own if p.param_type_name == "option" and _row(p) in shared]
+    also += ["options of a job"] if _takes_job(command) else []
+    parts = [f"### {' '.join([typed, *arguments])}", _prose(command.help or "")]
+    parts += ["\n".join(rows)] if (rows := [row for row in map(_row, own) if row not in shared]) else []
+    return "\n\n".join([*parts, *([f"Also: {', '.join(also)}."] if also else [])])
 
 
 def _argument_name(parameter: Any) -> str:
@@ -57,16 +69,18 @@ def _argument_name(parameter: Any) -> str:
 
 def _row(parameter: Any) -> str:
     if parameter.param_type_name == "argument":
-        name, value = _prose(_argument_name(parameter)), ""
+        names, value = [_prose(_argument_name(parameter))], ""
     else:
-        name = "`, `".join([*parameter.opts, *parameter.secondary_opts])
+        names = [*parameter.opts, *parameter.secondary_opts]
         value = "" if parameter.is_flag else _value(parameter)
-    meaning = _prose(parameter.help or "")
-    return f"| `{name}` | {value} | {_default(parameter)} | {meaning} |".replace("  ", " ")
+    facts = "; ".join(filter(None, [value, _default(parameter)]))
+    return f"- `{'`, `'.join(names)}`{f' ({facts})' if facts else ''}: {_prose(parameter.help or '')}"
 
 
 def _value(parameter: Any) -> str:
     kind = type_text(parameter.type_descriptor.annotation)
+    if kind == "string":
+        kind = ""
     if parameter.metavar:
         kind = f"`{parameter.metavar}`"
     least, most = parameter.min, parameter.max
@@ -87,5 +101,5 @@ def _default(parameter: Any) -> str:
 
 
 def _prose(text: str) -> str:
-    """Help as one line of a table; a bar would end its cell."""
-    return " ".join(inspect.cleandoc(text).split()).replace("|", "\\|")
+    """Help as one line."""
+    return " ".join(inspect.cleandoc(text).split())

@@ -139,9 +139,8 @@ SCHEMAS = {
 SCHEMA = re.compile(r"mpctl(\.[a-z-]+)+/\d+")
 
 
-def facts_text(title: str, table: dict[str, str]) -> str:
-    rows = "\n".join(f"| `{name}` | {meaning} |" for name, meaning in table.items())
-    return f"| {title} | meaning |\n|---|---|\n{rows}"
+def facts_text(table: dict[str, str]) -> str:
+    return "\n".join(f"- `{name}`: {meaning}" for name, meaning in table.items())
 
 
 def trees() -> Iterator[ast.Module]:

@@ -15,8 +15,6 @@ from mpctl.spec.model import DERIVED
 from mpctl.spec.presets import PRESET_TABLES
 from tests.reference.types import bounds_text, default_text, type_text
 
-HEAD = "| key | type | default | bounds | meaning |\n|---|---|---|---|---|"
-
 
 def job_tables(
     model: type[BaseModel] = JobSpec, path: tuple[str, ...] = ()
@@ -29,35 +27,39 @@ def job_tables(
 
 
 def keys_text() -> str:
-    return "\n\n".join(_table_text(path, model) for path, model in job_tables())
+    """A section for each table; one that repeats the keys of an earlier table names that table."""
+    parts: list[str] = []
+    told: dict[str, list[str]] = {}
+    for path, model in job_tables():
+        name = ".".join(path)
+        title = f"### [{name}]" if path else "### The job itself"
+        words = " ".join((model.__doc__ or "").strip().split("\n\n")[0].split())
+        rows = [*_start_rows(path), *(_row(name, key, field) for key, field in model.model_fields.items())]
+        same = next((other for other, theirs in told.items() if set(rows) <= set(theirs)), None)
+        told[name] = rows
+        parts += [title, words, _like(same, set(told[same]) - set(rows)) if same else "\n".join(rows)]
+    return "\n\n".join(parts)
 
 
-def _table_text(path: tuple[str, ...], model: type[BaseModel]) -> str:
-    name = ".".join(path)
-    title = f"### [{name}]" if path else "### The job itself"
-    words = (model.__doc__ or "").strip().split("\n\n")[0].replace("\n", " ")
-    rows = [HEAD, *_start_rows(path)]
-    rows += [_row(name, key, field) for key, field in model.model_fields.items()]
-    return f"{title}\n\n{' '.join(words.split())}\n\n" + "\n".join(rows)
+def _like(table: str, missing: set[str]) -> str:
+    keys = ", ".join(sorted(row.split(" ")[1] for row in missing))
+    return f"Keys of [{table}]{f', except {keys}' if keys else ''}."
 
 
 def _start_rows(path: tuple[str, ...]) -> Iterator[str]:
     """What a table may start from, which no model holds."""
     if path in PRESET_TABLES:
-        kind = PRESET_TABLES[path]
-        yield f"| `preset` | string | absent |  | start from this preset of {kind} |"
+        yield f"- `preset` (string): start from this preset of {PRESET_TABLES[path]}"
     if path == MODEL:
-        yield "| `hf_config` | string | absent |  | take the shape from this Hugging Face config |"
+        yield "- `hf_config` (string): take the shape from this Hugging Face config"
 
 
 def _row(table: str, key: str, field: FieldInfo) -> str:
     setting = f"{table}.{key}" if table else key
     flag = next((f.option for f in FLAGS if f.setting == setting), None)
-    meaning = field.description or ""
-    if flag is not None:
-        meaning += f" (`{flag.replace('/', '`, `')}`)"
+    meaning = (field.description or "") + (f" (`{flag}`)" if flag else "")
     kind = type_text(field.annotation, field.metadata)
-    kind += ", or a preset's name or file" if tuple(setting.split(".")) in PRESET_TABLES else ""
-    default = "absent" if table == "model" and key in DERIVED else default_text(field)
-    cells = [f"`{key}`", kind, default, bounds_text(field)]
-    return f"| {' | '.join([*cells, meaning])} |"
+    kind += ", or a preset" if tuple(setting.split(".")) in PRESET_TABLES else ""
+    default = "" if table == "model" and key in DERIVED else default_text(field)
+    facts = [fact for fact in (kind, bounds_text(field), default) if fact]
+    return f"- `{key}` ({'; '.join(facts)}): {meaning}"

@@ -13,7 +13,8 @@ from pydantic.fields import FieldInfo
 
 from mpctl.spec.base import Measured
 
-NAMES = {int: "integer", float: "number", str: "string", bool: "true or false"}
+WIDE = 1000  # upper over lower bound: wider ranges only guard against slips
+NAMES = {int: "integer", float: "number", str: "string", bool: "bool"}
 
 
 def type_text(annotation: Any, metadata: Iterable[Any] = ()) -> str:
@@ -21,11 +22,11 @@ def type_text(annotation: Any, metadata: Iterable[Any] = ()) -> str:
     number that may have a unit is told with a text that is one."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if measured := [item for item in metadata if isinstance(item, Measured)]:
-        return f'{type_text(annotation)} or text, `"{measured[0].measure.example}"`'
+        return f'{type_text(annotation)} or `"{measured[0].measure.example}"`'
     if hasattr(annotation, "__metadata__"):
         return type_text(annotation.__origin__, annotation.__metadata__)
     if origin is Literal:
-        return ", ".join(f"`{value}`" for value in arguments)
+        return f"`{'|'.join(map(str, arguments))}`"
     if origin in (Union, types.UnionType):
         return " or ".join(type_text(part) for part in arguments if part is not type(None))
     if origin is list:
@@ -43,12 +44,13 @@ def default_text(field: FieldInfo) -> str:
     value = field.get_default(call_default_factory=True)
     if isinstance(value, BaseModel):
         return ""
-    return "absent" if value is None else f"`{json.dumps(value)}`"
+    return "" if value in (None, [], {}, "") else f"default `{json.dumps(value)}`"
 
 
 def bounds_text(field: FieldInfo) -> str:
-    """The bounds of the numbers in a field, `1 to 1000`."""
-    return "; ".join(dict.fromkeys(map(_range_text, _numbers(field.annotation, field.metadata))))
+    """The bounds of the numbers in a field, `0 to 3`; none that only guard against slips of the pen."""
+    ranges = [_range_text(limits) for limits in _numbers(field.annotation, field.metadata) if not _wide(limits)]
+    return "; ".join(dict.fromkeys(ranges))
 
 
 def _numbers(annotation: Any, metadata: Any = ()) -> Iterator[list[Any]]:
@@ -59,6 +61,13 @@ def _numbers(annotation: Any, metadata: Any = ()) -> Iterator[list[Any]]:
     for part in get_args(annotation):
         if part not in inner:
             yield from _numbers(part, (*metadata, *inner))
+
+
+def _wide(limits: list[Any]) -> bool:
+    """Whether a range spans so much that no reader needs it."""
+    most = [m.le if isinstance(m, bounds.Le) else m.lt for m in limits if isinstance(m, bounds.Le | bounds.Lt)]
+    least = [m.ge for m in limits if isinstance(m, bounds.Ge) and m.ge > 0]
+    return any(high >= WIDE * low for high in most for low in least or [1])
 
 
 def _constraints(item: Any) -> list[Any]:
