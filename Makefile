@@ -64,14 +64,14 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.plan_speed
 
 # On a machine with a CUDA device: a minute of checks, the tests marked gpu, then the benchmark; writes the tables of
-# docs/gpu.md. Fifteen minutes show one case of each kind, BUDGET=60m all. Elsewhere it says that there is none.
+# benchmarks/results/gpu.md. Fifteen minutes show one case of each kind, BUDGET=60m all. Elsewhere it says that there is none.
 BUDGET ?= 15m
 gpu: $(READY)
 	-$(BIN)/python -m benchmarks.gpu.smoke
 	$(BIN)/python -m benchmarks.gpu --tests --budget $(BUDGET)
 
 # Random faults over one run, whose losses must stay those of the undisturbed run; writes what it
-# shows into docs/reliability.md. HOSTS=2: over two hosts that ssh reaches (network namespaces, root).
+# shows into benchmarks/results/reliability.md. HOSTS=2: over two hosts that ssh reaches (network namespaces, root).
 FAULTS ?= 100
 SEED ?= 1
 HOSTS ?= 1

@@ -18,7 +18,7 @@ time to the line that names the rank; `again`, to the first step that the next a
 with the processor time that its torchrun and ranks have used by then. Memory is proportional (PSS:
 pages that processes share are divided among them), of ranks that train.
 
-Printed as the tables of docs/reliability.md.
+Printed as the tables of benchmarks/results/reliability.md.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A benchmark, not a test.
 Whole processes: medians of interleaved runs (A B C A B C), wall and processor time, and how many
 times the processor time of a peer in the same rounds: a program that imports typer, rich.table and
 pydantic and does nothing else. In-process figures are medians of seven. It prints one table and the
-machine it ran on; --write puts both into docs/benchmarks.md. tests/test_benchmarks.py
+machine it ran on; --write puts both into benchmarks/results/planning.md. tests/test_benchmarks.py
 fails when the table there is of other commands or goals, or of an earlier version of mpctl.
 """
 
@@ -32,7 +32,7 @@ from mpctl.core.units import seconds_text
 from mpctl.plan.batch.answers import answers
 
 RUNS = Path(__file__).parents[1] / "tests" / "recorded" / "published_runs.json"
-PAGE, PART = Path(__file__).parents[1] / "docs" / "benchmarks.md", "speed of planning"
+PAGE, PART = Path(__file__).parent / "results" / "planning.md", "speed of planning"
 MPCTL = [str(Path(sys.executable).with_name("mpctl"))]
 PEER = "import typer, rich.table, pydantic (peer)"
 GOLDEN = [*MPCTL, "plan", "--nodes", "2", "--gpus-per-node", "8", "--tp", "2", "--pp", "4"]
@@ -134,7 +134,7 @@ def goal_of(command: Command) -> str:
 
 
 def page_part(rows: Iterable[Sequence[str]], *, rounds: int, load: float) -> str:
-    """What docs/benchmarks.md says: version, machine and load, then a row for each command."""
+    """What benchmarks/results/planning.md says: version, machine and load, then a row for each command."""
     machine = f"{os.cpu_count()} cores, Python {platform.python_version()}, load {load:.1f}"
     head = (
         f"{datetime.now(UTC):%Y-%m-%d}, mpctl {__version__}, {machine} at the start, "

@@ -1,6 +1,6 @@
 """Random faults over one run, whose losses must stay those of an undisturbed run:
 `python -m benchmarks.soak [--hosts 2] [--faults N] [--seed S] [--kinds K,K] [--json FILE]`, or
-`make soak`, which also writes the results into docs/reliability.md (--write).
+`make soak`, which also writes the results into benchmarks/results/reliability.md (--write).
 
 A small GPT (2 layers, dropout on) trains on two ranks (tp 2, gloo), saving every SAVE_EVERY steps.
 First it trains undisturbed; then again, and at random steps a random fault of soak_faults.py is
@@ -55,7 +55,7 @@ from tests.train.runtime.tiny import make_data
 RANKS, GAP, SAVE_EVERY, PATIENCE = 2, 40, 10, 120.0
 HARMLESS = 1.0
 """Seconds of training after a fault that must not end an attempt, in which a failure would show."""
-PAGE = Path(__file__).parents[1] / "docs" / "reliability.md"
+PAGE = Path(__file__).parent / "results" / "reliability.md"
 TORCHRUN, WAITING = "mpctl.train.runtime.torchrun", "--waiting"
 REPORTS = ("starting again from", "trying again with another port")
 
@@ -428,7 +428,7 @@ class Report:
         return f"{steps}; steps with another loss: {self.differs or 'none'}; left: {self.left}"
 
     def page(self, command: str, load: float) -> str:
-        """The part of docs/reliability.md on a successful soak."""
+        """The part of benchmarks/results/reliability.md on a successful soak."""
         memory = f"{psutil.virtual_memory().total / 2**30:.0f} GiB"
         machine = f"{os.cpu_count()} cores of {processor_name()}, {memory}"
         versions = f"Python {platform.python_version()}, torch {version('torch')}"

@@ -1,4 +1,4 @@
-"""What docs/benchmarks.md says of the speed of planning is of this version and these commands."""
+"""What benchmarks/results/planning.md says of the speed of planning is of this version and these commands."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from mpctl import __version__
 
 ROOT = Path(__file__).parent.parent
-RENEW = "run `python -m benchmarks.plan_speed --write` and commit docs/benchmarks.md"
+RENEW = "run `python -m benchmarks.plan_speed --write` and commit benchmarks/results/planning.md"
 # Run on its own, since benchmarks are no part of the tests' process.
 PROGRAM = """
 import json; from benchmarks.plan_speed import COLUMNS, PART, QUICK, SEARCHES, goal_of, page_part
@@ -34,7 +34,7 @@ def benchmark() -> dict[str, Any]:
 
 
 def test_the_table_of_planning_is_this_versions(benchmark: dict[str, Any]) -> None:
-    text = (ROOT / "docs" / "benchmarks.md").read_text("utf-8")
+    text = (ROOT / "benchmarks" / "results" / "planning.md").read_text("utf-8")
     part = re.search(f"<!-- measured: {benchmark['part']} -->\n(.*?)\n<!-- end -->", text, re.S)
     assert part is not None
     head, _, titles, _, *lines = part[1].splitlines()

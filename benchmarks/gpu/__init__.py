@@ -7,6 +7,6 @@ data.py       token files, made in seconds
 ours.py       the same as `mpctl launch` runs them
 cases.py      which of them are compared, in which order, and which fit a budget of time
 processes.py  processes that end with all that they started
-report.py     tables of docs/gpu.md
+report.py     tables of benchmarks/results/gpu.md
 __main__.py   the cases, within the budget; the tests marked gpu if asked for
 """

@@ -4,7 +4,7 @@
 Six minutes compare with plain torch and show the first kinds of cases, an hour shows all of them
 (cases.py); `--list` prints which, without a device. FILE is written after each case, so that a call
 that is cut keeps what it has; a later call with the same FILE measures what it lacks. Writes the
-tables of docs/gpu.md. Without a device it reports this and writes nothing. Exit code 1: nothing was
+tables of benchmarks/results/gpu.md. Without a device it reports this and writes nothing. Exit code 1: nothing was
 measured, or what offload frees is less than half of what is planned.
 `--tiny` runs all of it on small models, on a CPU too, and prints the tables instead of writing
 them: this only shows that the script works.
@@ -235,7 +235,7 @@ def listing(seconds: float) -> str:
 
 
 def main() -> None:
-    """Measure, then write docs/gpu.md, or print with --tiny."""
+    """Measure, then write benchmarks/results/gpu.md, or print with --tiny."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--tiny", action="store_true", help="small models, also on a CPU")
     parser.add_argument("--budget", default="6m", help="time for all of it: 6m, 1h, 360")
@@ -254,7 +254,7 @@ def main() -> None:
         help="file for the figures, written after each case; cases that it has are not measured again",
     )
     parser.add_argument("--figures", type=Path, help="print the tables of such a file, no more")
-    parser.add_argument("--page", action="store_true", help="with --figures: write docs/gpu.md")
+    parser.add_argument("--page", action="store_true", help="with --figures: write benchmarks/results/gpu.md")
     given = parser.parse_args()
     chosen = [c for c in CASES if (given.only or "") in f"{c.shape} {c.name}"]
     if not chosen:
@@ -300,7 +300,7 @@ class Figures:
         write_whole(path, json.dumps(held, indent=1))
 
     def publish(self, shapes: dict[str, Shape], *, is_page: bool) -> None:
-        """Write the tables to docs/gpu.md, or print them."""
+        """Write the tables to benchmarks/results/gpu.md, or print them."""
         for part, text in self.parts(shapes).items():
             if is_page:
                 write_part(part, text, PAGE)
@@ -308,7 +308,7 @@ class Figures:
                 print(f"{text}\n")
 
     def parts(self, shapes: dict[str, Shape]) -> dict[str, str]:
-        """The text of each part of docs/gpu.md."""
+        """The text of each part of benchmarks/results/gpu.md."""
         return {
             "machine": self.machine,
             "training": training_table(self.outcomes, shapes, self.peaks),
@@ -322,7 +322,7 @@ def measure(cases: Sequence[Case], seconds: float, given: argparse.Namespace) ->
 
     has_gpu = torch.cuda.is_available()
     if not has_gpu and not given.tiny:
-        sys.exit("no CUDA device: nothing was measured, docs/gpu.md is as it was (--tiny runs on CPU)")
+        sys.exit("no CUDA device: nothing was measured, benchmarks/results/gpu.md is as it was (--tiny runs on CPU)")
     budget, kind = Budget(time.monotonic() + seconds), "cuda" if has_gpu else "cpu"
     known = Figures.read(given.json).outcomes if given.json and given.json.exists() else []
     known = [outcome for outcome in known if outcome.figures]

@@ -1,4 +1,4 @@
-"""Tables of docs/gpu.md, each between two marks (measured.py).
+"""Tables of benchmarks/results/gpu.md, each between two marks (measured.py).
 
 MFU is of two peaks: the data sheet's, and the rate of one large product, measured warm. Each counts
 the model's FLOP without the half of attention that the causal mask leaves out, and in brackets with
@@ -16,7 +16,7 @@ from benchmarks.gpu.cases import GPT, Outcome
 from benchmarks.gpu.shapes import Shape
 from mpctl.plan.estimate.flops import find_device
 
-PAGE = Path(__file__).parents[2] / "docs/gpu.md"
+PAGE = Path(__file__).parents[2] / "benchmarks/results/gpu.md"
 HEAD = (
     "| model | | ms a step | tokens/s | tensors (plan) | allocator (plan) | MFU of the sheet "
     "| MFU of a product | remarks |",
@@ -102,7 +102,7 @@ def _gib(size: float | None, form: str = "{}") -> str:
 
 
 def goals(outcomes: Sequence[Outcome], shapes: dict[str, Shape], peaks: Peaks) -> str:
-    """The goals of docs/gpu.md next to the measurements."""
+    """The goals of benchmarks/results/gpu.md next to the measurements."""
     seconds = {(o.case.shape, o.case.who, o.case.name): o.figures["seconds"] for o in outcomes if o.figures}
     found = {name: seconds.get((GPT, "mpctl", name)) for name in ("layer by layer", "compiled", "dropout 0.1")}
     plain = found["layer by layer"]

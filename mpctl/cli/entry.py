@@ -2,7 +2,7 @@
 
 Importing typer, pydantic and rich allocates some 150,000 objects that live until the end. Garbage
 collection during the imports takes 6 % of `mpctl plan`, at exit 19 %, and looking for pydantic
-plugins in every installed package 2 % (docs/measurements.md).
+plugins in every installed package 2 % (benchmarks/results/measurements.md).
 """
 
 from __future__ import annotations

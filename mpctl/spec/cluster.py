@@ -249,8 +249,8 @@ class ClusterSpec(StrictModel):
     inter_node: LinkSpec | None = Field(None, description="link between nodes, bandwidth of a node")
     headroom: Annotated[float, Ge(0), Le(90)] = Field(
         5.0,
-        description="percent of a device's memory that must stay free for a job to fit by its "
-        "plan; the default is calibrated on runs that did not fit (docs/measurements.md)",
+        description="percent of a device's memory that a plan must leave free for the job to fit; "
+        "the default is calibrated on runs that did not fit",
     )
     fabric: list[FabricSpec] = Field(
         default_factory=list, description="levels of the network above the nodes' network cards, innermost first"

@@ -27,7 +27,7 @@ COMMANDS = [line.partition("#")[0].strip() for line in LINES if line.startswith(
 OTHERS = [
     match.partition("#")[0].removeprefix("$ ").strip()
     for path in [*sorted(ROOT.glob("docs/**/*.md")), ROOT / "CONTRIBUTING.md"]
-    if path.name not in ("reference.md", "measurements.md", "guide.md", "tour.md")  # generated; output of benchmarks
+    if path.name not in ("reference.md", "guide.md", "tour.md")
     for block in re.findall(r"```\w*\n(.*?)```", path.read_text("utf-8").replace("\\\n", " "), re.S)
     for match in re.findall(r"^(?:\$ )?mpctl .*", block, re.M)
 ]

@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 from mpctl.train.data.indexed import IndexedDataset
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs/gpu.md"
+PAGE = ROOT / "benchmarks/results/gpu.md"
 
 
 @pytest.mark.slow

@@ -41,7 +41,7 @@ from mpctl.plan.estimate.system import find_system
 # How far runs may move each figure: one standard deviation of its prior. "log": of the figure's
 # logarithm; a number: of the figure itself, in its unit, which also moves figures that are 0.
 # Chosen so that runs of whole sweeps left out are estimated best from 5, 20 and 40 others of the
-# sweep (docs/measurements.md).
+# sweep (benchmarks/results/measurements.md).
 LOG = 0.0
 FREE: Mapping[Kind, Mapping[str, tuple[float, float]]] = {
     "clusters": {

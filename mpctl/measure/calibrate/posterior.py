@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 NU = 4.0  # of the noise; its quantile of 95 % is STUDENT
 STUDENT = 2.132
-PRIOR_NOISE, PRIOR_RUNS = 0.065, 6.0  # of a run, in the logarithm; docs/measurements.md
+PRIOR_NOISE, PRIOR_RUNS = 0.065, 6.0  # of a run, in the logarithm; benchmarks/results/measurements.md
 TURNS = 12  # of expectation and maximization: weights change by less than a percent after
 MOST = 0.95  # leverage of a run, beyond which leaving it out would say nothing
 Rows = Sequence[Sequence[float]]

@@ -277,7 +277,7 @@ class Network:
         return self.cluster.inter_node
 
 
-CROWD = 550.0  # ranks; fitted to 11 systems, docs/measurements.md "Systems that no preset knows"
+CROWD = 550.0  # ranks; fitted to 11 systems, benchmarks/results/measurements.md "Systems that no preset knows"
 
 
 def crowding(link: LinkSpec, ranks: int, near: int) -> float:

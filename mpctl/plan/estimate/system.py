@@ -23,7 +23,7 @@ from mpctl.spec.cluster import ClusterSpec
 from mpctl.spec.job import JobSpec
 from mpctl.spec.runtime import RuntimeProfile
 
-SPREAD = 0.12  # of log(measured / estimated); docs/measurements.md, "Systems that no preset knows"
+SPREAD = 0.12  # of log(measured / estimated); benchmarks/results/measurements.md, "Systems that no preset knows"
 NETWORK = 1.35  # one standard deviation of messages' seconds between nodes that nobody measured
 
 
