@@ -15,7 +15,9 @@ from mpctl.plan.planning.plan import load_plan
 from tests.cli.calls import caller
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.md"), *ROOT.glob("benchmarks/**/*.md")])
+DOCUMENTS = sorted(
+    [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.md"), *ROOT.glob("benchmarks/**/*.md")]
+)
 TEXTS = {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in DOCUMENTS}
 DESIGN = [name for name in TEXTS if name.startswith("docs/design/") and "README" not in name]
 # Code in backticks or blocks that looks like a path of the repository: lower case, with a slash
