@@ -3,13 +3,15 @@
 For each run of RECIPES: its layout, measured and planned seconds, no. 1 of a search on the same
 GPUs under the runtime of the publication (its model, batch and data type stay), and by how much
 the published layout is behind the fastest of all that was found. Layouts within the error of
-ranking (plan/search/find.py) are a tie. `--write` renews the table in docs/recipes.md. The runs are rows
+ranking (plan/search/find.py) are a tie. `--write` renews the table in docs/recipes.md; without it
+the parts of each difference are printed too. The runs are rows
 of tests/recorded; one that leaves less than the default headroom free is searched with what it
 leaves, in whole percent.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -18,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mpctl.core.units import seconds_text
-from mpctl.plan.planning.layout_settings import layout_text
+from mpctl.plan.planning.layout_settings import LayoutSettings, layout_text
 from mpctl.plan.planning.plan import make_plan
 from mpctl.plan.search.find import ranking_error
 from mpctl.plan.search.request import SearchRequest
@@ -74,9 +76,14 @@ class Recipe(NamedTuple):
         return ranking_error(best.high / best.low)
 
     @property
+    def is_first(self) -> bool:
+        """Whether the published layout is the search's own, whatever the order of axes."""
+        return self.given.layout._replace(order="") == self.found.best[0].layout._replace(order="")
+
+    @property
     def verdict(self) -> str:
         """Whether the published layout is the search's own, among its ties, or behind."""
-        if self.given.layout._replace(order="") == self.found.best[0].layout._replace(order=""):
+        if self.is_first:
             return "is no. 1"
         if self.behind <= self.error:
             return f"tie ({self.behind:+.1%}, error {self.error:.0%})"
@@ -113,19 +120,26 @@ def _runs() -> dict[str, tuple[JobSpec, float]]:
 
 
 def table_lines(recipes: list[Recipe]) -> Iterator[str]:
-    """The table, then how each published layout compares with no. 1, by part."""
+    """A row for each run."""
     yield "| run | published layout | measured | planned | search's no. 1 | planned | published |"
     yield "|---|---|---|---|---|---|---|"
     for one in recipes:
         best = one.found.best[0]
+        best_text = "the same" if one.is_first else short_text(best.layout)
         yield (
-            f"| {one.name} | {layout_text(one.given.layout)} | {seconds_text(one.measured)} | "
-            f"{seconds_text(one.given.time.total)} | {layout_text(best.layout)} | "
-            f"{seconds_text(best.time.total)} | {one.verdict} |"
+            f"| {one.name} | {short_text(one.given.layout)} | {seconds_text(one.measured)} | "
+            f"{seconds_text(one.given.time.total)} | {best_text} | {seconds_text(best.time.total)} | {one.verdict} |"
         )
-    yield ""
-    yield "By part, as `mpctl search` prints it, against no. 1:"
-    yield ""
+
+
+def short_text(layout: LayoutSettings) -> str:
+    """A layout as recipes write it: `tp4 cp2 pp4 mbs1 sp zero1`."""
+    text = layout_text(layout).replace("sequence parallel", "sp").replace("micro batch ", "mbs")
+    return re.sub(r"\b(tp|cp|dp|pp|vpp|zero) (\d+)", r"\1\2", text).replace(",", "")
+
+
+def reason_lines(recipes: list[Recipe]) -> Iterator[str]:
+    """How each published layout compares with no. 1, by part."""
     for one in recipes:
         yield f"- {one.name}: {given_reason(one.found.best[0], one.given)}"
 
@@ -143,7 +157,7 @@ def main() -> None:
     if "--write" in sys.argv[1:]:
         PAGE.write_text(page_with(recipes), "utf-8")
     else:
-        print("\n".join(table_lines(recipes)))
+        print("\n".join([*table_lines(recipes), "", *reason_lines(recipes)]))
 
 
 if __name__ == "__main__":

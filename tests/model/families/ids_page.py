@@ -1,4 +1,4 @@
-"""The table of ids in docs/models.md: models of Hugging Face's hub that have a preset.
+"""The list of ids in docs/models.md: models of Hugging Face's hub that have a preset.
 
 `python -m tests.model.families.ids_page` writes it anew.
 """
@@ -31,23 +31,19 @@ def parameters(model: ModelSpec) -> int:
     return get_table(model, tp=1).numel - padding * tables
 
 
-def trains(model: ModelSpec) -> str:
-    """`yes`, or the settings because of which a model is planned and not launched."""
-    keys = keys_not_launched(model)
-    return f"no: {', '.join(f'`{key}`' for key in keys)}" if keys else "yes"
-
-
 def ids() -> str:
-    """A row for each preset that has ids."""
-    lines = ["| preset | ids | parameters | trains |", "|---|---|---|---|"]
+    """A line for each preset that has ids: parameters, ids, why it is not launched."""
     named: dict[str, list[str]] = {}
     for name, preset in hub_ids().items():
         named.setdefault(preset, []).append(name)
-    for preset, names in sorted(named.items()):
-        model = model_of(preset)
-        shown = ", ".join(f"`{name}`" for name in names)
-        lines.append(f"| `{preset}` | {shown} | {parameters(model):,} | {trains(model)} |")
-    return "\n".join(lines) + "\n"
+    return "".join(f"- {_line(preset, names)}\n" for preset, names in sorted(named.items()))
+
+
+def _line(preset: str, names: list[str]) -> str:
+    model = model_of(preset)
+    keys = ", ".join(f"`{key}`" for key in keys_not_launched(model))
+    planned = f"; planned only: {keys}" if keys else ""
+    return f"`{preset}` ({parameters(model):,}): {', '.join(f'`{name}`' for name in names)}{planned}"
 
 
 def page(text: str) -> str:

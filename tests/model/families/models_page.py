@@ -1,8 +1,8 @@
-"""The table of docs/models.md: what of each variant of a model plans, trains, is exact, has weights
-and is emitted.
+"""The table of docs/models.md: what of each variant of a model trains, has weights and is emitted, then
+the variants that are refused.
 
 `python -m tests.model.families.models_page` writes it anew. Every cell is the answer of the code for a
-small config of the variant (hf_configs.py), or the name of the test that holds it.
+small config of the variant (hf_configs.py).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import re
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 from mpctl.core.errors import InputError
 from mpctl.interop.registry import TARGETS, emit_plan
@@ -25,7 +25,7 @@ from tests.model.families.hf_configs import CONFIGS, EXPERTS, OTHERS, REFUSED
 PAGE = Path(__file__).parents[3] / "docs" / "models.md"
 START, END = "<!-- table: python -m tests.model.families.models_page -->\n", "<!-- end -->"
 GLM = "glm"  # no class of transformers: by a preset
-HEAD = ("model", "`model_type`", "plans", "trains", "exact", "weights", "`--emit`")
+HEAD = ("model", "`model_type`", "trains", "weights", "`--emit`")
 # Variant -> what a reader calls it, in the order of the table.
 NAMES = {
     "gpt2": "GPT-2",
@@ -104,6 +104,17 @@ OF_ANY_MODEL = ("deepspeed", "accelerate", "colossalai", "torch")
 """Launchers that are told the layout alone."""
 
 
+class Variant(NamedTuple):
+    """The cells of a variant. refused: why it is not planned, empty if it is."""
+
+    name: str
+    kind: str
+    refused: str = ""
+    trains: str = ""
+    weights: str = ""
+    emitted: str = ""
+
+
 def plan_of(kind: str, keys: dict[str, Any]) -> Plan:
     """The plan of a config on a node of GPUs. Raises InputError where it is refused."""
     with TemporaryDirectory() as folder:
@@ -146,30 +157,34 @@ def _says(plan: Plan, target: str) -> bool:
     return True
 
 
-def row(name: str) -> tuple[str, ...]:
-    """The cells of a variant."""
+def variant(name: str) -> Variant:
+    """What the code says of a variant."""
     if name == GLM:
         plan = make_plan(load_job(None, {**JOB, "model": "glm-base"}))
-        return NAMES[name], "none", "yes", trains(plan), "no class to compare", "no", emitted(plan)
+        return Variant(NAMES[name], "none", "", trains(plan), "no", emitted(plan))
     kind, keys = {**CONFIGS, **EXPERTS, **OTHERS, **REFUSED}[name]
     try:
         plan = plan_of(kind, keys)
     except InputError as error:
         message = re.sub(r"( in)? ?\S*config\.json:? ?", " ", error.issues[0].message).strip()
-        return NAMES[name], f"`{kind}`", f"no: {message}", "", "", "", ""
+        return Variant(NAMES[name], f"`{kind}`", message)
     model = plan.job.model
     assert model is not None
     can = trains(plan)
-    exact = "logits" if can == "yes" else "parameters"
     written = weights(kind, model) if can == "yes" else "no"
-    return NAMES[name], f"`{kind}`", "yes", can, exact, written, emitted(plan)
+    return Variant(NAMES[name], f"`{kind}`", "", can, written, emitted(plan))
 
 
 def table() -> str:
-    """The table, a row for each variant."""
+    """A row for each variant that is planned, then a line for each that is refused."""
     assert NAMES.keys() == {GLM, *CONFIGS, *EXPERTS, *OTHERS, *REFUSED}
-    rows = [HEAD, ("---",) * len(HEAD), *map(row, NAMES)]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows) + "\n"
+    variants = [variant(name) for name in NAMES]
+    rows = [HEAD, ("---",) * len(HEAD)]
+    rows += [(one.name, one.kind, one.trains, one.weights, one.emitted) for one in variants if not one.refused]
+    lines = [f"| {' | '.join(cells)} |" for cells in rows]
+    lines += ["", "Refused:", ""]
+    lines += [f"- {one.name} ({one.kind}): {one.refused}" for one in variants if one.refused]
+    return "\n".join(lines) + "\n"
 
 
 def page(text: str) -> str:

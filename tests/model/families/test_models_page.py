@@ -1,4 +1,4 @@
-"""docs/models.md says of every variant of a model what plans, trains and has weights today."""
+"""docs/models.md says what every variant of a model can do today."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from mpctl.spec.hf import config_readers
 from tests.model.families import ids_page
 from tests.model.families.hf_configs import CONFIGS, EXPERTS, OTHERS, REFUSED
-from tests.model.families.models_page import PAGE, page, row
+from tests.model.families.models_page import PAGE, page, variant
 from tests.model.families.test_hub import ONLY_PLANNED
 
 
@@ -23,10 +23,10 @@ def test_every_config_that_is_read_has_a_variant_that_plans() -> None:
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_expressed_is_refused(name: str) -> None:
-    assert row(name)[2].startswith("no: ")
+    assert variant(name).refused
 
 
 @pytest.mark.parametrize("name", [*CONFIGS, *EXPERTS, *OTHERS])
-def test_a_variant_is_called_exact_where_a_test_compares_its_logits(name: str) -> None:
+def test_a_variant_trains_where_a_test_compares_its_logits(name: str) -> None:
     """test_hf_runs.py, and for BERT and T5 tests/train/weights/test_round_trip.py."""
-    assert (row(name)[4] == "logits") == (name not in ONLY_PLANNED)
+    assert (variant(name).trains == "yes") == (name not in ONLY_PLANNED)
