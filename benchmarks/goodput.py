@@ -1,5 +1,5 @@
 """The law of goodput against a simulation of the same run and against published runs, as the tables
-of docs/goodput.md: `python -m benchmarks.goodput`.
+of benchmarks/results/goodput.md and docs/goodput.md: `python -m benchmarks.goodput`.
 """
 
 from __future__ import annotations

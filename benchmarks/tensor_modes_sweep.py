@@ -3,7 +3,7 @@ docs/tensor-modes.svg`.
 
 Everything is planned, nothing is run: the figures of `mpctl plan --compare-tensor-modes` for jobs
 whose ranks are all one tensor-parallel group, weak (the model grows with the ranks) and strong (one
-model). Prints the tables of docs/tensor-modes.md as Markdown and draws the picture. 2.5d is shown
+model). Prints the tables of benchmarks/results/tensor-modes.md as Markdown and draws the picture. 2.5d is shown
 with the depth of the shortest step.
 """
 
