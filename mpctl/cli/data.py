@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mpctl.cli.hints import HintingGroup
+from mpctl.cli.options import AsJsonOption
 
 if TYPE_CHECKING:
     from mpctl.train.data.manifest import Prepared
 
 app = typer.Typer(cls=HintingGroup, pretty_exceptions_enable=False, no_args_is_help=True, add_completion=False)
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print the manifest as JSON on stdout.")]
 
 
 @app.callback()
@@ -97,7 +96,7 @@ def prepare(
     text_key: TextKeyOption = "text",
     encoding: EncodingOption = "utf-8",
     overwrite: OverwriteOption = False,
-    as_json: AsJson = False,
+    as_json: AsJsonOption = False,
 ) -> None:
     """Split a corpus into documents, train a tokenizer, write tokens for training and validation.
 
@@ -135,7 +134,7 @@ def show(
             "--hashes", help="Also compare the sha256 of every file with the manifest, about a second per GB."
         ),
     ] = False,
-    as_json: AsJson = False,
+    as_json: AsJsonOption = False,
 ) -> None:
     """Verify prepared data against its manifest; show its sizes and first lines."""
     from mpctl.train.data.manifest import open_prepared

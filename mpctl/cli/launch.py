@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 import typer
 
 from mpctl.cli import complete
-from mpctl.cli.options import JobSource, OtherOwnerOption, typed_command, with_job
+from mpctl.cli.options import AsJsonOption, JobSource, OtherOwnerOption, typed_command, with_job
 from mpctl.cli.via import ViaOption, submit_there
 
 if TYPE_CHECKING:
@@ -100,7 +100,6 @@ ProgramOption = Annotated[
         show_default=False,
     ),
 ]
-SummaryJsonOption = Annotated[bool, typer.Option("--json", help="Print the run's summary as JSON on stdout.")]
 
 
 @with_job
@@ -118,7 +117,7 @@ def launch(
     tensorboard: TensorboardOption = None,
     csv: CsvOption = None,
     profile: ProfileOption = None,
-    as_json: SummaryJsonOption = False,
+    as_json: AsJsonOption = False,
     on: OnOption = None,
     submit: SubmitOption = False,
     hostfile: HostfileOption = None,

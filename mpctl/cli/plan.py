@@ -112,10 +112,9 @@ def plan(
 
     The layout alone needs no model (mpctl plan --nodes 2 --gpus-per-node 8 --tp 2 --pp 4).
 
-    Exit codes: 0 the job fits its devices' memory, or that is not known; 2 bad input or an illegal
-    layout; 3 the layout is legal but leaves less than the headroom of a device's memory. With
-    --rank, --explain, --compare, --compare-tensor-modes and --batch the exit code does not say
-    whether the job fits.
+    Exit codes: 0 the job fits, or that is not known; 2 bad input or an illegal layout; 3 a legal layout that
+    leaves less than the headroom. --rank, --explain, --compare, --compare-tensor-modes and --batch exit with
+    0 whether it fits or not.
     """
     pictures = {"html": html, "svg": svg, "trace": trace}
     others = {

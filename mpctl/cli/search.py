@@ -76,14 +76,13 @@ def search(
     html: HtmlOption = None,
     as_json: AsJsonOption = False,
 ) -> None:
-    """Find the fastest layouts of JOB that fit, of all layouts that its runtime can run.
+    """Find the fastest layouts of JOB that fit, of all that its runtime can run.
 
-    tp with its mode, cp, pp, chunks, schedule, micro batch, recomputation, sequence parallelism,
-    ZeRO, order and balance are searched; a flag fixes its setting (mpctl search JOB --tp 8), and so
-    does a job with a tensor mode other than 1d.
+    Searched are tp with its mode, cp, pp, chunks, schedule, micro batch, recomputation, sequence
+    parallelism, ZeRO, order and balance. A flag (--tp 8) or a tensor mode other than 1d fixes its setting.
 
-    Exit codes: 0 a layout was found; 2 bad input, no legal layout, or none whose step time can be
-    estimated; 3 there are legal layouts, but none fits the devices' memory with its headroom.
+    Exit codes: 0 a layout was found; 2 bad input, no legal layout, or none that can be timed; 3 no legal
+    layout leaves the headroom free.
     """
     from mpctl.plan.planning.whole_run import read_tokens
     from mpctl.plan.search.document import search_document

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 import typer
 
 from mpctl.cli.launch import ExcludeOption, HostfileOption, IncludeOption, ssh_settings
-from mpctl.cli.options import JobSource, command_line, typed_command, with_job
+from mpctl.cli.options import AsJsonOption, JobSource, command_line, typed_command, with_job
 from mpctl.cli.search import FixOption
 from mpctl.core.errors import InputError
 
@@ -29,17 +29,12 @@ NUMBER = r"[0-9]+(?:\.[0-9]+)?"
 TIME = rf"\s*(?:({NUMBER})\s*h)?\s*(?:({NUMBER})\s*m(?:in)?)?\s*(?:({NUMBER})\s*s)?\s*"
 LONGEST = 30 * 24 * 3600.0
 
-BudgetOption = Annotated[
-    str,
-    typer.Option(metavar="TIME", help="Time for all trials together, of all sessions in this folder: 90s, 5m, 1h30m."),
-]
+BudgetOption = Annotated[str, typer.Option(metavar="TIME", help="Time for all trials in this folder: 90s, 5m, 1h30m.")]
 TrialsOption = Annotated[
     int | None,
-    typer.Option(help="Trials at most, of all sessions; by default as many as the budget allows.", show_default=False),
+    typer.Option(help="Most trials in this folder; by default as many as the budget allows.", show_default=False),
 ]
-OutOption = Annotated[
-    Path | None, typer.Option(help="Folder of the tuning, which goes on there; by default runs/tune-NAME.")
-]
+OutOption = Annotated[Path | None, typer.Option(help="Folder of the tuning; by default runs/tune-NAME.")]
 RanksOption = Annotated[
     int | None, typer.Option(min=1, help="Ranks on this host: --nodes 1 --gpus-per-node N.", show_default=False)
 ]
@@ -50,9 +45,8 @@ DeviceOption = Annotated[
 OnOption = Annotated[
     Literal["auto", "local", "slurm", "ssh", "kubernetes"] | None,
     typer.Option(
-        help="Where trials run, as for `mpctl launch`: on this host, or on the hosts of an "
-        "allocation or hostfile. With kubernetes, and with slurm outside of an allocation, each "
-        "trial is a job that is submitted and waited for.",
+        help="Where trials run, as for `mpctl launch`. With kubernetes, and with slurm outside an "
+        "allocation, each trial is a submitted job.",
         show_default=False,
     ),
 ]
@@ -61,26 +55,21 @@ EmitOption = Annotated[
     typer.Option(
         metavar="LAUNCHER",
         help="Write the next trials for another launcher (megatron, torchtitan, ...) to "
-        "OUT/trials/NNN.*, and read those before from OUT/trials/NNN.log, which you put there.",
+        "OUT/trials/NNN.*; read your logs of earlier ones from OUT/trials/NNN.log.",
         show_default=False,
     ),
 ]
 SubmitOption = Annotated[
-    bool,
-    typer.Option(
-        "--submit",
-        help="Hand the whole tuning to Slurm as one batch job, in whose allocation its trials run, and return at once.",
-    ),
+    bool, typer.Option("--submit", help="Submit the whole tuning to Slurm as one batch job and return at once.")
 ]
 ShowOption = Annotated[
     Path | None,
     typer.Option(
         metavar="DIR",
-        help="Print what the tuning in DIR has found and write its page again; measure nothing.",
+        help="Print what the tuning in DIR found and write its page; measure nothing.",
         show_default=False,
     ),
 ]
-AsJsonOption = Annotated[bool, typer.Option("--json", help="Print the answer as JSON on stdout.")]
 
 
 @with_job
@@ -101,18 +90,17 @@ def tune(
     show: ShowOption = None,
     as_json: AsJsonOption = False,
 ) -> None:
-    """Find the fastest layout of JOB by measuring: plan all, run the few that tell most, learn.
+    """Find the fastest layout of JOB by measuring the most informative ones.
 
-    Each trial trains a layout for some steps on the target. After each, the planner is fitted to
-    all trials and the next layout is chosen: where a measurement is expected to shorten the final
-    choice most. It ends when no other layout has a real chance to be faster than the best measured
-    one, or when the budget is spent. Layouts that run out of memory or fail are results, too.
+    Each trial trains a layout for some steps on the target; then the planner is fitted to all trials and
+    chooses the next one. It ends when no other layout is likely to be faster than the best measured one,
+    or when the budget is spent. Layouts that fail or run out of memory are results too.
 
-    The folder has the trials, the fitted presets (presets/), the best layout as a job (best.toml)
-    and a page (report.html). The same command again goes on there, after a kill as well.
+    The folder has the trials, fitted presets (presets/), the best layout as a job (best.toml) and a page
+    (report.html). The same command continues there, also after a kill.
 
-    Exit codes: 0 a layout was measured; 1 every trial failed; 2 bad input, a refusing target; 3 no
-    layout fits; 130 Ctrl-C, after which nothing measured is lost.
+    Exit codes: 0 a layout was measured; 1 every trial failed; 2 bad input or a target that refuses; 3 no
+    layout fits; 130 Ctrl-C, which loses no measurement.
     """
     from mpctl.cli.signals import ended_by_signals
     from mpctl.core.errors import MpctlError

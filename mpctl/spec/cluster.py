@@ -39,8 +39,8 @@ class NarrowProducts(StrictModel):
     mxfp8: Part | None = Field(None, description="one scale for 32 elements (mxfp8)")
     nvfp4: Part | None = Field(
         None,
-        description="4 bits, one scale for 16 elements (nvfp4), including the recipe's rounding "
-        "and rotations of operands and the products that it keeps in higher precision",
+        description="4 bits, one scale for 16 elements (nvfp4), with its recipe's rounding, rotations and "
+        "products kept in higher precision",
     )
 
     def find(self, dtype: DType) -> float | None:
@@ -92,8 +92,8 @@ class DeviceSpec(StrictModel):
 
     name: str = Field(description="the vendor's name of the device")
     kind: Annotated[str, AfterValidator(_require_kind)] = Field(
-        description="cpu, or the kind of accelerator: cuda, rocm, xpu, tpu, ...; any is planned; "
-        "launched are cuda (NCCL), rocm (RCCL, never tried) and cpu (gloo, shared memory)"
+        description="cpu, or the kind of accelerator: cuda, rocm, xpu, tpu, ...; any is planned; cuda (NCCL), "
+        "cpu (gloo, shared memory) and, untried, rocm are launched"
     )
     memory_bytes: Bytes = Field(description="memory that one rank may use, bytes")
     memory_bandwidth: BytesPerSecond | None = Field(
@@ -102,8 +102,8 @@ class DeviceSpec(StrictModel):
     peak_flops: dict[DType, FlopPerSecond] = Field(description="peak FLOP/s of dense matrix products, by data type")
     blas_workspace: Bytes | None = Field(
         None,
-        description="bytes of the workspace that torch gives a matrix library, for each thread "
-        "that multiplies; when absent torch's default: 8.1 MiB on cuda, 108 MiB on rocm",
+        description="bytes of workspace for each thread that multiplies; when absent torch's default: 8.1 MiB "
+        "on cuda, 108 MiB on rocm",
     )
     watts: Watts | None = Field(None, description="thermal design power or power limit, W; for the energy of a run")
     kernels: Kernels | None = Field(
@@ -132,8 +132,8 @@ class LinkSpec(StrictModel):
     start: Seconds = Field(0.0, description="time that every collective takes to start, seconds")
     multicast: bool = Field(
         False,
-        description="its switches broadcast and add (NVLink SHARP), so that a kernel can send in "
-        "pieces while the product that needs or makes the data runs",
+        description="its switches broadcast and add (NVLink SHARP), so that messages can be sent in pieces "
+        "during a product",
     )
     all_reduce: Factor = Field(
         1.0,
@@ -142,10 +142,8 @@ class LinkSpec(StrictModel):
     )
     decay: Share | None = Field(
         None,
-        description="inter_node: exponent by which efficiency falls when a collective spans more "
-        "than two nodes: efficiency x (ranks / ranks of two nodes)^-decay; when absent as on "
-        "typical networks (mpctl/plan/estimate/network.py); 0 where large groups were measured and lost "
-        "nothing",
+        description="inter_node: exponent d of efficiency x (ranks / ranks of two nodes)^-d over more than "
+        "two nodes; when absent that of typical networks, 0 for none",
     )
 
 
@@ -154,8 +152,8 @@ class InnerLinkSpec(LinkSpec):
 
     direct_links: Count | None = Field(
         None,
-        description="links of a GPU, one to each peer, that make up the bandwidth without a "
-        "switch (AMD's xGMI: 7); when absent, a switch gives any peer the full bandwidth",
+        description="links of a GPU, one to each peer, without a switch (AMD's xGMI: 7); when absent a switch "
+        "gives any peer the full bandwidth",
     )
 
 
@@ -165,9 +163,7 @@ class FabricSpec(StrictModel):
     name: str = Field(description="its kind, such as leaf, rail, pod")
     gpus: Count = Field(description="GPUs under one such network")
     oversubscription: Annotated[float, Ge(1), Le(1e3)] = Field(
-        1.0,
-        description="oversubscription: the bandwidth of its nodes' network cards together over "
-        "the bandwidth that leaves it (7 for 1:7); 1 is none",
+        1.0, description="bandwidth of its nodes' cards over the bandwidth that leaves it (7 for 1:7); 1 is none"
     )
     latency: Seconds = Field(0.0, description="seconds that leaving one such network adds to inter_node.latency")
 
@@ -182,8 +178,7 @@ class OperationsSpec(StrictModel):
     )
     node_mtbf_hours: MeanHours = Field(
         17_600.0,
-        description="hours of a node between all other failures that end a run: network, host, "
-        "software (Llama 3: 151 in 54 days of 2,048)",
+        description="hours of a node between all other failures that end a run (Llama 3: 151 in 54 days of 2,048)",
     )
     repair_hours: Annotated[float, Ge(0), Le(1e4)] = Field(
         24.0, description="hours until a failed node may be used again; an assumption"
@@ -195,8 +190,8 @@ class OperationsSpec(StrictModel):
     )
     restart_seconds: Timeout = Field(
         300.0,
-        description="seconds from there to the first step, without reading the checkpoint: another "
-        "node, processes, communicators (5 to 20 min: arXiv 2410.21680)",
+        description="seconds from there to the first step, without reading the checkpoint (5 to 20 min: arXiv "
+        "2410.21680)",
     )
     storage_write: BytesPerSecond | None = Field(
         None,
@@ -230,27 +225,25 @@ class ClusterSpec(StrictModel):
     device: DeviceSpec | None = Field(None, description="a device preset's name, or its table")
     host_memory: Bytes | None = Field(
         None,
-        description="memory of a host, bytes; a plan warns where offloaded inputs and copies for "
-        "checkpoints do not leave a tenth of it",
+        description="memory of a host, bytes; a plan warns if offloaded inputs and checkpoint copies leave "
+        "less than a tenth",
     )
     cores: Count | None = Field(
         None,
-        description="CPU cores that the ranks of a node share, for devices of kind cpu; more "
-        "ranks than cores take turns; one core for each rank when absent",
+        description="CPU cores that the ranks of a node share; more ranks than cores take turns; one for each "
+        "rank when absent",
     )
     nvlink_domain: Count | None = Field(
         None,
-        description="GPUs that the intra_node link joins, possibly of several nodes (NVL72: 72, "
-        "on 18 nodes of 4); those of one node when absent",
+        description="GPUs that the intra_node link joins, also of several nodes (NVL72: 72); those of one "
+        "node when absent",
     )
     intra_node: InnerLinkSpec | None = Field(
         None, description="link between the GPUs of one node, or of one NVLink domain"
     )
     inter_node: LinkSpec | None = Field(None, description="link between nodes, bandwidth of a node")
     headroom: Annotated[float, Ge(0), Le(90)] = Field(
-        5.0,
-        description="percent of a device's memory that a plan must leave free for the job to fit; "
-        "the default is calibrated on runs that did not fit",
+        5.0, description="percent of a device's memory that a plan must leave free for the job to fit"
     )
     fabric: list[FabricSpec] = Field(
         default_factory=list, description="levels of the network above the nodes' network cards, innermost first"
@@ -260,14 +253,13 @@ class ClusterSpec(StrictModel):
     )
     step_factor: Factor | None = Field(
         None,
-        description="seconds of everything, kernels, messages and host, relative to the estimate; "
-        "own runs set it (`mpctl calibrate`); when absent 1 where the runtime was measured on "
-        "this cluster, else the runtime's shift_apart",
+        description="factor on all estimated seconds, set by `mpctl calibrate`; when absent 1 on measured "
+        "systems, else the runtime's shift_apart",
     )
     spread: Part | None = Field(
         None,
-        description="spread of log(measured / estimated) over runs of mpctl on this "
-        "cluster (`mpctl bench machine`): 9 of 10 runs are within 1.645 times it",
+        description="spread of log(measured / estimated) on this cluster (`mpctl bench machine`): 9 of 10 "
+        "runs are within 1.645 times it",
     )
     operations: OperationsSpec = Field(
         default_factory=OperationsSpec,

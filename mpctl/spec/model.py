@@ -85,9 +85,8 @@ class ModelSpec(StrictModel):
     )
     norm_order: NormOrder = Field(
         "pre",
-        description="where norms are: before attention and MLP (pre), after the residual sums "
-        "(post, as in bert), on the outputs of attention and MLP (output, OLMo 2), or before "
-        "them and on their outputs (sandwich, Gemma 2)",
+        description="where norms are: before attention and MLP (pre), after the residual sums (post, bert), "
+        "on their outputs (output, OLMo 2), or before and on outputs (sandwich, Gemma 2)",
     )
     embedding_norm: bool = Field(False, description="whether embeddings are normed (BLOOM)")
     embedding_multiplier: Multiplier | None = Field(
@@ -150,8 +149,8 @@ class ModelSpec(StrictModel):
     )
     bias: bool | Literal["qkv", "attention", "mlp"] = Field(
         True,
-        description="which linear layers have biases: all (true), none (false), only q, k and v "
-        "(qkv, Qwen2), only those of attention, only those of the MLP",
+        description="which linear layers have biases: all (true), none (false), q, k and v (qkv, Qwen2), "
+        "those of attention or of the MLP",
     )
     attention_sinks: bool = Field(
         False,
@@ -161,9 +160,7 @@ class ModelSpec(StrictModel):
         False, description="whether router and experts have biases (gpt-oss): planned, not launched"
     )
     activation_limit: Multiplier | None = Field(
-        None,
-        description="bound of what a gated activation reads (gpt-oss: 7, with the gate's "
-        "sigmoid(1.702 x) and up + 1): planned, not launched",
+        None, description="bound of a gated activation's input (gpt-oss: 7): planned, not launched"
     )
     head_bias: bool = Field(False, description="whether the output layer has a bias (Phi)")
     tied_embeddings: bool = Field(True, description="whether the output layer shares the word table")
@@ -194,16 +191,16 @@ class ModelSpec(StrictModel):
     )
     router_bias: bool = Field(
         False,
-        description="whether experts are chosen by score plus a bias that balances their load "
-        "and has no gradient (DeepSeek-V3); needs router_score sigmoid",
+        description="whether experts are chosen by score plus a bias that balances load, without gradient "
+        "(DeepSeek-V3); needs router_score sigmoid",
     )
     router_groups: Experts = Field(
         1, description="groups of experts, of which each token chooses some first (DeepSeek)"
     )
     router_groups_per_token: Experts = Field(
         1,
-        description="groups that a token's experts come from: those with the highest score, or "
-        "with router_score sigmoid the highest sum of two",
+        description="groups that a token's experts come from: those with the highest score, with sigmoid the "
+        "highest sum of two",
     )
     router_scale: Multiplier = Field(
         1.0, description="factor of the weights of a token's experts (routed_scaling_factor)"
@@ -224,8 +221,8 @@ class ModelSpec(StrictModel):
     v_head_dim: Width | None = Field(None, description="mla: columns of a head's value")
     mtp_layers: Annotated[int, Ge(0), Le(64)] = Field(
         0,
-        description="layers of multi-token prediction, each with a projection from 2 x hidden to "
-        "hidden and another pass through the output layer (DeepSeek-V3)",
+        description="layers of multi-token prediction, each with a projection from 2 x hidden and a pass "
+        "through the output layer (DeepSeek-V3)",
     )
     source: str | None = Field(None, description="where the shape comes from")
 

@@ -53,24 +53,22 @@ class ParallelSpec(AxisSizes):
     vpp: Count = Field(1, description="model chunks (virtual stages) of each pipeline rank")
     order: str = Field(
         DEFAULT_ORDER,
-        description="order of the axes over ranks, fastest-varying first; ep, which need not be "
-        "named, numbers the ranks of tp, cp and dp anew for experts, at its place or else cp's",
+        description="order of the axes over ranks, fastest-varying first; ep, if named, has its place among "
+        "the ranks of experts, else cp's",
     )
     sequence_parallel: bool = Field(False, description="split the sequence over tp between the tensor-parallel regions")
     tp_comm_overlap: bool = Field(
         False,
-        description="under sequence parallelism gather the inputs of a layer's products in two "
-        "halves, the second while the first is multiplied; other runtimes overlap in their own "
-        "ways, as their profiles have it",
+        description="under sequence parallelism gather a product's input in two halves, the second during the "
+        "first product; for runtime mpctl",
     )
     zero: Annotated[int, Ge(0), Le(3)] = Field(
         0, description="ZeRO stage over dp x cp: shard optimizer (1), gradients (2), parameters (3)"
     )
     zero_size: Count | None = Field(
         None,
-        description="ranks that divide ZeRO's states, consecutive ones of dp x cp: states are "
-        "split inside of such a group, whole over the groups (HSDP, hybrid ZeRO); all of dp x cp "
-        "when absent",
+        description="consecutive ranks of dp x cp that divide ZeRO's states; each group has all states "
+        "(HSDP); all of dp x cp when absent",
     )
     bucket_bytes: Bytes = Field(
         25 * 2**20, description="bytes of gradients reduced in one message; ZeRO 3 reduces layer by layer"

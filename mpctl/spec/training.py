@@ -61,15 +61,14 @@ class TrainingSpec(StrictModel):
     )
     dtype: Literal["auto", DType] = Field(
         "auto",
-        description="data type of parameters and activations; auto: bf16, or else fp16, where the "
-        "cluster's device is an accelerator that has it; fp32 on a CPU or without a device; "
-        "tf32: fp32, with products computed in TF32 on GPUs; fp8: bf16, but operands of the "
-        "layers' linear products in 8 bits",
+        description="data type of parameters and activations; auto: bf16, or fp16, if the cluster's device "
+        "has it, else fp32; tf32: fp32 with TF32 products; fp8: bf16 with 8-bit products in "
+        "layers",
     )
     fp8_recipe: Literal["delayed", "tensorwise"] = Field(
         "delayed",
-        description="dtype fp8: a tensor's scale follows from its largest element in the last "
-        "steps (delayed), or from its present largest element (tensorwise, current scaling)",
+        description="dtype fp8: scale of a tensor by its largest element in the last steps (delayed) or now "
+        "(tensorwise)",
     )
     fp8_amax_history_len: Annotated[int, Ge(1), Le(1024)] = Field(
         16, description="fp8_recipe delayed: number of last steps whose largest element counts"
@@ -84,18 +83,14 @@ class TrainingSpec(StrictModel):
     )
     recompute_modules: list[RecomputeModule] = Field(
         default_factory=list,
-        description="with recompute=selective: what is computed again, core_attn (attention's "
-        "scores) when empty; under Megatron also latent attention's products of its latents "
-        "(mla_up_proj), the activation of experts (moe_act), shared experts, the norms of a layer "
-        "and the MLP of dense layers",
+        description="with recompute=selective: what is computed again; core_attn (attention's scores) when "
+        "empty; all others under Megatron only",
     )
     partition_activations: bool = Field(
         False, description="with recompute=full: shard each layer's saved input over the tp ranks"
     )
     offload_activations: bool = Field(
-        False,
-        description="with recompute=full: move each layer's saved input to host memory; on CPU "
-        "this saves no memory, and the summary counts the copies as activations",
+        False, description="with recompute=full: move each layer's saved input to host memory; saves nothing on CPU"
     )
     dropout: Probability = Field(0.0, description="dropout probability of embeddings and both residual branches")
     attention_dropout: Probability = Field(
@@ -122,14 +117,13 @@ class TrainingSpec(StrictModel):
     warmup_steps: CountOrZero = Field(10, description="steps over which the learning rate rises linearly from 0")
     lr_schedule: Literal["constant", "linear", "cosine", "wsd"] = Field(
         "cosine",
-        description="learning rate after the warm-up: constant, falling to min_learning_rate on a "
-        "line or half a cosine, or wsd (warm-up, stable, decay: the peak, then a decay at the "
-        "end)",
+        description="learning rate after the warm-up: constant, linear or cosine to min_learning_rate, or wsd "
+        "(constant, then a decay at the end)",
     )
     lr_decay_steps: Count | None = Field(
         None,
-        description="step at which the learning rate reaches min_learning_rate and stays there; "
-        "steps when absent. Set it to keep the rates of a run that is resumed with more steps",
+        description="step at which the learning rate reaches min_learning_rate; steps when absent; set it to "
+        "keep the rates of a run resumed with more steps",
     )
     lr_wsd_decay_steps: Count | None = Field(
         None, description="lr_schedule wsd: steps of its decay, which ends at lr_decay_steps"
@@ -149,9 +143,8 @@ class TrainingSpec(StrictModel):
     )
     moe_load_balancing: Literal["sequence", "global", "micro_batch", "none"] = Field(
         "sequence",
-        description="experts: over what the auxiliary loss balances their load: each sequence; the "
-        "batch of a step, by the counts of the step before (global); each micro batch, which "
-        "alone depends on the layout; or no such loss",
+        description="experts: what the auxiliary loss balances: each sequence, the step's batch (global), "
+        "each micro batch (depends on the layout), or nothing",
     )
     moe_aux_loss_coeff: Hyper = Field(
         0.01, description="factor of that loss, whose value is 1 where the load is balanced"
@@ -177,9 +170,8 @@ class TrainingSpec(StrictModel):
     eval_samples: CountOrZero = Field(32, description="samples of each validation; 0 turns validation off")
     on_nonfinite: Literal["stop", "skip", "rollback"] = Field(
         "stop",
-        description="at a loss or gradient norm that is not finite: end the run, leave out the "
-        "update and continue (skip), or restart from the newest checkpoint without the last "
-        "batches (rollback)",
+        description="at a loss or gradient norm that is not finite: stop, skip the update, or restart from "
+        "the newest checkpoint without the last batches (rollback)",
     )
     on_spike: Literal["ignore", "stop", "skip", "rollback"] = Field(
         "ignore", description="at a loss that spikes: do nothing, or as for on_nonfinite"
@@ -201,13 +193,13 @@ class TrainingSpec(StrictModel):
     max_rollbacks: CountOrZero = Field(3, description="rollbacks of one launch")
     skip_batches: BatchRanges = Field(
         "",
-        description="batches that are left out of training, such as 17, 40-55; batch N is that of "
-        "step N when none is left out. Rollbacks add to the list",
+        description="batches to leave out, such as 17, 40-55; batch N is that of step N when none is left "
+        "out; rollbacks add to the list",
     )
     init_from: str | None = Field(
         None,
-        description="weights to start from: a Hugging Face directory, the output of `mpctl "
-        "checkpoint import`, or a run; drawn from the seed when absent",
+        description="weights to start from: a Hugging Face directory, an import or a run; drawn from the seed "
+        "when absent",
     )
     freeze: list[str] = Field(
         default_factory=list,

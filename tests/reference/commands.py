@@ -57,9 +57,15 @@ def _command_text(typed: str, command: Any, own: list[Any], shared: set[str]) ->
     arguments = [_argument_name(p) for p in own if p.param_type_name == "argument"]
     also = [f"`{p.opts[-1]}`" for p in own if p.param_type_name == "option" and _row(p) in shared]
     also += ["options of a job"] if _takes_job(command) else []
-    parts = [f"### {' '.join([typed, *arguments])}", _prose(command.help or "")]
+    parts = [f"### {' '.join([typed, *arguments])}", _help_text(command)]
     parts += ["\n".join(rows)] if (rows := [row for row in map(_row, own) if row not in shared]) else []
     return "\n\n".join([*parts, *([f"Also: {', '.join(also)}."] if also else [])])
+
+
+def _help_text(command: Any) -> str:
+    """A command's help without its examples."""
+    lines = inspect.cleandoc(command.help or "").splitlines()
+    return _prose("\n".join(line for line in lines if not line.lstrip("\b ").startswith("mpctl ")))
 
 
 def _argument_name(parameter: Any) -> str:

@@ -77,10 +77,9 @@ def collectives(
 ) -> None:
     """Time and check collectives along each axis of JOB's layout, as nccl-tests does.
 
-    All groups of an axis run at once, as in training. Without JOB and a layout such as --tp 2 --dp
-    2, tp covers the cores or GPUs of this machine. Sizes and columns are nccl-tests'; busbw = size
-    / time x 2(n-1)/n for all_reduce, (n-1)/n for all_gather, reduce_scatter and all_to_all, 1 for
-    the others. Exit code 1 where a result is wrong. Ctrl-C keeps what was measured.
+    All groups of an axis run at once, as in training. Without JOB and a layout, tp covers the cores or GPUs
+    of this machine. busbw = size / time x 2(n-1)/n for all_reduce, (n-1)/n for all_gather, reduce_scatter
+    and all_to_all, 1 for the others. Exit code 1 if a result is wrong. Ctrl-C keeps what was measured.
     """
     from mpctl.measure.bench.collective_cases import CollectiveFlags, plan_collectives
     from mpctl.measure.bench.collectives import CollectiveBench

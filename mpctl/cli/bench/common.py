@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 import typer
 
 from mpctl.cli.launch import ExcludeOption, HostfileOption, IncludeOption, ssh_settings
-from mpctl.cli.options import Command, JobSource, with_value
+from mpctl.cli.options import AsJsonOption, Command, JobSource, with_value
 from mpctl.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -42,7 +42,6 @@ DeviceOption = Annotated[
 ]
 OutOption = Annotated[Path | None, typer.Option(help="Folder of the report; by default a new runs/bench-NAME.")]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace the bench in --out.")]
-AsJsonOption = Annotated[bool, typer.Option("--json", help="Print the report as JSON on stdout.")]
 QuickOption = Annotated[
     bool, typer.Option("--quick", help="Measure less, in under a minute; results are less precise.")
 ]

@@ -35,11 +35,10 @@ RoundsOption = Annotated[
 def kernels(job: JobSource, bench: HostsBench, ranks: RanksOption = None, rounds: RoundsOption = None) -> None:
     """Time the kernels of JOB's model at their local shapes; compare with the planner's estimate.
 
-    Matrix products and attention, forward and backward, norms with their residual sums,
-    activations, cross entropy, the optimizer's step, gradient accumulation, memory (STREAM's triad
-    and copy), a full layer, and a tiny one, whose time is that of the host. Shares are of the peak
-    FLOP/s or memory bandwidth of the cluster's device. --dtype takes several, such as fp32,bf16.
-    Without JOB the model is the preset demo-gpt. Ctrl-C keeps what was measured.
+    Matrix products, attention, norms, activations, cross entropy, the optimizer, gradient accumulation,
+    memory (STREAM's triad and copy), a full layer, and a tiny one for the host's time. Shares are of the
+    device's peak FLOP/s or memory bandwidth. --dtype takes several (fp32,bf16). Without JOB the model is
+    demo-gpt. Ctrl-C keeps what was measured.
     """
     from mpctl.measure.bench.kernel_cases import DEFAULT_JOB, DTYPE, kernel_cases, parse_dtypes, parse_ranks
     from mpctl.measure.bench.kernels import KernelBench

@@ -23,17 +23,13 @@ RoundsOption = Annotated[
 def machine(job: JobSource, bench: BenchCommand, name: NameOption = None, rounds: RoundsOption = None) -> None:
     """Measure kernels, collectives and short training runs of this machine; write its presets.
 
-    OUT/presets/devices/NAME.toml and OUT/presets/clusters/NAME.toml contain the results with time,
-    host and versions. Plan on them with --cluster OUT/presets/clusters/NAME.toml, or by name with
-    MPCTL_PRESETS=OUT/presets.
+    OUT/presets/clusters/NAME.toml and devices/NAME.toml have the results. Plan on them with --cluster FILE, or
+    by name with MPCTL_PRESETS=OUT/presets.
 
-    Rounds of all three follow each other for five minutes at most (--budget), the first one whole;
-    a layout whose runs agree within 2 % is not run again. Kernels and collectives determine every
-    figure. Then the layouts of the job `demo` (or of JOB)
-    in which each rank has a core (or GPU) are trained for --steps, which adjusts a few figures
-    within what the measurements allow: host, memory, link. The spread of the errors on layouts
-    outside of that fit becomes the cluster's spread, the width of the band of its plans. A machine
-    with GPUs needs --cluster with a preset that has their data sheet.
+    Kernels and collectives determine every figure. Then short runs of `demo` (or JOB), in layouts with a core
+    or GPU for each rank, adjust host, memory and link a little; errors of layouts left out of the fit become
+    the band of its plans. Rounds take five minutes at most (--budget). A machine with GPUs needs --cluster
+    with a preset that has their data sheet.
     """
     import platform
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mpctl.cli.bench.common import AsJsonOption, OverwriteOption, command_text, draw
-from mpctl.cli.options import RunArgument
+from mpctl.cli.bench.common import OverwriteOption, command_text, draw
+from mpctl.cli.options import AsJsonOption, RunArgument
 
 if TYPE_CHECKING:
     from mpctl.measure.bench.trace import PlannedStep
@@ -31,9 +31,8 @@ def report(
 ) -> None:
     """Draw the page, the pictures and the CSV of a report again.
 
-    Use it for reports from other machines, or if matplotlib was missing. Exit code 2 for a file
-    that is not a report of mpctl bench, and for a folder that cannot be written or has foreign
-    files.
+    For reports from other machines, or if matplotlib was missing. Exit code 2 for a file that is no
+    report, or a folder that cannot be written or has foreign files.
     """
     from mpctl.core.errors import InputError
     from mpctl.measure.bench.documents import read_report, report_path
@@ -61,8 +60,8 @@ def compare(
 ) -> None:
     """Compare report B with the older report A; exit code 1 if a row became slower.
 
-    Rows are matched by name. A row is slower where its median grew by more than --threshold percent
-    and every round of B took longer than every round of A. Warns where machine, versions or command
+    Rows are matched by name. A row is slower if its median grew by more than --threshold percent
+    and every round of B took longer than every round of A. Warns if machine, versions or command
     differ. Exit code 2 for files that are not reports of the same bench.
     """
     from contextlib import suppress

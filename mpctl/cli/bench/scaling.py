@@ -61,16 +61,13 @@ def scaling(
 ) -> None:
     """Train JOB at several world sizes and layouts; compare speed, efficiency, MFU with the plan.
 
-    efficiency = (tokens/s of N ranks / tokens/s of the smallest N0) / (N / N0).
+    efficiency = (tokens/s of N ranks / tokens/s of the smallest N0) / (N / N0). By it Megatron-LM published
+    76 %: 15.1 PFLOP/s on 512 GPUs, 39 TFLOP/s on one (arXiv 1909.08053).
 
-    Megatron-LM published 76 % by this definition: 15.1 PFLOP/s on 512 GPUs against 39 TFLOP/s on
-    one, 15100 / (512 x 39) (arXiv 1909.08053). Strong scaling keeps the global batch; weak scaling
-    lets it grow with N. Each efficiency is shown with what perfect cores (or GPUs) would reach;
-    more ranks than cores are a rehearsal, not a measurement. MFU and HFU count the FLOP of the
-    model and of the hardware (with recomputation) against the peak of the job's device.
-
-    Without JOB the job is `demo`. A run has --steps 12, or 6 with --quick; the first two steps do
-    not count. Ctrl-C keeps what was measured.
+    Strong scaling keeps the global batch; weak scaling lets it grow with N. Each efficiency stands next to
+    that of perfect cores or GPUs. More ranks than cores are a rehearsal, not a measurement. Without JOB the
+    job is `demo`. A run has --steps 12, or 6 with --quick; the first two do not count. Ctrl-C keeps what was
+    measured.
     """
     from mpctl.measure.bench.cases import RunCase, case_warnings, plan_cases
     from mpctl.measure.bench.runner import Budget, Watch

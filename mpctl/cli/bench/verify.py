@@ -60,17 +60,15 @@ def verify(
 ) -> None:
     """Run layouts on this machine and compare step time, memory and bytes with their plans.
 
-    Without JOB a built-in set of 20 layouts of 1 to 4 ranks is run (tp, cp, dp, pp, ZeRO,
-    recomputation, sequence parallelism, mixed), of the job `demo` or of --model; several JOBs are
-    run unchanged, --layouts tp=1,2 pp=1,2 runs every combination for one JOB. Each is trained for
-    --steps 10 (6 with --quick) in every round, and its median step is compared with the plan's.
-    Plan on a preset of this machine: --cluster FILE as `mpctl bench machine` writes it.
+    Without JOB 20 built-in layouts of 1 to 4 ranks run, of the job `demo` or of --model. Several JOBs run
+    unchanged; --layouts tp=1,2 pp=1,2 runs every combination for one JOB. A run has --steps 10 (6 with
+    --quick). Plan with the preset of this machine: --cluster FILE, as `mpctl bench machine` writes it.
 
-    Prints error = predicted / measured - 1 of each layout, the mean of |error| (MAPE), the worst,
-    Spearman's rank correlation and how often the measured step is within the plan's band,
-    separately for layouts with a core for each rank and for others. Parameters, states and messages
-    must equal the plan exactly. Exit codes: 0 whatever the errors are, 1 for a failed run or an
-    error above --within, 2 for bad input.
+    Prints error = predicted / measured - 1 of each layout, the mean of |error| (MAPE), the worst, Spearman's
+    rank correlation and the share inside the band, apart for layouts with a core for each rank. Parameters,
+    states and messages must equal the plan.
+
+    Exit codes: 0 done; 1 a failed run, or an error above --within; 2 bad input.
     """
     from mpctl.measure.bench.cases import case_warnings, plan_cases
     from mpctl.measure.bench.runner import Budget, Watch
