@@ -13,6 +13,7 @@ from mpctl.cli import complete
 from mpctl.cli import plan_modes as modes
 from mpctl.cli.options import AsJsonOption, JobSource, RuntimesOption, TokensOption, command_line, with_job
 from mpctl.core.errors import DOES_NOT_FIT, InputError
+from mpctl.interop.registry import SOURCES, TARGETS
 
 if TYPE_CHECKING:
     from mpctl.core.topology import Topology
@@ -61,8 +62,7 @@ EmitOption = Annotated[
     str | None,
     typer.Option(
         metavar="LAUNCHER",
-        help="Print the plan as settings of another launcher, differences as comments: megatron, "
-        "megatron-bridge, torchtitan, deepspeed, accelerate, nanotron, colossalai or torch.",
+        help=f"Print the plan as settings of another launcher, differences as comments: {', '.join(TARGETS)}.",
     ),
 ]
 FromOption = Annotated[
@@ -71,8 +71,7 @@ FromOption = Annotated[
         "--from",
         metavar='LAUNCHER "FLAGS"',
         help="Read the job from another launcher's command line or config: --from megatron "
-        '"--num-layers 24 ..." (@FILE: a file with it, -: stdin); megatron, torchtitan, '
-        "nanotron, deepspeed.",
+        f'"--num-layers 24 ..." (@FILE: a file with it, -: stdin); {", ".join(SOURCES)}.',
         show_default=False,
     ),
 ]

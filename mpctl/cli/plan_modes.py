@@ -83,7 +83,7 @@ def compare_tensor_modes(job: JobSource, more: list[str], *, as_json: bool) -> N
 
 def read_from(job: JobSource, launcher: str, text: str) -> JobSource:
     """The job of another launcher's flags, overridden by the settings of the command line."""
-    from mpctl.interop.registry import read_flags
+    from mpctl.interop.command_line import read_flags
 
     return job.read_from(*read_flags(launcher, text, job.overrides))
 
@@ -91,7 +91,7 @@ def read_from(job: JobSource, launcher: str, text: str) -> JobSource:
 def for_launcher(job: JobSource, target: str, *, is_read: bool) -> JobSource:
     """The job under the runtime of launcher `target`, if the user named none. is_read: the job's
     runtime comes from another launcher's flags, so the user did not name it."""
-    from mpctl.interop.registry import launcher_runtime
+    from mpctl.interop.emitted import launcher_runtime
     from mpctl.spec.load import load_partial
 
     loaded = load_partial(job.source, job.overrides).job
@@ -102,7 +102,7 @@ def for_launcher(job: JobSource, target: str, *, is_read: bool) -> JobSource:
 
 def print_emitted(made: Plan, target: str, *, as_json: bool) -> None:
     """Print a plan in the form of another launcher."""
-    from mpctl.interop.registry import emit_plan
+    from mpctl.interop.emitted import emit_plan
     from mpctl.render.output import print_json
 
     emitted = emit_plan(made, target)

@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mpctl.core.errors import Issue
-from mpctl.interop.emitted import EmitTarget, Tree, plan_notes, yaml_text
+from mpctl.interop.config_text import Tree, yaml_text
+from mpctl.interop.emitted import ForeignLauncher, plan_notes
 from mpctl.interop.limits import LauncherLimits, dp_degrees, refused
 from mpctl.model.layout.topology import zero_stage
 from mpctl.plan.planning.plan import Plan
@@ -120,4 +121,4 @@ def _parallelism(job: JobSpec) -> Tree:
     return tree
 
 
-TARGET = EmitTarget("accelerate", "accelerate 1.15", "yaml", _refusals, _notes, _body)
+LAUNCHER = ForeignLauncher("accelerate", "accelerate 1.15", "yaml", _refusals, _notes, _body)

@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mpctl.core.errors import Issue
-from mpctl.interop.emitted import EmitTarget, Source, Value, plan_notes, python_value
+from mpctl.interop.config_text import Source, Value, python_value
+from mpctl.interop.emitted import ForeignLauncher, plan_notes
 from mpctl.interop.limits import find_order, refused
 from mpctl.interop.megatron import SCHEDULES, layout_by_cost, megatron_refusals
 from mpctl.interop.megatron_experts import expert_flags, expert_notes, latent_flags
@@ -177,4 +178,4 @@ def _training(job: JobSpec) -> Fields:
         yield "mixed_precision", PRECISION[t.dtype]
 
 
-TARGET = EmitTarget("megatron-bridge", "Megatron-Bridge 0.6", "python", _refusals, _notes, _body)
+LAUNCHER = ForeignLauncher("megatron-bridge", "Megatron-Bridge 0.6", "python", _refusals, _notes, _body)

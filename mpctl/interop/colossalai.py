@@ -17,8 +17,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from mpctl.core.errors import Issue
-from mpctl.interop.emitted import EmitTarget, Value, plan_notes, python_call
-from mpctl.interop.limits import LauncherLimits, find_order, refused, uneven_refusals
+from mpctl.interop.config_text import Value, python_call
+from mpctl.interop.emitted import ForeignLauncher, plan_notes
+from mpctl.interop.limits import LauncherLimits, find_order, refused, splits_sequence, uneven_refusals
 from mpctl.model.layout.topology import job_grid, zero_stage
 from mpctl.plan.planning.plan import Plan
 from mpctl.spec.job import JobSpec
@@ -55,7 +56,7 @@ def _refusals(plan: Plan) -> Iterator[Issue]:
     yield from _limits(plan).refusals(plan)
     if plan.job.has_experts:
         yield from _expert_refusals(plan.job)
-    if p.cp > 1 and p.sequence_parallel and p.tp > 1:
+    if p.cp > 1 and splits_sequence(plan.job):
         message = "Colossal-AI splits sequences over cp or over tp, not over both"
         hint = "use --no-sequence-parallel, or cp 1"
         yield refused("parallel.sequence_parallel", "true", message, hint)
@@ -139,7 +140,7 @@ def _arguments(plan: Plan) -> Iterator[tuple[str, Value]]:
     if p.cp > 1:
         yield from (("sp_size", p.cp), ("enable_sequence_parallelism", True))
         yield "sequence_parallelism_mode", "ring_attn"
-    elif p.sequence_parallel and p.tp > 1:
+    elif splits_sequence(job):
         yield from (("sp_size", 1), ("enable_sequence_parallelism", True))
         yield "sequence_parallelism_mode", "split_gather"
     yield from (("precision", t.dtype), ("zero_stage", zero_stage(job)))
@@ -189,4 +190,4 @@ def _legacy_lines(job: JobSpec) -> Iterator[str]:
     yield f"clip_grad_norm = {t.clip_norm}"
 
 
-TARGET = EmitTarget("colossalai", "Colossal-AI 0.5", "python", _refusals, _notes, _body)
+LAUNCHER = ForeignLauncher("colossalai", "Colossal-AI 0.5", "python", _refusals, _notes, _body)

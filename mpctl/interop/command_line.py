@@ -1,4 +1,5 @@
-"""A command line of another launcher as flags, from a shell script; torchrun's flags separately.
+"""A command line of another launcher, as the user gives it: its text, its job, and its flags, from a
+shell script; torchrun's flags separately.
 
 >>> line = split_command("X=1 torchrun --nnodes 2 train.py --tp-size=4 --bf16", {"--bf16": 0})
 >>> line.flags, line.launcher
@@ -8,12 +9,19 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from mpctl.core.errors import InputError
+from mpctl.interop.config_text import Flags
+from mpctl.interop.emitted import get_launcher
+from mpctl.interop.mapping import NO_SETTINGS, ReadJob, says_ranks
+from mpctl.interop.registry import SOURCES
+from mpctl.plan.planning.plan import Overrides
+from mpctl.plan.rules.check import Check, listed
 
-Flags = dict[str, tuple[str, ...]]
 EXPAND = "in a copy of the script write echo before torchrun, run it with bash, and give what it prints"
 """The way out where a command line contains variables and arrays of a shell."""
 
@@ -92,3 +100,59 @@ def _stray(word: str, words: Sequence[str]) -> InputError:
     hint = "give the flags of the training program alone, or its whole command line"
     is_script = any(map(is_unexpanded, words))
     return InputError.of("bad-syntax", "--from", message, EXPAND if is_script else hint)
+
+
+EXAMPLE = 'such as "--num-layers 24 ...", or @FILE for a file of them'
+
+
+def read_flags(launcher: str, text: str, typed: Overrides = NO_SETTINGS) -> ReadJob:
+    """The job that a launcher's command line is.
+
+    text: the flags or the full command; `@FILE` is a file that contains it, `-` is stdin. typed:
+    the settings on mpctl's command line, which override it. Raises InputError for another launcher,
+    for a file that cannot be read, and for flags that are wrong or leave the vocabulary open.
+    """
+    if launcher not in SOURCES:
+        message = f"{launcher!r} is no launcher whose flags are read"
+        raise InputError.of("from-launcher", "--from", message, f"use {listed(SOURCES)}")
+    content = _content(text)
+    if not content.strip():
+        hint = f"give the flags as one text, {EXAMPLE}"
+        raise InputError.of("bad-syntax", "--from", "there are no flags to read", hint)
+    reader = get_launcher(launcher).read
+    assert reader is not None
+    read = reader(content, typed)
+    known = {*read.settings, *typed}
+    if "model.layers" in read.settings and not known & {"model", "model.vocab"}:
+        message = "is not there, and no tokenizer is asked for the vocabulary"
+        raise InputError.of("megatron-flag", "--vocab-size", message, "add it, or --set model.vocab=N")
+    if any(map(says_ranks, known)):
+        return read
+    message = "neither the flags nor the command line say how many ranks there are: dp 1 is planned"
+    hint = "add --nodes and --gpus-per-node, or --cluster"
+    return read._replace(warnings=(*read.warnings, Check("from-world", "warning", "--from", message, hint)))
+
+
+def _content(text: str) -> str:
+    try:
+        if text == "-":
+            return sys.stdin.read()
+        if text.startswith("@"):
+            return Path(text[1:]).read_text("utf-8")
+    except OSError as error:
+        raise InputError.of("no-such-file", text[1:], error.strerror or str(error)) from None
+    except UnicodeDecodeError as error:
+        raise InputError.of("bad-syntax", text, str(error)) from None
+    _check_has_flags(text)
+    return text
+
+
+def _check_has_flags(text: str) -> None:
+    """Raises InputError for a typed text without any flag, such as a file's name without its @."""
+    if not text.strip() or any(word.startswith("--") for word in text.split()):
+        return
+    if len(text) < 256 and Path(text).is_file():
+        message = f"{text!r} is a file, and flags are wanted"
+        raise InputError.of("bad-syntax", "--from", message, f"write @{text} for the flags in it")
+    message = f"{text[:80]!r} has no flag"
+    raise InputError.of("bad-syntax", "--from", message, f"give the flags as one text, {EXAMPLE}")

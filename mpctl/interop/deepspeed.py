@@ -1,27 +1,42 @@
-"""A plan as DeepSpeed's configuration, with the pipeline's topology where there is one.
+"""DeepSpeed's configuration: a plan as one, with the pipeline's topology where there is one, and one
+as a job.
 
-Spelling and limits: deepspeed 0.19.8, runtime/config.py, runtime/pipe/. With a pipeline: ranks as
-pipe, data, model (model fastest), ZeRO at most 1, no context parallelism, one chunk a rank. Without
-one: AutoTP (`tensor_parallel`) or Ulysses (`sequence_parallel_size`), not both.
-train_batch_size = micro batch x gradient_accumulation_steps x dp.
-AutoEP (`expert_parallel`, module_inject/auto_ep.py) deals the experts of a Hugging Face model to
-neighbouring ranks, without a pipeline; its router is the model's, whose biases stay as they are.
+Spelling, meanings and limits: deepspeed 0.19.8, runtime/config.py, runtime/pipe/ and
+docs/_pages/config-json.md. With a pipeline: ranks as pipe, data, model (model fastest), ZeRO at most
+1, no context parallelism, one chunk a rank. Without one: AutoTP (`tensor_parallel`) or Ulysses
+(`sequence_parallel_size`), not both. AutoEP (`expert_parallel`, module_inject/auto_ep.py) deals the
+experts of a Hugging Face model to neighbouring ranks, without a pipeline; its router is the model's,
+whose biases stay as they are. train_batch_size is micro batch x gradient_accumulation_steps x dp.
+
+What is read is JSON, or Python that names it ds_config. The model is the script's, so that --model
+names it. A pipeline is none of the configuration's: it is read from PipeModelDataParallelTopology in
+Python, as it is written. MiCS splits states over a part of the ranks; the secondary partition of
+ZeRO++ (hpZ), a copy of the parameters alone, is not planned. Values `auto` are those of the program
+and left out.
 
 By hand, tp 4, pp 4 and dp 4 with a global batch of 128: 32 accumulation steps of micro batch 1.
+
+>>> read = read_deepspeed('{"train_batch_size": 64, "train_micro_batch_size_per_gpu": 2, '
+...                       '"zero_optimization": {"stage": 2}, "bf16": {"enabled": true}}')
+>>> read.settings["training.global_batch_size"], read.settings["parallel.zero"]
+(64, 2)
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from math import log2
 
-from mpctl.core.errors import Issue
-from mpctl.interop.emitted import EmitTarget, plan_notes
+from mpctl.core.errors import InputError, Issue
+from mpctl.interop.config_text import Flags, flat_values, nested, python_calls, read_yaml
+from mpctl.interop.emitted import ForeignLauncher, plan_notes
 from mpctl.interop.limits import LauncherLimits, refused, uneven_refusals
+from mpctl.interop.mapping import NO_SETTINGS, ForeignKey, KeyReader, ReadJob, written
 from mpctl.model.layout.topology import zero_copies, zero_stage
-from mpctl.plan.planning.plan import Plan
+from mpctl.plan.planning.plan import Overrides, Plan
 from mpctl.spec.job import JobSpec
+from mpctl.spec.training import TrainingSpec
 
 LIMITS = LauncherLimits(
     "DeepSpeed",
@@ -34,7 +49,77 @@ LIMITS = LauncherLimits(
     ep=True,
     zero_size="any",
 )
-Config = dict[str, object]
+Z, ADAM, SAVED, TOPOLOGY = (
+    "zero_optimization.",
+    "optimizer.params.",
+    "activation_checkpointing.",
+    "PipeModelDataParallelTopology.",
+)
+
+
+def _if_half(value: Callable[[TrainingSpec], object], *dtypes: str) -> Callable[[JobSpec], object]:
+    """The value of a job whose dtype is one of these."""
+    return lambda job: value(job.training) if job.training.dtype in dtypes else None
+
+
+def _if_full(key: str) -> Callable[[JobSpec], object]:
+    """A setting of what is saved, where layers are recomputed."""
+    return lambda job: getattr(job.training, key) if job.training.recompute == "full" else None
+
+
+def _several(size: int) -> int | None:
+    return size if size > 1 else None
+
+
+ROWS = (
+    ForeignKey("train_batch_size", "training.global_batch_size", int),
+    ForeignKey("train_micro_batch_size_per_gpu", "training.micro_batch_size", int),
+    ForeignKey("gradient_accumulation_steps", value=lambda job: job.num_microbatches),
+    ForeignKey("gradient_clipping", "training.clip_norm", float),
+    ForeignKey(f"{Z}stage", "parallel.zero", int, 0, value=zero_stage),
+    ForeignKey(f"{Z}overlap_comm", "parallel.overlap_gradients", bool),
+    ForeignKey(f"{Z}reduce_bucket_size", value=lambda job: job.parallel.bucket_bytes // job.training.reduced_bytes),
+    ForeignKey(f"{Z}mics_shard_size", value=lambda job: job.parallel.zero_size if zero_copies(job) > 1 else None),
+    ForeignKey("bf16.enabled", value=_if_half(lambda t: True, "bf16")),
+    ForeignKey("fp16.enabled", value=_if_half(lambda t: True, "fp16")),
+    ForeignKey("fp16.initial_scale_power", value=_if_half(lambda t: int(log2(t.loss_scale)), "fp16")),
+    ForeignKey("fp16.loss_scale_window", value=_if_half(lambda t: t.loss_scale_window, "fp16")),
+    ForeignKey("fp16.min_loss_scale", value=_if_half(lambda t: t.min_loss_scale, "fp16")),
+    ForeignKey("communication_data_type", value=_if_half(lambda t: t.reduced_dtype, "bf16", "fp16")),
+    ForeignKey("data_types.grad_accum_dtype", value=_if_half(lambda t: t.reduced_dtype, "bf16", "fp16")),
+    ForeignKey("optimizer.type", value="AdamW"),
+    ForeignKey(f"{ADAM}lr", "training.learning_rate", float),
+    ForeignKey(f"{ADAM}betas", value=lambda job: [job.training.beta1, job.training.beta2]),
+    ForeignKey(f"{ADAM}eps", "training.epsilon", float),
+    ForeignKey(f"{ADAM}weight_decay", "training.weight_decay", float),
+    ForeignKey(
+        "tensor_parallel.autotp_size",
+        "parallel.tp",
+        int,
+        value=lambda job: _several(job.parallel.tp) if job.parallel.pp == 1 else None,
+    ),
+    ForeignKey("sequence_parallel_size", "parallel.cp", int, value=lambda job: _several(job.parallel.cp)),
+    ForeignKey("expert_parallel.enabled", value=lambda job: job.parallel.ep > 1 or None),
+    ForeignKey("expert_parallel.autoep_size", "parallel.ep", int, value=lambda job: _several(job.parallel.ep)),
+    ForeignKey(
+        "expert_parallel.expert_tensor_parallel_size",
+        value=lambda job: job.parallel.etp if job.parallel.ep > 1 else None,
+    ),
+    ForeignKey(
+        f"{SAVED}partition_activations", "training.partition_activations", bool, value=_if_full("partition_activations")
+    ),
+    ForeignKey(
+        f"{SAVED}cpu_checkpointing", "training.offload_activations", bool, value=_if_full("offload_activations")
+    ),
+)
+PIPELINE_ROWS = (
+    ForeignKey(f"{TOPOLOGY}num_pp", "parallel.pp", int),
+    ForeignKey(f"{TOPOLOGY}num_mp", "parallel.tp", int),
+    ForeignKey(f"{TOPOLOGY}num_dp", "parallel.dp", int, value=lambda job: job.sizes["dp"]),
+)
+DTYPES = {"fp32": "fp32", "bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16"}
+HOST = (f"{Z}offload_optimizer.device", f"{Z}offload_param.device")
+KNOWN = {*(row.key for row in ROWS), f"{Z}allgather_bucket_size", *HOST}
 
 
 def _refusals(plan: Plan) -> Iterator[Issue]:
@@ -47,29 +132,21 @@ def _refusals(plan: Plan) -> Iterator[Issue]:
         message = f"DeepSpeed's Ulysses deals {job.model.heads} heads to the ranks"
         yield refused("parallel.cp", p.cp, message, f"use a cp that divides {job.model.heads}")
     if p.tp > 1 and p.pp == 1 and zero_stage(job) == 3:
-        message = "DeepSpeed's AutoTP trains with ZeRO 0 to 2"
-        yield refused("parallel.zero", 3, message, "use zero 2, or tp 1")
+        yield refused("parallel.zero", 3, "DeepSpeed's AutoTP trains with ZeRO 0 to 2", "use zero 2, or tp 1")
     if zero_copies(job) > 1 and (zero_stage(job) < 3 or p.cp > 1 or p.ep > 1):
         message = "DeepSpeed divides states over a part of the ranks with MiCS: ZeRO 3, dp alone"
         hint = "use zero 3 without cp and ep, leave zero_size out, or --emit torchtitan"
         yield refused("parallel.zero_size", p.zero_size, message, hint)
-    yield from _expert_refusals(job)
-    yield from uneven_refusals(plan, "DeepSpeed cuts stages of equal layers, or by parameters")
-    scale = job.training.loss_scale
-    if job.training.dtype == "fp16" and not log2(scale).is_integer():
-        message = "DeepSpeed takes a power of 2"
-        hint = f"use {2.0 ** round(log2(scale)):.0f}"
-        yield refused("training.loss_scale", scale, message, hint)
-
-
-def _expert_refusals(job: JobSpec) -> Iterator[Issue]:
-    p, model = job.parallel, job.model
     if p.ep > 1 and p.pp > 1:
         message = "DeepSpeed deals experts of Hugging Face's models, which have no pipeline there"
         yield refused("parallel.ep", p.ep, message, "use ep 1 or pp 1")
-    if model is not None and model.router_bias:
-        message = "DeepSpeed's AutoEP does not change biases"
-        yield refused("model.router_bias", "true", message, "use false")
+    if job.model is not None and job.model.router_bias:
+        yield refused("model.router_bias", "true", "DeepSpeed's AutoEP does not change biases", "use false")
+    yield from uneven_refusals(plan, "DeepSpeed cuts stages of equal layers, or by parameters")
+    scale = job.training.loss_scale
+    if job.training.dtype == "fp16" and not log2(scale).is_integer():
+        hint = f"use {2.0 ** round(log2(scale)):.0f}"
+        yield refused("training.loss_scale", scale, "DeepSpeed takes a power of 2", hint)
 
 
 def _notes(plan: Plan) -> Iterator[str]:
@@ -98,23 +175,23 @@ def _notes(plan: Plan) -> Iterator[str]:
 
 
 def _body(plan: Plan) -> str:
-    lines = ["ds_config = {", *_lines(_config(plan.job), "    "), "}"]
-    p, sizes = plan.job.parallel, plan.job.sizes
-    if p.pp > 1:
-        interval = int(plan.job.training.recompute == "full")
+    job = plan.job
+    lines = ["ds_config = {", *_lines(nested(written(job, ROWS)), "    "), "}"]
+    if job.parallel.pp > 1:
+        sizes = ", ".join(f"{key.removeprefix(TOPOLOGY)}={size}" for key, size in written(job, PIPELINE_ROWS))
         lines = [
             "from deepspeed.pipe import PipelineModule",
             "from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology",
             "",
             *lines,
             "",
-            f"topology = PipeModelDataParallelTopology(num_pp={p.pp}, num_mp={p.tp}, num_dp={sizes['dp']})",
+            f"topology = {TOPOLOGY[:-1]}({sizes})",
             "",
             "",
             "def pipeline(layers, loss_fn):",
             "    return PipelineModule(",
             '        layers, topology=topology, loss_fn=loss_fn, partition_method="type:transformer",',
-            f"        activation_checkpoint_interval={interval},",
+            f"        activation_checkpoint_interval={int(job.training.recompute == 'full')},",
             "    )",
         ]
     return "\n".join(lines)
@@ -131,64 +208,56 @@ def _lines(table: Mapping[str, object], indent: str) -> Iterator[str]:
             yield f"{indent}{json.dumps(key)}: {text},"
 
 
-def _config(job: JobSpec) -> Config:
-    t, p = job.training, job.parallel
-    config: Config = {
-        "train_batch_size": t.global_batch_size,
-        "train_micro_batch_size_per_gpu": t.micro_batch_size,
-        "gradient_accumulation_steps": job.num_microbatches,
-        "gradient_clipping": t.clip_norm,
-        "zero_optimization": _zero(job),
-        **_precision(job),
-        "optimizer": {
-            "type": "AdamW",
-            "params": {
-                "lr": t.learning_rate,
-                "betas": [t.beta1, t.beta2],
-                "eps": t.epsilon,
-                "weight_decay": t.weight_decay,
-            },
-        },
-    }
-    if p.pp == 1 and p.tp > 1:
-        config["tensor_parallel"] = {"autotp_size": p.tp}
-    if p.cp > 1:
-        config["sequence_parallel_size"] = p.cp
-    if p.ep > 1:
-        config["expert_parallel"] = {"enabled": True, "autoep_size": p.ep, "expert_tensor_parallel_size": p.etp}
-    if t.recompute == "full":
-        config["activation_checkpointing"] = {
-            "partition_activations": t.partition_activations,
-            "cpu_checkpointing": t.offload_activations,
-        }
-    return config
+def read_deepspeed(text: str, typed: Overrides = NO_SETTINGS) -> ReadJob:
+    """The job of a configuration. Raises InputError with every value that no setting says."""
+    values = {name: words for name, words in _values(text).items() if words != ("auto",)}
+    if not any(name.startswith(("train_", Z, "bf16", "fp16")) for name in values):
+        message = "a configuration of DeepSpeed has train_batch_size or zero_optimization, and this"
+        raise InputError.of("bad-syntax", "--from", f"{message} text neither", "give its JSON as @FILE")
+    reader = KeyReader(values, "deepspeed")
+    reader.read((*ROWS, *PIPELINE_ROWS))
+    s = reader.settings
+    _read_precision(reader)
+    for name in HOST:
+        if (device := reader.value(name, "none")) != "none":
+            reader.wrong(name, f"{device}: states on the host are not planned", "use none")
+    if (size := int(reader.number(f"{Z}mics_shard_size", int, 0))) > 0:
+        s["parallel.zero_size"] = size
+    is_interval = reader.value("PipelineModule.activation_checkpoint_interval", "0") != "0"
+    if is_interval or any(name.startswith(SAVED) for name in values):
+        s["training.recompute"] = "full"
+    _read_batch(reader)
+    rest = (" ".join((name, *words)) for name, words in values.items() if name.startswith(Z) and name not in KNOWN)
+    return reader.job("megatron-deepspeed", rest)
 
 
-def _zero(job: JobSpec) -> Config:
-    size = job.training.reduced_bytes
-    mics: Config = {"mics_shard_size": job.parallel.zero_size} if zero_copies(job) > 1 else {}
-    return {
-        "stage": zero_stage(job),
-        "overlap_comm": job.parallel.overlap_gradients,
-        "reduce_bucket_size": job.parallel.bucket_bytes // size,
-        **mics,
-    }
+def _values(text: str) -> Flags:
+    if "ds_config" not in text:
+        return read_yaml(text)
+    calls, assigned = python_calls(text)
+    config = assigned.get("ds_config")
+    return flat_values({**(config if isinstance(config, dict) else {}), **calls})
 
 
-def _precision(job: JobSpec) -> Config:
-    t = job.training
-    types: Config = {"communication_data_type": t.reduced_dtype, "data_types": {"grad_accum_dtype": t.reduced_dtype}}
-    if t.dtype == "bf16":
-        return {"bf16": {"enabled": True}, **types}
-    if t.dtype == "fp16":
-        scale = {
-            "enabled": True,
-            "initial_scale_power": int(log2(t.loss_scale)),
-            "loss_scale_window": t.loss_scale_window,
-            "min_loss_scale": t.min_loss_scale,
-        }
-        return {"fp16": scale, **types}
-    return {}
+def _read_precision(reader: KeyReader) -> None:
+    s = reader.settings
+    s["training.dtype"] = next((kind for kind in ("bf16", "fp16") if reader.is_on(f"{kind}.enabled")), "fp32")
+    reduced = reader.value("communication_data_type", reader.value("data_types.grad_accum_dtype"))
+    if reduced and reduced not in DTYPES:
+        reader.wrong("communication_data_type", f"{reduced!r} is not known", "use fp32 or bf16")
+    elif reduced and DTYPES[reduced] != "fp32":
+        s["training.gradient_dtype"] = DTYPES[reduced]
 
 
-TARGET = EmitTarget("deepspeed", "DeepSpeed 0.19", "python", _refusals, _notes, _body)
+def _read_batch(reader: KeyReader) -> None:
+    s, key = reader.settings, "gradient_accumulation_steps"
+    steps, micro = int(reader.number(key, int, 1)), s.get("training.micro_batch_size")
+    if "training.global_batch_size" in s:
+        return
+    if isinstance(dp := s.get("parallel.dp"), int) and isinstance(micro, int):
+        s["training.global_batch_size"] = micro * steps * dp
+    elif steps > 1:
+        reader.wrong(key, "says nothing of the batch without train_batch_size", "add it")
+
+
+LAUNCHER = ForeignLauncher("deepspeed", "DeepSpeed 0.19", "python", _refusals, _notes, _body, read_deepspeed)

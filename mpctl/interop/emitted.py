@@ -1,39 +1,32 @@
 """A plan as another launcher's flags, file or snippet: one value, the same for every target.
 
 Its notes are comments before the body: those of every target (derived sizes, batch, vocabulary,
-verdict) and those of this one. Bodies are made of YAML and of Python source, of numbers, words,
-lists and tables, nothing that is run.
-
->>> print(yaml_text({"tp": 4, "fsdp": {"reshard": True, "wrap": "NONE"}}))
-tp: 4
-fsdp:
-  reshard: true
-  wrap: NONE
->>> print(python_call("Plugin", {"tp_size": 4, "precision": "bf16"}))
-Plugin(
-    tp_size=4,
-    precision="bf16",
-)
+verdict) and those of this one. Bodies are made of the rows of a launcher (mapping.py).
 """
 
 from __future__ import annotations
 
-import json
-import re
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from importlib import import_module
+from typing import Any, Literal
 
 from mpctl.core.axes import CHOSEN_AXES
 from mpctl.core.axes import sizes_text as axis_sizes_text
-from mpctl.core.errors import Issue
+from mpctl.core.errors import InputError, Issue
 from mpctl.core.sharding import padded_vocab
 from mpctl.core.units import plural
+from mpctl.interop.mapping import ReadJob
+from mpctl.interop.registry import LAUNCHERS, TARGETS
 from mpctl.model.layout.topology import zero_stage
-from mpctl.plan.planning.plan import Plan
-from mpctl.plan.planning.summary import model_name, placement_text, sizes_text, verdict
+from mpctl.plan.planning.plan import Overrides, Plan
+from mpctl.plan.planning.runtimes import runtime_of
+from mpctl.plan.planning.summary import model_name, placement_text, sizes_text, step_text, verdict
+from mpctl.plan.rules.check import listed
+from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
+from mpctl.spec.runtime import get_profile
 from mpctl.spec.schedules import SCHEDULES
 
 WIDTH = 98
@@ -81,11 +74,13 @@ def _comment(note: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class EmitTarget:
-    """One launcher that plans can be written for; a new one starts with a row in registry.py.
+class ForeignLauncher:
+    """A launcher that plans are written for; its module and a row in registry.py are all of it.
 
-    refusals: issues of settings that it cannot express. notes: its comments on a plan that it can
-    express; body: the text.
+    software: with the version that the spelling was checked with. refusals: issues of settings that
+    it cannot express. notes: comments on a plan that it can express; body: the text. read: the job
+    of its flags or file, which the settings on mpctl's command line override; None where it is not
+    read.
     """
 
     name: str
@@ -94,6 +89,45 @@ class EmitTarget:
     refusals: Callable[[Plan], Iterator[Issue]]
     notes: Callable[[Plan], Iterator[str]]
     body: Callable[[Plan], str]
+    read: Callable[[str, Overrides], ReadJob] | None = None
+
+
+def get_launcher(name: str) -> ForeignLauncher:
+    """The launcher of a name. Raises InputError for one that no plan is written for."""
+    if name not in LAUNCHERS:
+        message = f"{name!r} is no launcher that plans are written for"
+        raise InputError.of("emit-target", "--emit", message, f"use {listed(TARGETS)}")
+    found: ForeignLauncher = import_module(LAUNCHERS[name].module).LAUNCHER
+    return found
+
+
+def emit_plan(plan: Plan, target: str) -> EmittedPlan:
+    """A legal plan as what a launcher takes. Raises InputError for a name that is not in TARGETS,
+    and with every setting that the launcher cannot say."""
+    launcher = get_launcher(target)
+    if issues := list(launcher.refusals(plan)):
+        raise InputError(issues)
+    notes = (*_runtime_note(plan, launcher), *launcher.notes(plan))
+    return EmittedPlan(target, launcher.software, launcher.language, notes, launcher.body(plan))
+
+
+def launcher_runtime(job: JobSpec, target: str) -> str | None:
+    """The runtime that a job is planned under before it is written for a launcher; None where there
+    is none whose figures are the launcher's on the job's devices, by default NVIDIA's."""
+    return runtime_of(target, job.device_kind or "cuda")
+
+
+def _runtime_note(plan: Plan, launcher: ForeignLauncher) -> Iterator[str]:
+    """Whose speed and memory the plan assumes, and the step's time where it is the launcher's."""
+    runtime, estimate = plan.job.training.runtime, plan.estimate
+    if estimate is None:
+        return
+    if launcher.name not in get_profile(runtime).runs.emit:
+        theirs = launcher_runtime(plan.job, launcher.name)
+        way_out = f": --runtime {theirs}" if theirs else ", of which there are no figures here"
+        yield f"memory and time are estimated for runtime {runtime}, not for {launcher.software}{way_out}"
+    elif not isinstance(estimate.time, str):
+        yield f"planned for runtime {runtime}; a step takes {step_text(estimate.time)}"
 
 
 def plan_notes(
@@ -134,66 +168,3 @@ def _vocabulary_note(model: ModelSpec, tp: int, divisor: int | None) -> str:
     how = f"padded to {rows}, a multiple of {multiple} x tp {tp}"
     more = f"; mpctl's plan pads it to {ours}" if ours != rows else ""
     return f"vocabulary {vocab}, {how if multiple else 'not padded by this software'}{more}"
-
-
-_PLAIN = re.compile(r"[A-Za-z_][\w./-]*")
-_NOT_WORDS = {"true", "false", "yes", "no", "on", "off", "null", "y", "n"}
-
-
-class Source(NamedTuple):
-    """A Python expression that is written verbatim, such as `torch.bfloat16`: only from constants
-    of this package, never from a job."""
-
-    code: str
-
-
-Scalar = int | float | str | bool | None
-Value = Scalar | Source | list[int] | list[str] | list[list[str]]
-Tree = Mapping[str, "Scalar | Tree"]
-
-
-def yaml_text(tree: Tree) -> str:
-    """Nested tables as YAML blocks, in the order given."""
-    return "\n".join(_yaml_lines(tree, ""))
-
-
-def _yaml_lines(tree: Tree, indent: str) -> Iterator[str]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield f"{indent}{key}:" if value else f"{indent}{key}: {{}}"
-            yield from _yaml_lines(value, f"{indent}  ")
-        else:
-            yield f"{indent}{key}: {_yaml_scalar(value)}"
-
-
-def _yaml_scalar(value: Scalar) -> str:
-    """A string is unquoted where YAML reads it as a string; a float has a point, as YAML 1.1
-    requires."""
-    if isinstance(value, str):
-        is_plain = _PLAIN.fullmatch(value) and value.lower() not in _NOT_WORDS
-        return value if is_plain else json.dumps(value)
-    if isinstance(value, float):
-        text = repr(value)
-        return text if "." in text or "e" not in text else text.replace("e", ".0e")
-    return json.dumps(value)
-
-
-def python_value(value: Value) -> str:
-    """A literal, strings in double quotes; a Source is written verbatim.
-
-    >>> python_value([1, 2]), python_value("a"), python_value(None), python_value(True)
-    ('[1, 2]', '"a"', 'None', 'True')
-    """
-    if isinstance(value, Source):
-        return value.code
-    if isinstance(value, str):
-        return json.dumps(value)
-    if isinstance(value, list):
-        return f"[{', '.join(python_value(part) for part in value)}]"
-    return repr(value)
-
-
-def python_call(name: str, arguments: Mapping[str, Value], indent: str = "") -> str:
-    """A call with keyword arguments, one a line."""
-    lines = [f"{indent}    {key}={python_value(value)}," for key, value in arguments.items()]
-    return "\n".join([f"{name}(", *lines, f"{indent})"])

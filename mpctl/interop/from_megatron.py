@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from types import MappingProxyType
 from typing import get_args
 
 from mpctl.core.axes import AXIS_NAMES
@@ -31,8 +30,9 @@ from mpctl.core.errors import InputError, Issue
 from mpctl.core.sharding import divisors
 from mpctl.core.units import plural
 from mpctl.interop import megatron_experts
-from mpctl.interop.command_line import EXPAND, CommandLine, Flags, is_unexpanded, split_command
-from mpctl.interop.flag_reader import FlagReader, ReadJob, says_ranks
+from mpctl.interop.command_line import EXPAND, CommandLine, is_unexpanded, split_command
+from mpctl.interop.config_text import Flags
+from mpctl.interop.mapping import NO_SETTINGS, KeyReader, ReadJob, says_ranks
 from mpctl.interop.megatron_flags import (
     BATCH_FLAGS,
     FP16_FLAGS,
@@ -68,7 +68,7 @@ INSTANCES = "--num-distributed-optimizer-instances"
 READ = frozenset(
     (
         *megatron_experts.READ,
-        *(row.flag for row in (*PLAIN_FLAGS, *VARIANT_FLAGS)),
+        *(row.key for row in (*PLAIN_FLAGS, *VARIANT_FLAGS)),
         *SWITCHES,
         *SAMPLES,
         *OLDER,
@@ -125,7 +125,7 @@ READ = frozenset(
 """Every flag that is read, by itself or with others."""
 
 
-def read_megatron(text: str, typed: Overrides = MappingProxyType({})) -> ReadJob:
+def read_megatron(text: str, typed: Overrides = NO_SETTINGS) -> ReadJob:
     """The job of a command line of Megatron-LM.
 
     text: the flags alone, or the full command with torchrun and the program. typed: the settings
@@ -137,10 +137,10 @@ def read_megatron(text: str, typed: Overrides = MappingProxyType({})) -> ReadJob
     return read_command(split_command(text, counts), typed)
 
 
-def read_command(line: CommandLine, typed: Overrides = MappingProxyType({})) -> ReadJob:
+def read_command(line: CommandLine, typed: Overrides = NO_SETTINGS) -> ReadJob:
     """The job of a command line that is split already. Raises InputError as read_megatron."""
     _check_is_expanded(line.flags)
-    reader = FlagReader(line.flags)
+    reader = KeyReader(line.flags, "megatron")
     unknown = [flag for flag in line.flags if flag not in READ]
     reader.issues += [issue for flag in unknown if (issue := refusal_of(flag, line.flags[flag]))]
     _read_cluster(reader, line.launcher)
@@ -151,7 +151,7 @@ def read_command(line: CommandLine, typed: Overrides = MappingProxyType({})) -> 
     _read_recompute(reader)
     _read_model(reader)
     megatron_experts.read_experts(reader)
-    reader.read_plain(TRAINING_FLAGS)
+    reader.read(TRAINING_FLAGS)
     _read_samples(reader)
     if reader.has("--lr-warmup-fraction"):
         _read_warmup(reader)
@@ -189,7 +189,7 @@ def _warnings(unread: Flags) -> Iterator[Check]:
         yield Check("megatron-changes", "warning", "--from", message, hint)
 
 
-def _read_cluster(reader: FlagReader, launcher: Flags) -> None:
+def _read_cluster(reader: KeyReader, launcher: Flags) -> None:
     """torchrun's nodes and ranks a node, where they are numbers and not a shell's variables."""
     for names, setting in (
         (("--nnodes", "--nnode"), "cluster.nodes"),
@@ -200,9 +200,9 @@ def _read_cluster(reader: FlagReader, launcher: Flags) -> None:
                 reader.settings[setting] = int(launcher[name][0])
 
 
-def _read_layout(reader: FlagReader) -> None:
-    reader.read_plain(LAYOUT_FLAGS)
-    reader.read_plain(BATCH_FLAGS)
+def _read_layout(reader: KeyReader) -> None:
+    reader.read(LAYOUT_FLAGS)
+    reader.read(BATCH_FLAGS)
     s = reader.settings
     s["parallel.sequence_parallel"] = reader.has("--sequence-parallel") and s.get("parallel.tp") != 1
     s |= {setting: reader.has(flag) for flag, setting in SWITCHES.items()}
@@ -223,7 +223,7 @@ def _read_layout(reader: FlagReader) -> None:
         _read_batch_schedule(reader)
 
 
-def _read_batch_schedule(reader: FlagReader) -> None:
+def _read_batch_schedule(reader: KeyReader) -> None:
     """`0:768 250B:1536` is planned with its last batch."""
     flag = "--step-batch-size-schedule"
     if reader.has("--global-batch-size"):
@@ -239,7 +239,7 @@ def _read_batch_schedule(reader: FlagReader) -> None:
     reader.nearest(flag, f"planned with its last batch, {batch}", hint)
 
 
-def _zero(reader: FlagReader) -> int:
+def _zero(reader: KeyReader) -> int:
     """The distributed optimizer is ZeRO 1; Megatron-FSDP has a flag for its stage, 3 by default."""
     if not reader.has("--use-megatron-fsdp"):
         return int(reader.has("--use-distributed-optimizer"))
@@ -251,7 +251,7 @@ def _zero(reader: FlagReader) -> int:
     return stages.get(strategy, 3)
 
 
-def _replicas(reader: FlagReader, launcher: Flags, typed: Overrides) -> int | None:
+def _replicas(reader: KeyReader, launcher: Flags, typed: Overrides) -> int | None:
     """dp x cp; None where neither torchrun's words, nor a log (`--world-size`), nor the settings
     that override the flags say how many ranks there are."""
     axes = {f"parallel.{axis}" for axis in AXIS_NAMES}
@@ -269,7 +269,7 @@ def _replicas(reader: FlagReader, launcher: Flags, typed: Overrides) -> int | No
     return sizes["dp"] * sizes["cp"]
 
 
-def _read_instances(reader: FlagReader, replicas: int | None) -> None:
+def _read_instances(reader: KeyReader, replicas: int | None) -> None:
     """Instances of the distributed optimizer divide dp x cp, so that the number of ranks is needed.
     By hand, 16 ranks, tp 2 and 2 instances: zero_size 4."""
     count = int(reader.number(INSTANCES, int, 1))
@@ -292,11 +292,11 @@ def _read_instances(reader: FlagReader, replicas: int | None) -> None:
         reader.settings["parallel.zero_size"] = replicas // count
 
 
-def _read_precision(reader: FlagReader) -> None:
+def _read_precision(reader: KeyReader) -> None:
     s = reader.settings
     if reader.has("--fp16"):
         s["training.dtype"] = "fp16"
-        reader.read_plain(FP16_FLAGS)
+        reader.read(FP16_FLAGS)
         if not reader.has("--accumulate-allreduce-grads-in-fp32"):
             s["training.gradient_dtype"] = "fp16"
         return
@@ -317,7 +317,7 @@ def _read_precision(reader: FlagReader) -> None:
         s["training.gradient_dtype"] = "bf16"
 
 
-def _read_fp8(reader: FlagReader) -> None:
+def _read_fp8(reader: KeyReader) -> None:
     """The scaling recipe: scales of blocks of a tensor, and recipes of the user, are planned as
     current scaling of full tensors."""
     recipe = reader.value("--fp8-recipe", "delayed")
@@ -333,7 +333,7 @@ def _read_fp8(reader: FlagReader) -> None:
         reader.nearest("--fp8-recipe", f"{recipe} is planned as tensorwise")
 
 
-def _read_recompute(reader: FlagReader) -> None:
+def _read_recompute(reader: KeyReader) -> None:
     given = reader.value("--recompute-granularity")
     if reader.has("--recompute-activations"):
         given = "selective"
@@ -354,10 +354,10 @@ def _read_recompute(reader: FlagReader) -> None:
     reader.settings["training.recompute"] = given or "none"
 
 
-def _read_model(reader: FlagReader) -> None:
+def _read_model(reader: KeyReader) -> None:
     """The shape; without --num-layers only stated sizes, for a model that is named elsewhere."""
     has_shape = reader.has("--num-layers")
-    reader.read_plain(MODEL_FLAGS, defaults=has_shape)
+    reader.read(MODEL_FLAGS, defaults=has_shape)
     _read_implementation(reader)
     if reader.has("--padded-vocab-size"):
         _read_padded_vocabulary(reader)
@@ -389,7 +389,7 @@ def _read_model(reader: FlagReader) -> None:
         s["model.rotary_scaling"] = {"factor": factor, **ROPE_SCALING}
 
 
-def _read_implementation(reader: FlagReader) -> None:
+def _read_implementation(reader: KeyReader) -> None:
     """Megatron's local layers have attention that writes its scores to memory, whatever its
     backend."""
     implementation = reader.value("--transformer-impl", "transformer_engine")
@@ -402,7 +402,7 @@ def _read_implementation(reader: FlagReader) -> None:
         reader.wrong("--transformer-impl", message, "use transformer_engine or local")
 
 
-def _read_padded_vocabulary(reader: FlagReader) -> None:
+def _read_padded_vocabulary(reader: KeyReader) -> None:
     """The stated rows of the word table: the padding multiple becomes its part on a rank."""
     flag, s = "--padded-vocab-size", reader.settings
     rows, tp = reader.number(flag, int, 0), s.get("parallel.tp")
@@ -417,7 +417,7 @@ def _read_padded_vocabulary(reader: FlagReader) -> None:
         s["model.vocab_divisor"] = rows // tp
 
 
-def _read_samples(reader: FlagReader) -> None:
+def _read_samples(reader: KeyReader) -> None:
     """Samples as steps of the global batch, as Megatron-LM makes iterations of them."""
     batch = reader.settings.get("training.global_batch_size")
     for flag, setting in SAMPLES.items():
@@ -431,7 +431,7 @@ def _read_samples(reader: FlagReader) -> None:
             reader.nearest(flag, message, "add it")
 
 
-def _read_warmup(reader: FlagReader) -> None:
+def _read_warmup(reader: KeyReader) -> None:
     """A fraction of the iterations over which the rate decays, by default all."""
     flag, s = "--lr-warmup-fraction", reader.settings
     if s.get("training.warmup_steps"):
@@ -451,7 +451,7 @@ LAYOUT = "--pipeline-model-parallel-layout"
 _LONGEST = 100_000  # layers and parts of a layout
 
 
-def _read_pipeline(reader: FlagReader) -> None:
+def _read_pipeline(reader: KeyReader) -> None:
     given = [flag for flag in (CHUNKS, LAYERS_A_CHUNK, LAYOUT) if reader.has(flag)]
     if len(given) > 1:
         message = f"is given together with {' and '.join(given[1:])}; Megatron-LM takes one of them"

@@ -18,48 +18,19 @@ from __future__ import annotations
 import re
 import shlex
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from mpctl.core.errors import InputError
-from mpctl.interop.command_line import EXPAND, Flags, is_unexpanded, split_command
-from mpctl.interop.config_values import flat_values, is_true, python_calls, read_yaml
-from mpctl.interop.flag_reader import FlagReader, ReadJob
+from mpctl.interop.command_line import EXPAND, is_unexpanded, split_command
+from mpctl.interop.config_text import Flags, flat_values, python_calls, read_yaml
 from mpctl.interop.from_megatron import find_cut
-from mpctl.interop.megatron_flags import MegatronFlag as Key
-from mpctl.plan.rules.check import Check
+from mpctl.interop.mapping import NO_SETTINGS, KeyReader, ReadJob
+from mpctl.interop.torchtitan_keys import FLAVORS, ROWS, P, T
+from mpctl.plan.planning.plan import Overrides
 from mpctl.spec.presets import find_preset
 
-MODELS = {
-    "llama3 8b": "llama-3-8b",
-    "llama3 70b": "llama-3-70b",
-    "llama3 405b": "llama-3-405b",
-    "deepseek_v3 16b": "deepseek-v2-lite",
-    "deepseek_v3 671b": "deepseek-v3",
-    "qwen3 30b_a3b": "qwen3-30b-a3b",
-    "qwen3 30b-a3b": "qwen3-30b-a3b",
-    "qwen3 235b-a22b": "qwen3-235b-a22b",
-    "qwen3 0.6b": "qwen3-0.6b",
-    "qwen3 1.7b": "qwen3-1.7b",
-    "qwen3 4b": "qwen3-4b",
-    "qwen3 8b": "qwen3-8b",
-    "qwen3 14b": "qwen3-14b",
-    "qwen3 32b": "qwen3-32b",
-}
-"""Presets of models by torchtitan's name and flavour."""
-P, T, CALL = "parallelism.", "training.", "ParallelismConfig."
-KEYS = (
-    Key(f"{P}tensor_parallel_degree", "parallel.tp", int, 1),
-    Key(f"{P}pipeline_parallel_degree", "parallel.pp", int, 1),
-    Key(f"{P}context_parallel_degree", "parallel.cp", int, 1),
-    Key(f"{T}steps", "training.steps", int),
-    Key(f"{T}max_norm", "training.clip_norm", float),
-    Key(f"{T}seq_len", "model.seq_length", int),
-    Key("optimizer.lr", "training.learning_rate", float),
-    Key("optimizer.weight_decay", "training.weight_decay", float),
-    Key("lr_scheduler.warmup_steps", "training.warmup_steps", int),
-    Key("debug.seed", "training.seed", int),
-)
+CALL = "ParallelismConfig."
 FORMER = {
     f"{T}batch_size": f"{T}local_batch_size",
     f"{T}seed": "debug.seed",
@@ -80,10 +51,9 @@ FORMER = {
     f"{T}max_context_length": f"{T}seq_len",
 }
 """Names of other versions."""
-SCHEDULES = {"1f1b": "1f1b", "interleaved1f1b": "1f1b", "gpipe": "gpipe"}
+PLANNED = {"1f1b": "1f1b", "interleaved1f1b": "1f1b", "gpipe": "gpipe"}
 LOOPED = ("interleaved", "loopedbfs", "zbv", "dualpipe")
 STAGES = {"default": 3, "always": 3, "never": 2}
-DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
 _LAYER = re.compile(r"layers\.\d{1,6}\b")
 _FUNCTION = re.compile(r"\bmodels\.(\w{1,40})\.config_registry import \w*?\1_(\w{1,40})")
 _PYTHON = re.compile(r"^\s{0,8}(?:def|import|from) \w", re.MULTILINE)
@@ -101,7 +71,7 @@ PREFIXES = (
 )
 
 
-def read_torchtitan(text: str) -> ReadJob:
+def read_torchtitan(text: str, typed: Overrides = NO_SETTINGS) -> ReadJob:
     """The job of a config. Raises InputError with every value that no setting says."""
     return _read(_values(text))
 
@@ -130,7 +100,7 @@ def read_printed_torchtitan(printed: Flags) -> ReadJob | None:
 
 
 def _read(values: Flags) -> ReadJob:
-    reader = FlagReader({FORMER.get(name, name): words for name, words in values.items()}, software="torchtitan")
+    reader = KeyReader({FORMER.get(name, name): words for name, words in values.items()}, "torchtitan")
     if not any(name.startswith((P, T)) for name in reader.flags):
         message = "a config of torchtitan has `parallelism` or `training`, and this text neither"
         hint = "give its file as @FILE, or flags such as --training.steps 10"
@@ -138,7 +108,7 @@ def _read(values: Flags) -> ReadJob:
     for name, words in reader.flags.items():
         if name.startswith(PREFIXES) and any(map(is_unexpanded, words)):
             reader.wrong(name, f"{' '.join(words)!r} is for a shell to expand, and none runs here", EXPAND)
-    reader.read_plain(KEYS)
+    reader.read(ROWS)
     for name, setting in (
         ("nnodes", "nodes"),
         ("nproc_per_node", "gpus_per_node"),
@@ -153,10 +123,10 @@ def _read(values: Flags) -> ReadJob:
     _read_recompute(reader)
     if reader.settings.get("parallel.pp", 1) != 1:
         _read_stages(reader)
-    if reader.issues:
-        raise InputError(reader.issues)
-    settings = {**reader.settings, "training.runtime": "torchtitan"}
-    return ReadJob(settings, (*_warnings(reader), *reader.warnings))
+    known = {*(row.key for row in ROWS), *(f"{P}{name}" for name in KNOWN_TOO)}
+    no = {"false", "none", "None"}
+    others = [(name, words) for name, words in reader.flags.items() if name.startswith(P) and name not in known]
+    return reader.job("torchtitan", (" ".join((name, *words)) for name, words in others if not no & {*words}))
 
 
 def _values(text: str) -> Flags:
@@ -224,7 +194,7 @@ def _python_values(text: str) -> dict[str, object]:
     return found
 
 
-def _read_replicas(reader: FlagReader) -> None:
+def _read_replicas(reader: KeyReader) -> None:
     """dp and ZeRO; a shard degree of -1 is what is left of the ranks."""
     s = reader.settings
     shard = int(reader.number(f"{P}data_parallel_shard_degree", int, -1))
@@ -243,7 +213,7 @@ def _read_replicas(reader: FlagReader) -> None:
     is_split = s.get("parallel.cp") != 1 or shard != 1
     is_pipeline = s.get("parallel.pp") != 1 and policy == "default"
     s["parallel.zero"] = 0 if not is_split else 1 if is_pipeline else STAGES.get(policy, 3)
-    scattered = is_true(reader.value(f"{P}enable_sequence_parallel", "true"))
+    scattered = reader.is_on(f"{P}enable_sequence_parallel", True)
     s["parallel.sequence_parallel"] = scattered and s.get("parallel.tp") != 1
     if (ep := reader.number(f"{P}expert_parallel_degree", int, 1)) != 1:
         s["parallel.ep"] = ep
@@ -251,16 +221,16 @@ def _read_replicas(reader: FlagReader) -> None:
         s["parallel.etp"] = etp
 
 
-def _read_model(reader: FlagReader) -> None:
+def _read_model(reader: KeyReader) -> None:
     name, flavor = reader.value("model.name"), reader.value("model.flavor")
-    if preset := MODELS.get(f"{name} {flavor}".lower()):
+    if preset := FLAVORS.get(f"{name} {flavor}".lower()):
         reader.settings["model"] = preset
     elif name:
         message = f"{name} {flavor}: no preset has its shape here"
         reader.nearest("model.flavor", message, "name the model: --model NAME, or --set model=NAME")
 
 
-def _read_batch(reader: FlagReader) -> None:
+def _read_batch(reader: KeyReader) -> None:
     s = reader.settings
     length, dp = s.get("model.seq_length", 0), s.get("parallel.dp")
     tokens = reader.number(f"{T}num_tokens_per_train_step", int, 0)
@@ -282,12 +252,8 @@ def _read_batch(reader: FlagReader) -> None:
         reader.wrong(f"{T}global_batch_size", "is not there, nor the shard degree to derive it", "add either")
 
 
-def _read_precision(reader: FlagReader) -> None:
-    s, name = reader.settings, f"{T}mixed_precision_param"
-    dtype = reader.value(name, "bfloat16")
-    if dtype not in DTYPES:
-        reader.wrong(name, f"{dtype!r} is not known", f"use {' or '.join(DTYPES)}")
-    s["training.dtype"] = DTYPES.get(dtype, "bf16")
+def _read_precision(reader: KeyReader) -> None:
+    s = reader.settings
     converters = " ".join(reader.flags.get("model.converters", ()))
     is_narrow = any(key.startswith("quantize.linear") for key in reader.flags)
     if "mx" in converters:
@@ -296,7 +262,7 @@ def _read_precision(reader: FlagReader) -> None:
         s |= {"training.dtype": "fp8", "training.fp8_recipe": "tensorwise"}
 
 
-def _read_recompute(reader: FlagReader) -> None:
+def _read_recompute(reader: KeyReader) -> None:
     name = "activation_checkpoint.mode"
     mode = reader.value(name, "selective").lower().removesuffix("ac")
     if mode not in ("none", "selective", "full"):
@@ -309,13 +275,13 @@ def _read_recompute(reader: FlagReader) -> None:
     reader.settings["training.recompute"] = mode
 
 
-def _read_stages(reader: FlagReader) -> None:
+def _read_stages(reader: KeyReader) -> None:
     """The schedule, and how the layers are cut over pp ranks and chunks."""
     s = reader.settings
     name = f"{P}pipeline_parallel_schedule"
     schedule = reader.value(name, "1F1B")
-    s["parallel.schedule"] = SCHEDULES.get(schedule.lower(), "1f1b")
-    if schedule.lower() not in SCHEDULES:
+    s["parallel.schedule"] = PLANNED.get(schedule.lower(), "1f1b")
+    if schedule.lower() not in PLANNED:
         reader.nearest(name, f"{schedule} is planned as 1F1B with as many chunks")
     pp, layers = s.get("parallel.pp"), _layers(s)
     if not isinstance(pp, int) or pp < 1:
@@ -365,15 +331,8 @@ def _layers(settings: Mapping[str, object]) -> int | None:
     return layers if isinstance(layers, int) else None
 
 
-READ_TOO = (
-    "data_parallel_shard_degree",
-    "data_parallel_replicate_degree",
-    "fsdp_reshard_after_forward",
-    "enable_sequence_parallel",
-    "expert_parallel_degree",
+KNOWN_TOO = (
     "expert_tensor_parallel_degree",
-    "pipeline_parallel_schedule",
-    "pipeline_parallel_microbatch_size",
     "module_fqns_per_model_part",
     "pipeline_parallel_first_stage_less_layers",
     "pipeline_parallel_last_stage_less_layers",
@@ -384,15 +343,3 @@ READ_TOO = (
     "context_parallel_rotate_method",
 )
 """Keys of `parallelism` that are read with others or have no effect here."""
-
-
-def _warnings(reader: FlagReader) -> Iterator[Check]:
-    known = {key.flag for key in KEYS} | {f"{P}{name}" for name in READ_TOO}
-    rest = [
-        " ".join((name, *words))[:80]
-        for name, words in reader.flags.items()
-        if name.startswith(P) and name not in known and not {*words} & {"false", "none", "None"}
-    ]
-    if rest:
-        message = f"{', '.join(rest[:8])}: not read, and may change the layout or its speed"
-        yield Check("torchtitan-changes", "warning", "--from", message)

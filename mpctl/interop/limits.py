@@ -64,7 +64,7 @@ class LauncherLimits:
                 yield refused(f"parallel.{axis}", size, f"{who} {what} here", hint)
         if p.vpp > 1 and not self.chunks:
             yield refused("parallel.vpp", p.vpp, f"{who} runs one chunk a rank", "use vpp 1")
-        if p.sequence_parallel and p.tp > 1 and not self.sequence_parallel:
+        if splits_sequence(job) and not self.sequence_parallel:
             message = f"{who} does not split the sequence over tp"
             hint = "use --no-sequence-parallel"
             yield refused("parallel.sequence_parallel", "true", message, hint)
@@ -115,6 +115,11 @@ def refused(setting: str, value: object, message: str, hint: str = "") -> Issue:
     `emit-dtype`."""
     rule = (setting.partition(".")[2] or setting).replace("_", "-")
     return Issue(f"emit-{rule}", setting, f"{value}, and {message}", hint)
+
+
+def splits_sequence(job: JobSpec) -> bool:
+    """Whether sequence parallelism has an effect: with tp 1 launchers turn it off."""
+    return job.parallel.sequence_parallel and job.parallel.tp > 1
 
 
 def dp_degrees(job: JobSpec) -> tuple[int, int]:

@@ -27,8 +27,8 @@ from math import inf, nan, prod
 from typing import NamedTuple
 
 from mpctl.interop import log_settings as printed
-from mpctl.interop.flag_reader import ReadJob
 from mpctl.interop.log_settings import PrintedConfig
+from mpctl.interop.mapping import ReadJob
 
 _NUMBER = re.compile(
     r"[ :=]{0,24}([-+]?(?:\d{1,15}(?:,\d{3}){0,4}(?:\.\d{0,12})?(?:[eE][-+]?\d{1,3})?"

@@ -20,11 +20,12 @@ from typing import Any, NamedTuple
 
 from mpctl.core.errors import InputError, Issue, attempt
 from mpctl.core.units import plural, seconds_text
-from mpctl.interop.flag_reader import ReadJob
+from mpctl.interop.command_line import read_flags
+from mpctl.interop.emitted import launcher_runtime
 from mpctl.interop.log_formats import LAUNCHERS, read_printed
 from mpctl.interop.log_lines import plain
 from mpctl.interop.logs import LogRun, read_log_file
-from mpctl.interop.registry import launcher_runtime, read_flags
+from mpctl.interop.mapping import ReadJob
 from mpctl.records.rundir.directory import RunDir
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import Raw, job_from_raw, nested, read_source

@@ -30,14 +30,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from mpctl.interop.command_line import CommandLine, Flags
-from mpctl.interop.flag_reader import ReadJob
+from mpctl.interop.command_line import CommandLine
+from mpctl.interop.config_text import Flags
 from mpctl.interop.from_megatron import CHUNKS, LAYERS_A_CHUNK, OLDER, READ, read_command
-from mpctl.interop.from_nanotron import read_values
 from mpctl.interop.from_torchtitan import read_printed_torchtitan
+from mpctl.interop.mapping import ReadJob
 from mpctl.interop.megatron_experts import LATENT_FLAGS, POSITIONS
 from mpctl.interop.megatron_experts import READ as EXPERTS
 from mpctl.interop.megatron_others import is_neutral, parser_flags, refusal_of
+from mpctl.interop.nanotron import read_values
 
 MOST, LONGEST_VALUE, DEEPEST = 5_000, 2_000, 20
 OF_LAYOUT = re.compile(
@@ -215,7 +216,7 @@ _DERIVED = {
     *OLDER,
 }
 """Not read, as validation put what they say into others."""
-_LATENT = {*(flag.flag for flag in LATENT_FLAGS), *POSITIONS}
+_LATENT = {*(flag.key for flag in LATENT_FLAGS), *POSITIONS}
 _OF_EXPERTS = (
     {*EXPERTS}
     - _LATENT

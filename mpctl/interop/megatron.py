@@ -15,8 +15,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from mpctl.core.errors import Issue
-from mpctl.interop.emitted import WIDTH, EmitTarget, Value, plan_notes
+from mpctl.interop.config_text import Value
+from mpctl.interop.emitted import WIDTH, ForeignLauncher, plan_notes
+from mpctl.interop.from_megatron import read_megatron
 from mpctl.interop.limits import LauncherLimits, find_order, refused
+from mpctl.interop.mapping import ForeignKey, written
 from mpctl.interop.megatron_experts import (
     LAYER_FREQ,
     expert_flags,
@@ -38,8 +41,6 @@ from mpctl.interop.megatron_flags import (
     SOFTWARE,
     TRAINING_FLAGS,
     WITHOUT_FLAG,
-    MegatronFlag,
-    plain_values,
     variants,
 )
 from mpctl.model.layout.topology import expert_view, zero_copies, zero_stage
@@ -196,9 +197,9 @@ def _launch_words(job: JobSpec) -> list[str]:
     ]
 
 
-def plain_flags(job: JobSpec, flags: Iterable[MegatronFlag]) -> Flags:
+def plain_flags(job: JobSpec, flags: Iterable[ForeignKey]) -> Flags:
     """The words of settings that are one flag each; a setting that is None is left out."""
-    return _words(plain_values(job, flags))
+    return _words(written(job, flags))
 
 
 def _words(flags: Iterable[tuple[str, Value]]) -> Flags:
@@ -325,4 +326,4 @@ def _training_flags(job: JobSpec) -> Flags:
     yield from plain_flags(job.model_copy(update={"training": training}), TRAINING_FLAGS)
 
 
-TARGET = EmitTarget("megatron", SOFTWARE, "shell", megatron_refusals, _notes, _body)
+LAUNCHER = ForeignLauncher("megatron", SOFTWARE, "shell", megatron_refusals, _notes, _body, read_megatron)

@@ -26,10 +26,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
 from mpctl.core.errors import Issue
-from mpctl.interop.emitted import Value
-from mpctl.interop.flag_reader import FlagReader
+from mpctl.interop.config_text import Value
 from mpctl.interop.limits import refused
-from mpctl.interop.megatron_flags import SOFTWARE, MegatronFlag, plain_values
+from mpctl.interop.mapping import ForeignKey, KeyReader, written
+from mpctl.interop.megatron_flags import SOFTWARE
 from mpctl.interop.megatron_others import is_neutral
 from mpctl.plan.rules.check import Check
 from mpctl.spec.job import JobSpec
@@ -53,27 +53,27 @@ BEST_OF_GROUP = {"softmax": 1, "sigmoid": 2}
 """Experts whose scores are a group's score, by model.router_score."""
 
 VIEW_FLAGS = (
-    MegatronFlag("--expert-model-parallel-size", "parallel.ep", int, 1),
-    MegatronFlag("--expert-tensor-parallel-size", "parallel.etp", int),
+    ForeignKey("--expert-model-parallel-size", "parallel.ep", int, 1),
+    ForeignKey("--expert-tensor-parallel-size", "parallel.etp", int),
 )
 EXPERT_FLAGS = (
-    MegatronFlag("--num-experts", "model.experts", int),
-    MegatronFlag("--moe-router-topk", "model.experts_per_token", int, 2),
-    MegatronFlag("--moe-ffn-hidden-size", "model.expert_ffn", int),
-    MegatronFlag("--moe-router-score-function", "model.router_score", str, "softmax", SCORES),
-    MegatronFlag("--moe-router-load-balancing-type", "training.moe_load_balancing", str, "aux_loss", BALANCING),
-    MegatronFlag("--moe-aux-loss-coeff", "training.moe_aux_loss_coeff", float, 0.0),
+    ForeignKey("--num-experts", "model.experts", int),
+    ForeignKey("--moe-router-topk", "model.experts_per_token", int, 2),
+    ForeignKey("--moe-ffn-hidden-size", "model.expert_ffn", int),
+    ForeignKey("--moe-router-score-function", "model.router_score", str, "softmax", SCORES),
+    ForeignKey("--moe-router-load-balancing-type", "training.moe_load_balancing", str, "aux_loss", BALANCING),
+    ForeignKey("--moe-aux-loss-coeff", "training.moe_aux_loss_coeff", float, 0.0),
 )
-SHARED = MegatronFlag("--moe-shared-expert-intermediate-size", "model.shared_expert_ffn", int)
-BIAS_RATE = MegatronFlag("--moe-router-bias-update-rate", "training.moe_bias_update_rate", float, 1e-3)
-Z_LOSS = MegatronFlag("--moe-z-loss-coeff", "training.moe_z_loss_coeff", float)
-SCALE = MegatronFlag("--moe-router-topk-scaling-factor", "model.router_scale", float)
+SHARED = ForeignKey("--moe-shared-expert-intermediate-size", "model.shared_expert_ffn", int)
+BIAS_RATE = ForeignKey("--moe-router-bias-update-rate", "training.moe_bias_update_rate", float, 1e-3)
+Z_LOSS = ForeignKey("--moe-z-loss-coeff", "training.moe_z_loss_coeff", float)
+SCALE = ForeignKey("--moe-router-topk-scaling-factor", "model.router_scale", float)
 LATENT_FLAGS = (
-    MegatronFlag("--q-lora-rank", "model.q_lora_rank", int),
-    MegatronFlag("--kv-lora-rank", "model.kv_lora_rank", int, 32),
-    MegatronFlag("--qk-head-dim", "model.qk_nope_head_dim", int, 128),
-    MegatronFlag("--qk-pos-emb-head-dim", "model.qk_rope_head_dim", int, 64),
-    MegatronFlag("--v-head-dim", "model.v_head_dim", int, 128),
+    ForeignKey("--q-lora-rank", "model.q_lora_rank", int),
+    ForeignKey("--kv-lora-rank", "model.kv_lora_rank", int, 32),
+    ForeignKey("--qk-head-dim", "model.qk_nope_head_dim", int, 128),
+    ForeignKey("--qk-pos-emb-head-dim", "model.qk_rope_head_dim", int, 64),
+    ForeignKey("--v-head-dim", "model.v_head_dim", int, 128),
 )
 OTHER_FLAGS = (SHARED, BIAS_RATE, Z_LOSS, SCALE)
 ALL_FLAGS = (*VIEW_FLAGS, *EXPERT_FLAGS, *OTHER_FLAGS, *LATENT_FLAGS)
@@ -98,7 +98,7 @@ KERNELS = (
 )
 """Flags of how experts are computed and reached, and of how many tokens they take."""
 POSITIONS = ("--rope-type", "--rotary-scaling-factor", "--mscale", "--mscale-all-dim")
-READ = (*(flag.flag for flag in ALL_FLAGS), *COMBINED, *KERNELS, *POSITIONS, "--multi-latent-attention")
+READ = (*(flag.key for flag in ALL_FLAGS), *COMBINED, *KERNELS, *POSITIONS, "--multi-latent-attention")
 
 
 def expert_flags(job: JobSpec) -> Iterator[tuple[str, Value]]:
@@ -106,28 +106,28 @@ def expert_flags(job: JobSpec) -> Iterator[tuple[str, Value]]:
     the sizes of their view alone where no model is named."""
     model, p, t = job.model, job.parallel, job.training
     if model.experts if model is not None else max(p.ep, p.etp) > 1:
-        yield from plain_values(job, VIEW_FLAGS)
+        yield from written(job, VIEW_FLAGS)
     if model is None or not model.experts:
         return
-    yield from plain_values(job, EXPERT_FLAGS)
+    yield from written(job, EXPERT_FLAGS)
     if not all(layers := layers_with_experts(model)):
         yield LAYER_FREQ, layers
     if model.shared_expert_ffn:
-        yield from plain_values(job, [SHARED])
+        yield from written(job, [SHARED])
     if model.shared_expert_gate:
         yield "--moe-shared-expert-gate", True
     if model.router_score == "softmax" and not model.router_renormalize:
         yield "--moe-router-pre-softmax", True
     if model.router_bias:
         yield "--moe-router-enable-expert-bias", True
-        yield from plain_values(job, [BIAS_RATE])
+        yield from written(job, [BIAS_RATE])
     if limits_groups(model):
         yield "--moe-router-num-groups", model.router_groups
         yield "--moe-router-group-topk", model.router_groups_per_token
     if model.router_scale != 1:
-        yield from plain_values(job, [SCALE])
+        yield from written(job, [SCALE])
     if t.moe_z_loss_coeff:
-        yield from plain_values(job, [Z_LOSS])
+        yield from written(job, [Z_LOSS])
     yield from (("--moe-router-dtype", "fp32"), ("--moe-grouped-gemm", True))
     yield "--moe-permute-fusion", True
     yield from DISPATCHERS[t.moe_dispatcher or get_profile(t.runtime).experts.dispatcher].items()
@@ -138,7 +138,7 @@ def latent_flags(job: JobSpec) -> Iterator[tuple[str, Value]]:
     and values of their own."""
     if job.model is not None and job.model.is_mla:
         yield from (("--multi-latent-attention", True), ("--qk-layernorm", True))
-        yield from plain_values(job, LATENT_FLAGS)
+        yield from written(job, LATENT_FLAGS)
         if (yarn := find_yarn(job.model)) is not None:
             scales = (yarn.factor, yarn.mscale, yarn.mscale_all_dim)
             yield from zip(POSITIONS[1:], scales, strict=True)
@@ -265,32 +265,32 @@ def pattern_settings(layers: list[bool]) -> dict[str, int] | None:
     return {"dense_layers": dense, "moe_layer_every": every} if last_of_every == layers else None
 
 
-def read_experts(reader: FlagReader) -> None:
+def read_experts(reader: KeyReader) -> None:
     """The settings of experts and latent attention. Without --num-layers the shape is that of a
     model named elsewhere, so that only stated sizes are read."""
     _read_view(reader)
     if reader.has("--multi-latent-attention"):
         _read_latent(reader)
     else:
-        _say_nothing(reader, (flag.flag for flag in LATENT_FLAGS), "--multi-latent-attention")
+        _say_nothing(reader, (flag.key for flag in LATENT_FLAGS), "--multi-latent-attention")
     if reader.has("--num-experts") and reader.value("--num-experts") != "0":
         _read_router(reader)
         _read_layers(reader)
         _read_kernels(reader)
     else:
-        flags = (*(flag.flag for flag in (*EXPERT_FLAGS[1:], *OTHER_FLAGS)), *COMBINED)
+        flags = (*(flag.key for flag in (*EXPERT_FLAGS[1:], *OTHER_FLAGS)), *COMBINED)
         _say_nothing(reader, flags, "--num-experts")
 
 
-def _say_nothing(reader: FlagReader, flags: Iterable[str], without: str) -> None:
+def _say_nothing(reader: KeyReader, flags: Iterable[str], without: str) -> None:
     for flag in flags:
         if reader.has(flag) and not is_neutral(flag, reader.flags[flag]):
             reader.wrong(flag, f"says nothing without {without}", "add it, or leave this out")
 
 
-def _read_view(reader: FlagReader) -> None:
+def _read_view(reader: KeyReader) -> None:
     """ep and etp; where the flag is absent, etp is tp."""
-    reader.read_plain(VIEW_FLAGS, defaults=False)
+    reader.read(VIEW_FLAGS, defaults=False)
     s, flag = reader.settings, "--expert-tensor-parallel-size"
     if reader.has(flag) or not (reader.has("--num-experts") or s.get("parallel.ep", 1) != 1):
         return
@@ -302,9 +302,9 @@ def _read_view(reader: FlagReader) -> None:
         reader.warnings.append(Check("megatron-default", "warning", flag, message, hint))
 
 
-def _read_router(reader: FlagReader) -> None:
+def _read_router(reader: KeyReader) -> None:
     """How experts are chosen and weighted."""
-    reader.read_plain((*EXPERT_FLAGS, *OTHER_FLAGS))
+    reader.read((*EXPERT_FLAGS, *OTHER_FLAGS))
     s, k = reader.settings, reader.settings.get("model.experts_per_token")
     for flag in ("--moe-router-load-balancing-type", "--moe-aux-loss-coeff"):
         if len(values := reader.flags.get(flag, ())) > 1:
@@ -327,7 +327,7 @@ def _read_router(reader: FlagReader) -> None:
         reader.wrong(kept, message, hint)
 
 
-def _read_layers(reader: FlagReader) -> None:
+def _read_layers(reader: KeyReader) -> None:
     """Which layers have experts: a list, or N for the first layer of every N."""
     flag, total = LAYER_FREQ, reader.settings.get("model.layers")
     text = reader.value(flag, "1")
@@ -356,7 +356,7 @@ def _first_of_every(every: int, total: int) -> list[bool]:
     return [n % every == 0 for n in range(total)]
 
 
-def _read_kernels(reader: FlagReader) -> None:
+def _read_kernels(reader: KeyReader) -> None:
     """How experts are computed and reached, where a job has one way."""
     s, flag = reader.settings, "--moe-expert-capacity-factor"
     if reader.number(flag, float, -1.0) >= 0:
@@ -377,7 +377,7 @@ def _read_kernels(reader: FlagReader) -> None:
         reader.nearest("--disable-bias-linear", message)
 
 
-def _read_dispatcher(reader: FlagReader) -> None:
+def _read_dispatcher(reader: KeyReader) -> None:
     """How tokens are sent, where it is not what the runtime's profile has."""
     kind = reader.value(KIND, "allgather")
     found = reader.value(BACKEND, "deepep") if kind == "flex" else kind
@@ -389,10 +389,10 @@ def _read_dispatcher(reader: FlagReader) -> None:
         reader.settings["training.moe_dispatcher"] = found
 
 
-def _read_latent(reader: FlagReader) -> None:
+def _read_latent(reader: KeyReader) -> None:
     """Latent attention: ranks and widths of heads, norms of the latents, plain positions."""
     s = reader.settings
-    reader.read_plain(LATENT_FLAGS)
+    reader.read(LATENT_FLAGS)
     s |= {"model.attention_kind": "mla", "model.qk_norm": False}
     if not reader.has("--qk-layernorm"):
         reader.nearest("--qk-layernorm", "is not there: planned with norms of both latents")
@@ -403,7 +403,7 @@ def _read_latent(reader: FlagReader) -> None:
         _read_yarn(reader)
 
 
-def _read_yarn(reader: FlagReader) -> None:
+def _read_yarn(reader: KeyReader) -> None:
     """YaRN by its factor and two scales, whose defaults are 1 and 0; factor 1 is none."""
     defaults = zip(POSITIONS[1:], (1.0, 1.0, 0.0), strict=True)
     yarn = YarnScales(*(float(reader.number(flag, float, value)) for flag, value in defaults))

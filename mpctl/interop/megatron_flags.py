@@ -13,12 +13,10 @@ in every second layer is `--window-size 127,0 --window-attn-skip-freq 2`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 
-from mpctl.interop.command_line import Flags
-from mpctl.interop.emitted import Value
-from mpctl.spec.job import JobSpec
+from mpctl.interop.config_text import Flags, Value
+from mpctl.interop.mapping import ForeignKey
 from mpctl.spec.model import ModelSpec
 
 SOFTWARE = "Megatron-LM core 0.19"
@@ -26,6 +24,7 @@ ORDERS = {"tp-cp-dp-pp": (), "tp-cp-pp-dp": ("--use-tp-pp-dp-mapping",)}
 POSITIONS = {"learned": "learned_absolute", "rotary": "rope", "none": "none"}
 NORMS = {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}
 ATTENTIONS = {"flash": "flash", "unfused": "unfused"}
+NEAREST = {"auto": "flash", "fused": "flash"}
 LR_SCHEDULES = {"constant": "constant", "linear": "linear", "cosine": "cosine", "wsd": "WSD"}
 NARROW_FLAGS = {
     "fp8": ("--fp8-format", "hybrid"),
@@ -38,70 +37,55 @@ ROPE_SCALING = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_p
 """The values that --use-rope-scaling sets
 (megatron/core/models/common/embeddings/rotary_pos_embedding)."""
 
-Default = int | float | str
-
-
-@dataclass(frozen=True, slots=True)
-class MegatronFlag:
-    """A flag with one value, and its setting. default: Megatron's; None where there is none, or
-    where it depends on others. words: the setting's values in Megatron's words."""
-
-    flag: str
-    setting: str
-    kind: type[int] | type[float] | type[str]
-    default: Default | None = None
-    words: dict[str, str] | None = None
-
-
 LAYOUT_FLAGS = (
-    MegatronFlag("--tensor-model-parallel-size", "parallel.tp", int, 1),
-    MegatronFlag("--pipeline-model-parallel-size", "parallel.pp", int, 1),
-    MegatronFlag("--context-parallel-size", "parallel.cp", int, 1),
-    MegatronFlag("--decoder-first-pipeline-num-layers", "parallel.first_stage_layers", int),
-    MegatronFlag("--decoder-last-pipeline-num-layers", "parallel.last_stage_layers", int),
+    ForeignKey("--tensor-model-parallel-size", "parallel.tp", int, 1),
+    ForeignKey("--pipeline-model-parallel-size", "parallel.pp", int, 1),
+    ForeignKey("--context-parallel-size", "parallel.cp", int, 1),
+    ForeignKey("--decoder-first-pipeline-num-layers", "parallel.first_stage_layers", int),
+    ForeignKey("--decoder-last-pipeline-num-layers", "parallel.last_stage_layers", int),
 )
 BATCH_FLAGS = (
-    MegatronFlag("--micro-batch-size", "training.micro_batch_size", int),
-    MegatronFlag("--global-batch-size", "training.global_batch_size", int),
+    ForeignKey("--micro-batch-size", "training.micro_batch_size", int),
+    ForeignKey("--global-batch-size", "training.global_batch_size", int),
 )
 MODEL_FLAGS = (
-    MegatronFlag("--num-layers", "model.layers", int),
-    MegatronFlag("--hidden-size", "model.hidden", int),
-    MegatronFlag("--ffn-hidden-size", "model.ffn", int),
-    MegatronFlag("--num-attention-heads", "model.heads", int),
-    MegatronFlag("--kv-channels", "model.head_dim", int),
-    MegatronFlag("--seq-length", "model.seq_length", int),
-    MegatronFlag("--max-position-embeddings", "model.max_positions", int),
-    MegatronFlag("--vocab-size", "model.vocab", int),
-    MegatronFlag("--make-vocab-size-divisible-by", "model.vocab_divisor", int, 128),
-    MegatronFlag("--position-embedding-type", "model.position", str, "learned_absolute", POSITIONS),
-    MegatronFlag("--normalization", "model.norm", str, "LayerNorm", NORMS),
-    MegatronFlag("--norm-epsilon", "model.norm_epsilon", float, 1e-5),
-    MegatronFlag("--attention-backend", "model.attention", str, "flash", ATTENTIONS),
-    MegatronFlag("--hidden-dropout", "training.dropout", float, 0.1),
-    MegatronFlag("--attention-dropout", "training.attention_dropout", float, 0.1),
+    ForeignKey("--num-layers", "model.layers", int),
+    ForeignKey("--hidden-size", "model.hidden", int),
+    ForeignKey("--ffn-hidden-size", "model.ffn", int),
+    ForeignKey("--num-attention-heads", "model.heads", int),
+    ForeignKey("--kv-channels", "model.head_dim", int),
+    ForeignKey("--seq-length", "model.seq_length", int),
+    ForeignKey("--max-position-embeddings", "model.max_positions", int),
+    ForeignKey("--vocab-size", "model.vocab", int),
+    ForeignKey("--make-vocab-size-divisible-by", "model.vocab_divisor", int, 128),
+    ForeignKey("--position-embedding-type", "model.position", str, "learned_absolute", POSITIONS),
+    ForeignKey("--normalization", "model.norm", str, "LayerNorm", NORMS),
+    ForeignKey("--norm-epsilon", "model.norm_epsilon", float, 1e-5),
+    ForeignKey("--attention-backend", "model.attention", str, "flash", ATTENTIONS, NEAREST),
+    ForeignKey("--hidden-dropout", "training.dropout", float, 0.1),
+    ForeignKey("--attention-dropout", "training.attention_dropout", float, 0.1),
 )
 TRAINING_FLAGS = (
-    MegatronFlag("--train-iters", "training.steps", int),
-    MegatronFlag("--seed", "training.seed", int, 1234),
-    MegatronFlag("--lr", "training.learning_rate", float),
-    MegatronFlag("--min-lr", "training.min_learning_rate", float, 0.0),
-    MegatronFlag("--lr-warmup-iters", "training.warmup_steps", int, 0),
-    MegatronFlag("--lr-decay-style", "training.lr_schedule", str, "linear", LR_SCHEDULES),
-    MegatronFlag("--lr-decay-iters", "training.lr_decay_steps", int),
-    MegatronFlag("--lr-wsd-decay-iters", "training.lr_wsd_decay_steps", int),
-    MegatronFlag("--lr-wsd-decay-style", "training.lr_wsd_decay_style", str, "exponential"),
-    MegatronFlag("--weight-decay", "training.weight_decay", float, 0.01),
-    MegatronFlag("--adam-beta1", "training.beta1", float, 0.9),
-    MegatronFlag("--adam-beta2", "training.beta2", float, 0.999),
-    MegatronFlag("--adam-eps", "training.epsilon", float, 1e-8),
-    MegatronFlag("--clip-grad", "training.clip_norm", float, 1.0),
-    MegatronFlag("--init-method-std", "training.init_std", float, 0.02),
+    ForeignKey("--train-iters", "training.steps", int),
+    ForeignKey("--seed", "training.seed", int, 1234),
+    ForeignKey("--lr", "training.learning_rate", float),
+    ForeignKey("--min-lr", "training.min_learning_rate", float, 0.0),
+    ForeignKey("--lr-warmup-iters", "training.warmup_steps", int, 0),
+    ForeignKey("--lr-decay-style", "training.lr_schedule", str, "linear", LR_SCHEDULES),
+    ForeignKey("--lr-decay-iters", "training.lr_decay_steps", int),
+    ForeignKey("--lr-wsd-decay-iters", "training.lr_wsd_decay_steps", int),
+    ForeignKey("--lr-wsd-decay-style", "training.lr_wsd_decay_style", str, "exponential"),
+    ForeignKey("--weight-decay", "training.weight_decay", float, 0.01),
+    ForeignKey("--adam-beta1", "training.beta1", float, 0.9),
+    ForeignKey("--adam-beta2", "training.beta2", float, 0.999),
+    ForeignKey("--adam-eps", "training.epsilon", float, 1e-8),
+    ForeignKey("--clip-grad", "training.clip_norm", float, 1.0),
+    ForeignKey("--init-method-std", "training.init_std", float, 0.02),
 )
 FP16_FLAGS = (
-    MegatronFlag("--initial-loss-scale", "training.loss_scale", float, 2.0**32),
-    MegatronFlag("--loss-scale-window", "training.loss_scale_window", int, 1000),
-    MegatronFlag("--min-loss-scale", "training.min_loss_scale", float, 1.0),
+    ForeignKey("--initial-loss-scale", "training.loss_scale", float, 2.0**32),
+    ForeignKey("--loss-scale-window", "training.loss_scale_window", int, 1000),
+    ForeignKey("--min-loss-scale", "training.min_loss_scale", float, 1.0),
 )
 SWITCHES = {
     "--overlap-grad-reduce": "parallel.overlap_gradients",
@@ -111,16 +95,6 @@ SWITCHES = {
 }
 """Flags without a value, each with the setting that it turns on."""
 PLAIN_FLAGS = LAYOUT_FLAGS + BATCH_FLAGS + MODEL_FLAGS + TRAINING_FLAGS + FP16_FLAGS
-
-
-def plain_values(job: JobSpec, flags: Iterable[MegatronFlag]) -> Iterator[tuple[str, Value]]:
-    """The flags of settings that are one flag each, with their values in Megatron's words; a
-    setting that is None is left out."""
-    for flag in flags:
-        table, key = flag.setting.split(".")
-        value = getattr(getattr(job, table), key)
-        if value is not None:
-            yield flag.flag, value if flag.words is None else flag.words[value]
 
 
 WITHOUT_FLAG = (
@@ -137,9 +111,9 @@ WITHOUT_FLAG = (
     "head_bias",
 )
 VARIANT_FLAGS = (
-    MegatronFlag("--mtp-num-layers", "model.mtp_layers", int),
-    MegatronFlag("--window-attn-skip-freq", "model.full_attention_every", int),
-    MegatronFlag("--rotary-percent", "model.rotary_fraction", float),
+    ForeignKey("--mtp-num-layers", "model.mtp_layers", int),
+    ForeignKey("--window-attn-skip-freq", "model.full_attention_every", int),
+    ForeignKey("--rotary-percent", "model.rotary_fraction", float),
 )
 
 
@@ -172,11 +146,11 @@ def read_variants(flags: Flags, wrong: Callable[[str, str, str], None]) -> dict[
     if "--add-qkv-bias" in flags and "--disable-bias-linear" in flags:
         found["model.bias"] = "qkv"
     for row in VARIANT_FLAGS:
-        if row.flag in flags:
+        if row.key in flags:
             try:
-                found[row.setting] = row.kind(flags[row.flag][0])
+                found[row.setting] = row.kind(flags[row.key][0])
             except ValueError:
-                wrong(row.flag, f"{flags[row.flag][0]!r} is no number", "give one number")
+                wrong(row.key, f"{flags[row.key][0]!r} is no number", "give one number")
     if "--window-size" in flags:  # `(127,0)` is a window of 128, too; -1 to the left is no window
         text = flags["--window-size"][0]
         left, _, right = text.strip("()").replace(" ", "").partition(",")

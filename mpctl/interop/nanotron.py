@@ -1,26 +1,32 @@
-"""A plan as a config file of nanotron, for its Llama models.
+"""nanotron's config file, for its Llama models: a plan as one, and one as a job.
 
-Spelling and limits: nanotron main of 2026-04, src/nanotron/config/. Ranks are numbered tp, cp, dp,
-pp, tp fastest. ZeRO 0 and 1; sequence parallelism is `tp_mode: REDUCE_SCATTER`; recomputation of
-whole layers; stages by its own estimate of cost; one chunk a rank. The vocabulary is padded to a
-multiple of tp.
+Spelling, meanings and limits: nanotron main of 2026-04, src/nanotron/config/. Ranks are numbered tp,
+cp, dp, pp, tp fastest. ZeRO 0 and 1; sequence parallelism is `tp_mode: REDUCE_SCATTER`; recomputation
+of whole layers; stages by its own estimate of cost, as plans under its runtime cut them
+(model/pipeline/filled.py); one chunk a rank. The vocabulary is padded to a multiple of tp. The global
+batch is micro_batch_size x batch_accumulation_per_replica x dp.
 
-By hand, micro batch 1, dp 2 and a global batch of 128: batch_accumulation_per_replica 64.
+By hand, micro batches of 1, 32 of them and dp 4 are a global batch of 128:
+
+>>> read = read_nanotron("parallelism: {dp: 4, tp: 2}\\ntokens: {micro_batch_size: 1, "
+...                      "batch_accumulation_per_replica: 32}")
+>>> read.settings["training.global_batch_size"], read.settings["parallel.tp"]
+(128, 2)
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mpctl.core.errors import Issue
-from mpctl.interop.emitted import EmitTarget, Scalar, Tree, plan_notes, yaml_text
-from mpctl.interop.limits import LauncherLimits, llama_refusals, refused
+from mpctl.core.errors import InputError, Issue
+from mpctl.interop.config_text import Flags, nested, read_yaml, yaml_text
+from mpctl.interop.emitted import ForeignLauncher, plan_notes
+from mpctl.interop.limits import LauncherLimits, llama_refusals, refused, splits_sequence
+from mpctl.interop.mapping import NO_SETTINGS, ForeignKey, KeyReader, ReadJob, written
 from mpctl.model.layout.topology import zero_stage
 from mpctl.model.pipeline.filled import is_filled
-from mpctl.plan.planning.plan import Plan
+from mpctl.plan.planning.plan import Overrides, Plan
 from mpctl.spec.job import JobSpec
-from mpctl.spec.model import ModelSpec
-from mpctl.spec.training import TrainingSpec
 
 LIMITS = LauncherLimits(
     "nanotron",
@@ -32,8 +38,80 @@ LIMITS = LauncherLimits(
     dropout=False,
 )
 ENGINES = {"1f1b": "1f1b", "gpipe": "afab"}
-DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
-STYLES = {"linear": "linear", "cosine": "cosine"}
+PRINTED = {"OneForward": "1f1b", "AllForward": "gpipe"}
+"""Words of the classes that its log prints in place of ENGINES."""
+DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+STYLES = ("linear", "cosine")
+P, M, RATE, ADAM = (
+    "parallelism.",
+    "model.model_config.",
+    "optimizer.learning_rate_scheduler.",
+    "optimizer.optimizer_factory.",
+)
+
+
+def _decay_steps(job: JobSpec) -> int:
+    t = job.training
+    return max(1, (t.lr_decay_steps or t.steps) - t.warmup_steps)
+
+
+ROWS = (
+    ForeignKey("general.project", value="mpctl"),
+    ForeignKey("general.run", value="plan"),
+    ForeignKey("general.seed", "training.seed", int),
+    ForeignKey(f"{P}dp", "parallel.dp", int, value=lambda job: job.sizes["dp"]),
+    ForeignKey(f"{P}pp", "parallel.pp", int, 1),
+    ForeignKey(f"{P}tp", "parallel.tp", int, 1),
+    ForeignKey(f"{P}context_parallel_size", "parallel.cp", int, 1),
+    ForeignKey(f"{P}expert_parallel_size", value=1),
+    ForeignKey(f"{P}pp_engine", value=lambda job: ENGINES.get(job.parallel.schedule, "1f1b")),
+    ForeignKey(f"{P}tp_mode", value=lambda job: "REDUCE_SCATTER" if splits_sequence(job) else "ALL_REDUCE"),
+    ForeignKey(f"{P}tp_linear_async_communication", value=splits_sequence),
+    ForeignKey(f"{P}recompute_layer", "training.recompute", bool, words={"none": False, "full": True}),
+    ForeignKey("tokens.micro_batch_size", "training.micro_batch_size", int),
+    ForeignKey("tokens.batch_accumulation_per_replica", value=lambda job: job.num_microbatches),
+    ForeignKey("tokens.sequence_length", "model.seq_length", int),
+    ForeignKey("tokens.train_steps", "training.steps", int),
+    ForeignKey("model.dtype", "training.dtype", str, "bfloat16", DTYPES),
+)
+MODEL_ROWS = (
+    ForeignKey("model.make_vocab_size_divisible_by", "model.vocab_divisor", int, 1, value=1),
+    ForeignKey("model.init_method.std", value=lambda job: job.training.init_std),
+    ForeignKey(f"{M}is_llama_config", value=True),
+    ForeignKey(f"{M}hidden_act", value="silu"),
+    ForeignKey(f"{M}hidden_size", "model.hidden", int),
+    ForeignKey(f"{M}intermediate_size", "model.ffn", int),
+    ForeignKey(f"{M}num_hidden_layers", "model.layers", int),
+    ForeignKey(f"{M}num_attention_heads", "model.heads", int),
+    ForeignKey(f"{M}num_key_value_heads", "model.kv_heads", int),
+    ForeignKey(f"{M}max_position_embeddings", "model.max_positions", int),
+    ForeignKey(f"{M}rms_norm_eps", "model.norm_epsilon", float),
+    ForeignKey(f"{M}rope_theta", "model.rotary_base", float),
+    ForeignKey(f"{M}tie_word_embeddings", "model.tied_embeddings", bool, False),
+    ForeignKey(f"{M}vocab_size", "model.vocab", int),
+)
+OPTIMIZER_ROWS = (
+    ForeignKey(f"{ADAM}name", value="adamW"),
+    ForeignKey(f"{ADAM}adam_beta1", "training.beta1", float),
+    ForeignKey(f"{ADAM}adam_beta2", "training.beta2", float),
+    ForeignKey(f"{ADAM}adam_eps", "training.epsilon", float),
+    ForeignKey(f"{ADAM}torch_adam_is_fused", value=True),
+    ForeignKey("optimizer.zero_stage", "parallel.zero", int, 0, value=zero_stage),
+    ForeignKey("optimizer.weight_decay", "training.weight_decay", float),
+    ForeignKey("optimizer.clip_grad", "training.clip_norm", float),
+    ForeignKey("optimizer.accumulate_grad_in_fp32", value=lambda job: job.training.reduced_dtype == "fp32"),
+    ForeignKey(f"{RATE}learning_rate", "training.learning_rate", float),
+    ForeignKey(f"{RATE}lr_warmup_steps", "training.warmup_steps", int),
+    ForeignKey(f"{RATE}lr_warmup_style", value="linear"),
+    ForeignKey(f"{RATE}lr_decay_style", value=lambda job: job.training.lr_schedule),
+    ForeignKey(f"{RATE}lr_decay_steps", value=_decay_steps),
+    ForeignKey(f"{RATE}min_decay_lr", "training.min_learning_rate", float, value=lambda job: job.training.lowest_rate),
+)
+EVERY = (*ROWS, *MODEL_ROWS, *OPTIMIZER_ROWS)
+LLAMA = {"model.position": "rotary", "model.norm": "rmsnorm", "model.activation": "swiglu", "model.bias": False}
+EXPERTS = ("moe_config", "num_local_experts", "num_experts_per_tok", "moe_num_experts")
+NO_LAYOUT = (f"{P}tp_recompute_allgather", "tokens.limit", "tokens.val")
+"""Beginnings of keys that are not read, and do not change the plan."""
 
 
 def _refusals(plan: Plan) -> Iterator[Issue]:
@@ -46,13 +124,12 @@ def _refusals(plan: Plan) -> Iterator[Issue]:
         message = f"nanotron accumulates gradients in fp32 or {t.dtype}"
         yield refused("training.gradient_dtype", t.reduced_dtype, message, "use fp32")
     if model is None:
-        hint = "name a model (--model NAME)"
-        yield refused("model", "none", "a config of nanotron states a sequence length", hint)
+        message = "a config of nanotron states a sequence length"
+        yield refused("model", "none", message, "name a model (--model NAME)")
     else:
         yield from llama_refusals(model, "nanotron")
         if model.rotary_scaling is not None:
-            message = "nanotron's Llama has other scalings"
-            yield refused("model.rotary_scaling", "llama3", message, "leave it out")
+            yield refused("model.rotary_scaling", "llama3", "nanotron's Llama has other scalings", "leave it out")
 
 
 def _notes(plan: Plan) -> Iterator[str]:
@@ -65,92 +142,77 @@ def _notes(plan: Plan) -> Iterator[str]:
 
 
 def _body(plan: Plan) -> str:
-    job = plan.job
-    seed, model = job.training.seed, job.model
-    assert model is not None  # refused
-    return yaml_text(
-        {
-            "general": {"project": "mpctl", "run": "plan", "seed": seed},
-            "parallelism": _parallelism(job),
-            "tokens": {
-                "micro_batch_size": job.training.micro_batch_size,
-                "batch_accumulation_per_replica": job.num_microbatches,
-                "sequence_length": model.seq_length,
-                "train_steps": job.training.steps,
-            },
-            "model": {
-                "dtype": DTYPES[job.training.dtype],
-                "make_vocab_size_divisible_by": 1,
-                "init_method": {"std": job.training.init_std},
-                "model_config": _model(model),
-            },
-            "optimizer": _optimizer(job),
-        }
-    )
+    return yaml_text(nested(written(plan.job, EVERY)))
 
 
-def _parallelism(job: JobSpec) -> Tree:
-    p = job.parallel
-    is_split = p.sequence_parallel and p.tp > 1
-    return {
-        "dp": job.sizes["dp"],
-        "pp": p.pp,
-        "tp": p.tp,
-        "context_parallel_size": p.cp,
-        "expert_parallel_size": 1,
-        "pp_engine": ENGINES.get(p.schedule, "1f1b"),
-        "tp_mode": "REDUCE_SCATTER" if is_split else "ALL_REDUCE",
-        "tp_linear_async_communication": is_split,
-        "recompute_layer": job.training.recompute == "full",
-    }
+def read_nanotron(text: str, typed: Overrides = NO_SETTINGS) -> ReadJob:
+    """The job of a config file. Raises InputError with every key that no setting says."""
+    return read_values(read_yaml(text))
 
 
-def _model(model: ModelSpec) -> Tree:
-    return {
-        "is_llama_config": True,
-        "hidden_act": "silu",
-        "hidden_size": model.hidden,
-        "intermediate_size": model.ffn,
-        "num_hidden_layers": model.layers,
-        "num_attention_heads": model.heads,
-        "num_key_value_heads": model.kv_heads,
-        "max_position_embeddings": model.max_positions,
-        "rms_norm_eps": model.norm_epsilon,
-        "rope_theta": model.rotary_base,
-        "tie_word_embeddings": model.tied_embeddings,
-        "vocab_size": model.vocab,
-    }
+def read_values(values: Flags) -> ReadJob:
+    """The job of the values of a config, by dotted name, also as its log prints them."""
+    reader = KeyReader({name: words for name, words in values.items() if words != ("None",)}, "nanotron")
+    if not any(name.startswith((P, "tokens.")) for name in values):
+        message = "a config of nanotron has `parallelism` and `tokens`, and this text neither"
+        raise InputError.of("bad-syntax", "--from", message, "give its file as @FILE")
+    if reader.has("model.dtype"):
+        reader.flags["model.dtype"] = (reader.value("model.dtype").removeprefix("torch."),)
+    reader.read((*ROWS, *OPTIMIZER_ROWS))
+    _read_parallelism(reader)
+    _read_batch(reader)
+    if reader.has(f"{M}num_hidden_layers"):
+        reader.read(MODEL_ROWS)
+        _read_form(reader)
+    known = {row.key for row in EVERY}
+    kinds = (P, "tokens.", "optimizer.zero")
+    rest = (name for name in reader.flags if name.startswith(kinds) and name not in known)
+    return reader.job("nanotron", (name for name in rest if not name.startswith(NO_LAYOUT)))
 
 
-def _optimizer(job: JobSpec) -> Tree:
-    t = job.training
-    factory: Tree = {
-        "name": "adamW",
-        "adam_beta1": t.beta1,
-        "adam_beta2": t.beta2,
-        "adam_eps": t.epsilon,
-        "torch_adam_is_fused": True,
-    }
-    return {
-        "optimizer_factory": factory,
-        "zero_stage": zero_stage(job),
-        "weight_decay": t.weight_decay,
-        "clip_grad": t.clip_norm,
-        "accumulate_grad_in_fp32": t.reduced_dtype == "fp32",
-        "learning_rate_scheduler": _rates(t),
-    }
+def _read_parallelism(reader: KeyReader) -> None:
+    s = reader.settings
+    is_scattered = "REDUCE_SCATTER" in reader.value(f"{P}tp_mode", "ALL_REDUCE").upper()
+    s["parallel.sequence_parallel"] = is_scattered and s.get("parallel.tp") != 1
+    engine = reader.value(f"{P}pp_engine", "1f1b")
+    words = {theirs: ours for ours, theirs in ENGINES.items()} | PRINTED
+    found = next((ours for word, ours in words.items() if word in engine), None)
+    if found is None:
+        reader.wrong(f"{P}pp_engine", f"{engine!r} is not known", "use 1f1b or afab")
+    elif s.get("parallel.pp") != 1:
+        s["parallel.schedule"] = found
+    if reader.number(f"{P}expert_parallel_size", int, 1) != 1:
+        message = "experts over ranks are not read"
+        reader.wrong(f"{P}expert_parallel_size", message, "use 1, or a job of your own")
+    if not reader.is_on("optimizer.accumulate_grad_in_fp32", True) and s.get("training.dtype") == "bf16":
+        s["training.gradient_dtype"] = "bf16"
 
 
-def _rates(training: TrainingSpec) -> dict[str, Scalar]:
-    last = training.lr_decay_steps or training.steps
-    return {
-        "learning_rate": training.learning_rate,
-        "lr_warmup_steps": training.warmup_steps,
-        "lr_warmup_style": "linear",
-        "lr_decay_style": STYLES[training.lr_schedule],
-        "lr_decay_steps": max(1, last - training.warmup_steps),
-        "min_decay_lr": training.lowest_rate,
-    }
+def _read_batch(reader: KeyReader) -> None:
+    s, key = reader.settings, "tokens.batch_accumulation_per_replica"
+    micro, dp = s.get("training.micro_batch_size"), s.get("parallel.dp")
+    count = reader.number(key, int, 1)
+    if isinstance(micro, int) and isinstance(dp, int):
+        s["training.global_batch_size"] = micro * int(count) * dp
+    elif reader.has(key):
+        reader.wrong(key, "says nothing without parallelism.dp and tokens.micro_batch_size", "add them")
 
 
-TARGET = EmitTarget("nanotron", "nanotron (main of 2026-04)", "yaml", _refusals, _notes, _body)
+def _read_form(reader: KeyReader) -> None:
+    """The form of the model: Llama's, or Qwen2's with biases of q, k and v."""
+    reader.settings |= LLAMA
+    if reader.is_on(f"{M}is_qwen2_config"):
+        reader.settings["model.bias"] = "qkv"
+    elif not reader.is_on(f"{M}is_llama_config", True):
+        message = "false: only Llama's and Qwen2's form is read"
+        reader.wrong(f"{M}is_llama_config", message, "name the model: --model NAME, and leave model_config out")
+    if (act := reader.value(f"{M}hidden_act", "silu")) != "silu":
+        reader.wrong(f"{M}hidden_act", f"{act!r} is not read", "use silu, SwiGLU's")
+    for name in EXPERTS:
+        if any(key.startswith(f"{M}{name}") for key in reader.flags):
+            reader.wrong(f"{M}{name}", "experts are not read", "name the model: --model")
+    if reader.has(f"{M}rope_scaling"):
+        reader.nearest(f"{M}rope_scaling", "planned with plain rotary positions, of the same shape and speed")
+
+
+LAUNCHER = ForeignLauncher("nanotron", "nanotron (main of 2026-04)", "yaml", _refusals, _notes, _body, read_nanotron)

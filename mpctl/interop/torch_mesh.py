@@ -16,8 +16,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from mpctl.core.axes import AXIS_NAMES, dense_order, expert_order
 from mpctl.core.errors import Issue
-from mpctl.interop.emitted import EmitTarget, plan_notes
-from mpctl.interop.limits import LauncherLimits, refused
+from mpctl.interop.emitted import ForeignLauncher, plan_notes
+from mpctl.interop.limits import LauncherLimits, refused, splits_sequence
 from mpctl.model.layout.topology import expert_view, zero_copies, zero_stage
 from mpctl.plan.planning.plan import Plan
 from mpctl.spec.job import JobSpec
@@ -61,7 +61,7 @@ def _notes(plan: Plan) -> Iterator[str]:
     if t.recompute != "none":
         how = {"full": "around each layer", "selective": "around attention's scores"}[t.recompute]
         yield f"recompute {t.recompute}: torch.utils.checkpoint.checkpoint {how}"
-    if job.parallel.sequence_parallel and job.parallel.tp > 1:
+    if splits_sequence(job):
         yield "sequence parallelism: SequenceParallel in the plan of parallelize_module over tp"
     if t.partition_activations or t.offload_activations:
         yield "approximated: splitting or moving saved activations is for your checkpoint function"
@@ -163,4 +163,4 @@ def _stage_lines(plan: Plan) -> Iterator[str]:
     yield "]"
 
 
-TARGET = EmitTarget("torch", "torch 2.13 (DeviceMesh)", "python", _refusals, _notes, _body)
+LAUNCHER = ForeignLauncher("torch", "torch 2.13 (DeviceMesh)", "python", _refusals, _notes, _body)

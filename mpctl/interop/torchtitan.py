@@ -14,24 +14,40 @@ Formulas of the optimizer: components/optimizer/. The scheduler warms up, holds 
 up to total_steps; the rate of every step is that of train/runtime/optimizer.py. With wsd over 100 steps
 and a decay of 20: total_steps 100, decay_ratio 0.2.
 
+Keys and flavours: torchtitan_keys.py.
+
 By hand, 80 layers in 4 stages of 5 chunks: pipeline_parallel_layers_per_stage 80 / 20 = 4, with no
 layers less on the first and last stage.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from mpctl.core.errors import Issue
 from mpctl.interop import torchtitan_experts as mixtures
-from mpctl.interop.emitted import EmitTarget, Value, plan_notes, python_call
-from mpctl.interop.limits import LauncherLimits, dp_degrees, llama_refusals, refused
+from mpctl.interop.config_text import Value, python_call, python_value
+from mpctl.interop.emitted import ForeignLauncher, plan_notes
+from mpctl.interop.from_torchtitan import read_torchtitan
+from mpctl.interop.limits import LauncherLimits, llama_refusals, refused
+from mpctl.interop.mapping import written
+from mpctl.interop.torchtitan_keys import (
+    ADAM,
+    DECAY_TYPES,
+    OPTIMIZER,
+    PARALLELISM,
+    RATE,
+    RATES,
+    SCHEDULES,
+    TRAINING,
+    P,
+    find_flavor,
+)
 from mpctl.model.layout.topology import zero_stage
 from mpctl.plan.planning.plan import Plan
 from mpctl.plan.rules.check import listed
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
-from mpctl.spec.training import TrainingSpec
 
 LIMITS = LauncherLimits(
     "torchtitan",
@@ -42,12 +58,7 @@ LIMITS = LauncherLimits(
     ep=True,
     zero_size="dp",
 )
-SCHEDULES = {"1f1b": "1F1B", "interleaved": "Interleaved1F1B", "gpipe": "GPipe"}
-RESHARD = {1: "default", 2: "never", 3: "always"}
 RECOMPUTE = {"none": "None", "selective": "SelectiveAC.Config()", "full": "FullAC.Config()"}
-# Models of its llama3 with a config function: layers, hidden, ffn, heads, kv heads.
-FLAVORS = {(32, 4096, 14336, 32, 8): "8B", (80, 8192, 28672, 64, 8): "70B", (126, 16384, 53248, 128, 8): "405B"}
-FLAVOR_VOCAB, FLAVOR_EPSILON = 128256, 1e-5
 
 
 def _refusals(plan: Plan) -> Iterator[Issue]:
@@ -87,7 +98,7 @@ def _notes(plan: Plan) -> Iterator[str]:
     yield "attention ends where a document ends, in the plan where the sequence does"
     if (model := job.model) is None:
         yield "no model is named: lay_out edits the config of any model"
-    elif _config(model) is None:
+    elif find_flavor(model) is None:
         more = f"; {text}" if (text := mixtures.shape_text(model)) else ""
         yield (
             f"no config of this model in torchtitan 0.3: give lay_out one of {model.layers} "
@@ -99,26 +110,6 @@ def _notes(plan: Plan) -> Iterator[str]:
         yield "approximated: torchtitan centres each change of the biases over the experts"
     yield "main since 2026-08-20 counts batches in tokens: num_tokens_per_microbatch_per_dp_rank"
     yield "in a config_registry.py: python -m torchtitan.train --module M --config mpctl_plan"
-
-
-def _config(model: ModelSpec | None) -> str | None:
-    """The config function of a model in its registry, `llama3.config_registry.llama3_8b`."""
-    if model is not None and mixtures.is_of_experts(model):
-        found = mixtures.find_flavor(model)
-        return found and f"{found[0]}.config_registry.{'_'.join(found)}"
-    flavor = _flavor(model)
-    base = "70b" if flavor == "405B" else (flavor or "").lower()
-    return f"llama3.config_registry.llama3_{base}" if flavor else None
-
-
-def _flavor(model: ModelSpec | None) -> str | None:
-    """The flavour of a dense model."""
-    if model is None or model.tied_embeddings:
-        return None
-    if (model.vocab, model.norm_epsilon) != (FLAVOR_VOCAB, FLAVOR_EPSILON):
-        return None
-    shape = (model.layers, model.hidden, model.ffn, model.heads, model.kv_heads)
-    return FLAVORS.get(shape)
 
 
 def _body(plan: Plan) -> str:
@@ -137,7 +128,7 @@ def _body(plan: Plan) -> str:
             f"    config.parallelism = {python_call('ParallelismConfig', _parallelism(plan), '    ')}",
             f"    config.activation_checkpoint = {RECOMPUTE[job.training.recompute]}",
             "    config.compile.enable_async_tensor_parallel = False",
-            *(f"    config.{key} = {value}" for key, value in _training(job)),
+            *(f"    config.{key} = {python_value(value)}" for key, value in written(job, TRAINING)),
             *_optimizer_lines(plan),
             *(_layer_lines(job, job.model) if job.model else []),
             "    return config",
@@ -149,17 +140,18 @@ def _body(plan: Plan) -> str:
 def _config_lines(model: ModelSpec | None) -> tuple[list[str], list[str]]:
     """The import of a model's config function, and the function that lays the plan over it. That of
     405B converts products to fp8: it begins with 70B's."""
-    if (found := _config(model)) is None:
+    if (found := find_flavor(model)) is None:
         return [], []
-    module, _, function = found.rpartition(".")
-    is_405b = _flavor(model) == "405B"
+    folder, flavor = found
+    is_405b = flavor == "405b"
+    function = f"{folder}_{'70b' if is_405b else flavor}"
     registry = ["from torchtitan.models.llama3 import model_registry"] if is_405b else []
     changes = [
         '    config.model_spec = model_registry("405B")',
         '    config.hf_assets_path = "./assets/hf/Llama-3.1-405B"',
     ]
     return (
-        [*registry, f"from torchtitan.models.{module} import {function}"],
+        [*registry, f"from torchtitan.models.{folder}.config_registry import {function}"],
         [
             "",
             "",
@@ -169,24 +161,6 @@ def _config_lines(model: ModelSpec | None) -> tuple[list[str], list[str]]:
             "    return lay_out(config)",
         ],
     )
-
-
-def _training(job: JobSpec) -> Iterator[tuple[str, str]]:
-    """Batches in samples; a pipeline's local batch is all micro batches of a step."""
-    t = job.training
-    passes = job.num_microbatches if job.parallel.pp > 1 else 1
-    yield "training.local_batch_size", str(t.micro_batch_size * passes)
-    yield "training.global_batch_size", str(t.global_batch_size)
-    if job.model is not None:
-        yield "training.seq_len", str(job.model.seq_length)
-    yield "training.steps", str(t.steps)
-    yield "training.max_norm", str(t.clip_norm) if t.clip_norm else 'float("inf")'
-    yield "training.dtype", '"float32"'
-    kind = {"fp32": "float32", "bf16": "bfloat16"}[t.dtype]
-    yield "training.mixed_precision_param", f'"{kind}"'
-    if job.parallel.pp > 1 or job.parallel.ep > 1:
-        yield "training.disable_cuda_graphs", "True"  # it captures neither
-    yield "debug.seed", str(t.seed)
 
 
 def _layer_lines(job: JobSpec, model: ModelSpec) -> Iterator[str]:
@@ -207,28 +181,12 @@ def _layer_lines(job: JobSpec, model: ModelSpec) -> Iterator[str]:
 
 
 def _parallelism(plan: Plan) -> dict[str, Value]:
-    job, p = plan.job, plan.job.parallel
-    stage, (replicate, shard) = zero_stage(job), dp_degrees(job)
-    values: dict[str, Value] = {
-        "tensor_parallel_degree": p.tp,
-        "enable_sequence_parallel": p.sequence_parallel,
-        "context_parallel_degree": p.cp,
-        "data_parallel_shard_degree": shard,
-        "data_parallel_replicate_degree": replicate,
-    }
-    if stage:
-        values["fsdp_reshard_after_forward"] = RESHARD[stage]
-    if job.has_experts:
-        values["expert_parallel_degree"] = p.ep
-    if p.pp == 1:
-        return values
-    schedule = "interleaved" if p.vpp > 1 else p.schedule
-    return values | {
-        "pipeline_parallel_degree": p.pp,
-        "pipeline_parallel_schedule": SCHEDULES.get(schedule, SCHEDULES["1f1b"]),
-        "pipeline_parallel_microbatch_size": job.training.micro_batch_size,
-        **_stage_layers(plan),
-    }
+    return {**_named(written(plan.job, PARALLELISM), P), **(_stage_layers(plan) if plan.job.parallel.pp > 1 else {})}
+
+
+def _named(values: Iterable[tuple[str, Value]], table: str) -> dict[str, Value]:
+    """Keys without the name of their table."""
+    return {key.removeprefix(table): value for key, value in values}
 
 
 def _stage_layers(plan: Plan) -> dict[str, Value]:
@@ -251,7 +209,6 @@ def _stage_layers(plan: Plan) -> dict[str, Value]:
     return {"module_fqns_per_model_part": names}
 
 
-DECAY_TYPES = {"linear": "linear", "cosine": "cosine", "minus_sqrt": "sqrt"}
 NORMS_AND_BIASES, ALL = r"(norm\.weight|bias)$", ".*"
 
 
@@ -264,8 +221,8 @@ def _leaves_norms(plan: Plan) -> bool:
 
 def _optimizer_lines(plan: Plan) -> Iterator[str]:
     """The body of a function that sets optimizer and scheduler of `config`."""
-    t = plan.job.training
-    rates = f'"lr": {t.learning_rate}, "betas": ({t.beta1}, {t.beta2}), "eps": {t.epsilon}'
+    job, t = plan.job, plan.job.training
+    rates = ", ".join(f'"{key}": {python_value(value)}' for key, value in _named(written(job, OPTIMIZER), ADAM).items())
     groups = {NORMS_AND_BIASES: 0.0} if t.weight_decay and _leaves_norms(plan) else {}
     yield f"    adamw = {{{rates}}}"
     yield "    config.optimizer = OptimizersContainer.Config(param_groups=["
@@ -273,23 +230,8 @@ def _optimizer_lines(plan: Plan) -> Iterator[str]:
         yield f'        ParamGroupConfig(pattern=r"{pattern}", optimizer_name="AdamW",'
         yield f'                         optimizer_kwargs={{**adamw, "weight_decay": {decay}}}),'
     yield "    ])"
-    rate = python_call("LRSchedulersContainer.Config", dict(_rates(t)), "    ")
+    rate = python_call("LRSchedulersContainer.Config", _named(written(job, RATES), RATE), "    ")
     yield f"    config.lr_scheduler = {rate}"
 
 
-def _rates(training: TrainingSpec) -> Iterator[tuple[str, Value]]:
-    t = training
-    end = max(t.lr_decay_steps or t.steps, t.warmup_steps)
-    yield "warmup_steps", t.warmup_steps
-    yield "total_steps", end
-    if t.lr_schedule == "constant":
-        yield "decay_ratio", 0.0
-        return
-    if t.lr_schedule == "wsd":
-        yield "decay_ratio", (t.lr_wsd_decay_steps or 0) / end
-    style = t.lr_wsd_decay_style if t.lr_schedule == "wsd" else t.lr_schedule
-    yield "decay_type", DECAY_TYPES[style]
-    yield "min_lr_factor", float(f"{t.lowest_rate / t.learning_rate:.12g}")
-
-
-TARGET = EmitTarget("torchtitan", "torchtitan 0.3", "python", _refusals, _notes, _body)
+LAUNCHER = ForeignLauncher("torchtitan", "torchtitan 0.3", "python", _refusals, _notes, _body, read_torchtitan)

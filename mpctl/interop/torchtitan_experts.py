@@ -21,115 +21,11 @@ from mpctl.spec.yarn import find_yarn
 
 TAKEN = ("experts", "attention_kind", "qk_norm")
 """Of VARIANTS, those that its models with experts have."""
-SHAPE = (
-    "layers",
-    "hidden",
-    "ffn",
-    "heads",
-    "kv_heads",
-    "vocab",
-    "norm_epsilon",
-    "qk_norm",
-    "experts",
-    "experts_per_token",
-    "expert_width",
-    "shared_expert_ffn",
-    "dense_layers",
-    "moe_layer_every",
-    "attention_kind",
-    "qk_size",
-    "v_size",
-    "q_lora_rank",
-    "kv_lora_rank",
-    "tied_embeddings",
-)
-"""What a flavour fixes."""
-FLAVORS = {
-    ("qwen3", "30b_a3b"): (
-        48,
-        2048,
-        None,
-        32,
-        4,
-        151936,
-        1e-6,
-        True,
-        128,
-        8,
-        768,
-        0,
-        0,
-        1,
-        "mha",
-        128,
-        128,
-        None,
-        None,
-        False,
-    ),
-    ("deepseek_v3", "16b"): (
-        27,
-        2048,
-        10944,
-        16,
-        16,
-        102400,
-        1e-5,
-        False,
-        64,
-        6,
-        1408,
-        2816,
-        1,
-        1,
-        "mla",
-        192,
-        128,
-        None,
-        512,
-        False,
-    ),
-    ("deepseek_v3", "671b"): (
-        61,
-        7168,
-        18432,
-        128,
-        128,
-        129280,
-        1e-5,
-        False,
-        256,
-        8,
-        2048,
-        2048,
-        3,
-        1,
-        "mla",
-        192,
-        128,
-        1536,
-        512,
-        False,
-    ),
-}
-"""Models with a config function, by folder and function, with the values of SHAPE; None where a
-flavour has no such part."""
 
 
 def is_of_experts(model: ModelSpec) -> bool:
     """Whether a model is one of deepseek_v3's or qwen3's kind rather than of Llama's form."""
     return model.experts is not None or model.is_mla
-
-
-def find_flavor(model: ModelSpec) -> tuple[str, str] | None:
-    """The folder of a model's flavour and the end of its config function's name, if it has one."""
-    own = [getattr(model, key) for key in SHAPE]
-    has_ffn = model.dense_layers or model.experts is None
-    for flavor, shape in FLAVORS.items():
-        pairs = zip(SHAPE, own, shape, strict=True)
-        if all(a == b or (key == "ffn" and b is None and not has_ffn) for key, a, b in pairs):
-            return flavor
-    return None
 
 
 def expert_refusals(job: JobSpec, model: ModelSpec) -> Iterator[Issue]:

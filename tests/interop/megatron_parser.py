@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from mpctl.interop.registry import emit_plan
+from mpctl.interop.emitted import emit_plan
 from mpctl.plan.planning.plan import Plan
 
 VARIABLE = "MPCTL_MEGATRON_PYTHON"

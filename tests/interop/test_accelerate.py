@@ -9,7 +9,7 @@ import pytest
 import torch.distributed as dist
 import yaml
 
-from mpctl.interop.registry import emit_plan
+from mpctl.interop.emitted import emit_plan
 from mpctl.plan.planning.plan import Plan
 from tests.interop.jobs import LLAMA, MIXTURE, Settings, plan_of
 from tests.interop.test_megatron import refusals

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mpctl.core.errors import InputError
-from mpctl.interop.registry import emit_plan
+from mpctl.interop.emitted import emit_plan
 from tests.interop.jobs import EXAMPLE, MIXTURE, Settings, plan_of
 from tests.interop.snippets import assigned_in, calls_in, fields_of
 from tests.interop.test_megatron import refusals

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mpctl.interop.registry import emit_plan
+from mpctl.interop.emitted import emit_plan
 from mpctl.plan.planning.plan import Plan
 from tests.interop.jobs import MIXTURE, Settings, plan_of
 from tests.interop.snippets import assigned_in, calls_in, fields_of

@@ -10,12 +10,12 @@ import pytest
 
 from mpctl.core.errors import InputError
 from mpctl.interop.command_line import split_command
+from mpctl.interop.emitted import emit_plan
 from mpctl.interop.from_megatron import read_megatron
 from mpctl.interop.log_formats import read_printed
 from mpctl.interop.log_rows import LogLayout, folder_logs, is_log_folder, log_row, log_rows
 from mpctl.interop.log_settings import NAMES, SWITCHED_OFF, PrintedConfig
 from mpctl.interop.megatron_others import parser_flags
-from mpctl.interop.registry import emit_plan
 from mpctl.measure.calibrate.runs import usable_runs
 from tests.interop import example_logs as logs
 from tests.interop.jobs import LAYOUTS, plan_of

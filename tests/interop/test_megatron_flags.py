@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from mpctl.core.errors import InputError
+from mpctl.interop.emitted import emit_plan
 from mpctl.interop.from_megatron import OLDER, READ, read_megatron
 from mpctl.interop.megatron_experts import ALL_FLAGS, BALANCING
 from mpctl.interop.megatron_flags import PLAIN_FLAGS
 from mpctl.interop.megatron_others import ALL_NAMED, is_apart, parser_flags, refusal_of
-from mpctl.interop.registry import emit_plan
 from mpctl.plan.planning.plan import Plan
 from mpctl.spec.job import JobSpec
 from tests.interop.jobs import EXAMPLE, LAYOUTS, plan_of
@@ -46,12 +46,12 @@ def recorded_parser() -> argparse.ArgumentParser:
     return parser
 
 
-@pytest.mark.parametrize("flag", (*PLAIN_FLAGS, *ALL_FLAGS), ids=lambda flag: flag.flag)
+@pytest.mark.parametrize("flag", (*PLAIN_FLAGS, *ALL_FLAGS), ids=lambda flag: flag.key)
 def test_kind_and_default_are_megatron_s(flag: Any) -> None:
-    row = RECORD[flag.flag]
+    row = RECORD[flag.key]
     kinds = {int: ("int", "float"), float: ("float",), str: ("str", "enum_type_handler")}
     assert row["kind"] in kinds[flag.kind]
-    if flag.flag != "--attention-backend":  # auto: flash where it can be
+    if flag.key != "--attention-backend":  # auto: flash where it can be
         assert flag.default == row.get("default")
     assert set((flag.words or {}).values()) <= set(row.get("choices", ()))
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from mpctl.core.sharding import padded_vocab
-from mpctl.interop.flag_reader import ReadJob
 from mpctl.interop.from_megatron import layer_counts, read_megatron
+from mpctl.interop.mapping import ReadJob
 from mpctl.plan.planning.plan import Plan, load_plan
 from tests.interop.megatron_lines import lines
 from tests.interop.megatron_parser import Line, parse_lines, words_of

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from mpctl.core.errors import InputError
-from mpctl.interop.registry import emit_plan
+from mpctl.interop.emitted import emit_plan
 from mpctl.plan.planning.plan import Plan, load_plan
 from tests.interop.jobs import EXAMPLE, LATENT, MIXTURE, Settings, plan_of
 from tests.interop.snippets import fields_of

@@ -14,7 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpctl.core.errors import InputError
-from mpctl.interop.registry import READERS, emit_plan, read_flags
+from mpctl.interop.command_line import read_flags
+from mpctl.interop.emitted import emit_plan, get_launcher
+from mpctl.interop.mapping import ReadJob
 from mpctl.plan.planning.plan import Plan, load_plan
 from tests.interop import test_deepspeed, test_nanotron, test_torchtitan
 from tests.interop.jobs import SMALL, Settings, plan_of
@@ -47,13 +49,19 @@ def facts(plan: Plan) -> dict[str, Any]:
 def again(plan: Plan, launcher: str, more: Settings) -> Plan:
     """The plan of what --emit writes for a plan."""
     text = emit_plan(plan, launcher).text
-    read = READERS[launcher](text)
+    read = read_with(launcher, text)
     return load_plan(None, {**more, **read.settings})
+
+
+def read_with(launcher: str, text: str) -> ReadJob:
+    reader = get_launcher(launcher).read
+    assert reader is not None
+    return reader(text, {})
 
 
 def issues_of(launcher: str, text: str) -> str:
     with pytest.raises(InputError) as caught:
-        READERS[launcher](text)
+        read_with(launcher, text)
     return "\n".join(map(str, caught.value.issues))
 
 
@@ -116,7 +124,7 @@ def test_deepspeeds_json() -> None:
     text = """{"train_micro_batch_size_per_gpu": "auto", "train_batch_size": 256,
       "zero_optimization": {"stage": 3, "mics_shard_size": 8, "overlap_comm": false},
       "bf16": {"enabled": true}, "gradient_clipping": "auto"}"""
-    s = READERS["deepspeed"](text).settings
+    s = read_with("deepspeed", text).settings
     assert (s["parallel.zero"], s["parallel.zero_size"], s["training.dtype"]) == (3, 8, "bf16")
     assert s["parallel.overlap_gradients"] is False and "training.clip_norm" not in s
     told = issues_of(
@@ -148,7 +156,7 @@ recipe_name = "rowwise"
 
 
 def test_torchtitans_toml_flags_and_both(tmp_path: Path) -> None:
-    read = READERS["torchtitan"](TOML)
+    read = read_with("torchtitan", TOML)
     s = read.settings
     assert (s["model"], s["parallel.tp"], s["parallel.dp"], s["parallel.zero"]) == ("llama-3-8b", 2, 8, 3)
     assert (s["training.micro_batch_size"], s["training.global_batch_size"]) == (2, 16)
@@ -157,12 +165,12 @@ def test_torchtitans_toml_flags_and_both(tmp_path: Path) -> None:
     file = tmp_path / "llama.toml"
     file.write_text(TOML)
     line = f'torchrun --nnodes 2 --nproc_per_node=8 -m torchtitan.train --job.config_file "{file}"'
-    s = READERS["torchtitan"](f"{line} --parallelism.tensor_parallel_degree 4").settings
+    s = read_with("torchtitan", f"{line} --parallelism.tensor_parallel_degree 4").settings
     assert (s["parallel.tp"], s["cluster.nodes"], s["cluster.gpus_per_node"]) == (4, 2, 8)
-    s = READERS["torchtitan"](f"CONFIG_FILE={file} ./run_train.sh --training.steps 7").settings
+    s = read_with("torchtitan", f"CONFIG_FILE={file} ./run_train.sh --training.steps 7").settings
     assert (s["parallel.tp"], s["training.steps"]) == (2, 7)
     old = "--training.batch_size 3 --training.tensor_parallel_degree 8"
-    s = READERS["torchtitan"](f"{old} --experimental.pipeline_parallel_degree 1").settings
+    s = read_with("torchtitan", f"{old} --experimental.pipeline_parallel_degree 1").settings
     assert (s["training.micro_batch_size"], s["parallel.tp"]) == (3, 8)
 
 
@@ -170,12 +178,12 @@ def test_torchtitans_stages_are_those_that_it_infers() -> None:
     """By hand, 80 layers and 1 for each end in parts of 41: 2 stages; 32 over 4 x 2 chunks."""
     flags = "--model.name llama3 --model.flavor {} --parallelism.pipeline_parallel_degree {} "
     flags += "--training.global_batch_size 64 --parallelism.pipeline_parallel_schedule {} "
-    s = READERS["torchtitan"](
-        flags.format("70B", 2, "1F1B") + "--parallelism.pipeline_parallel_layers_per_stage 41"
+    s = read_with(
+        "torchtitan", flags.format("70B", 2, "1F1B") + "--parallelism.pipeline_parallel_layers_per_stage 41"
     ).settings
     assert s["parallel.embedding_is_layer"] and s["parallel.loss_is_layer"]
     assert "parallel.vpp" not in s and s["parallel.zero"] == 1
-    read = READERS["torchtitan"](flags.format("8B", 4, "Interleaved1F1B"))
+    read = read_with("torchtitan", flags.format("8B", 4, "Interleaved1F1B"))
     assert read.settings["parallel.vpp"] == 2
     assert "equal layers" in str([str(w.issue) for w in read.warnings])
     told = issues_of(
@@ -186,7 +194,7 @@ def test_torchtitans_stages_are_those_that_it_infers() -> None:
 
 def test_what_no_job_says_is_refused_at_once() -> None:
     flags = "--parallelism.data_parallel_replicate_degree 2 --parallelism.context_parallel_degree 2 "
-    s = READERS["torchtitan"](f"{flags} --parallelism.data_parallel_shard_degree 4").settings
+    s = read_with("torchtitan", f"{flags} --parallelism.data_parallel_shard_degree 4").settings
     assert (s["parallel.zero_size"], s["parallel.dp"]) == (8, 8)  # 4 x cp 2, of 2 x 4
     told = issues_of(
         "torchtitan",
@@ -201,7 +209,7 @@ def test_what_no_job_says_is_refused_at_once() -> None:
     assert "neither" in issues_of("nanotron", "a: 1") and "no YAML" in issues_of("nanotron", "a: [")
     assert "neither" in issues_of("torchtitan", "x = 1")
     assert "for a shell" in issues_of("torchtitan", "--training.steps $STEPS")
-    with pytest.raises(InputError, match="use megatron, torchtitan, nanotron or deepspeed"):
+    with pytest.raises(InputError, match="use megatron, torchtitan, deepspeed or nanotron"):
         read_flags("horovod", "--x 1")
 
 
@@ -252,6 +260,6 @@ TEXTS = st.lists(st.sampled_from(WORDS) | st.text(max_size=6), max_size=20).map(
 @given(st.sampled_from(["torchtitan", "nanotron", "deepspeed"]), TEXTS)
 def test_any_text_is_a_job_or_refused_in_words(launcher: str, text: str) -> None:
     try:
-        assert READERS[launcher](text).settings
+        assert read_with(launcher, text).settings
     except InputError as error:
         assert all(issue.message for issue in error.issues)

@@ -13,8 +13,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from mpctl.core.errors import InputError
+from mpctl.interop.emitted import emit_plan
 from mpctl.interop.megatron_flags import NARROW_FLAGS
-from mpctl.interop.registry import emit_plan
 from tests.interop.jobs import EXAMPLE, GRID, LAYOUTS, MIXTURE, Settings, plan_of
 
 ORDERS: dict[str, Settings] = {

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from mpctl.interop.registry import emit_plan
+from mpctl.interop.emitted import emit_plan
 from mpctl.plan.planning.plan import Plan
 from mpctl.train.runtime.optimizer import learning_rate
 from tests.interop.jobs import EXAMPLE, LATENT, LLAMA, MIXTURE, Settings, plan_of

@@ -21,9 +21,8 @@ from pathlib import Path
 
 from mpctl.core.durable import write_whole
 from mpctl.core.errors import InputError, Issue, attempt
-from mpctl.interop.emitted import EmittedPlan
+from mpctl.interop.emitted import EmittedPlan, emit_plan, get_launcher
 from mpctl.interop.log_rows import LogLayout, log_rows
-from mpctl.interop.registry import TARGETS, emit_plan
 from mpctl.measure.calibrate.runs import usable_runs
 from mpctl.measure.tune.choose import choose_several
 from mpctl.measure.tune.loop import Tuning
@@ -47,11 +46,7 @@ def emitted(request: SearchRequest, layout: LayoutSettings, launcher: str) -> Em
 
 def expressible(request: SearchRequest, launcher: str) -> Callable[[LayoutSettings], bool]:
     """Whether a launcher can express a layout. Raises InputError for an unknown launcher."""
-    if launcher not in TARGETS:
-        known = ", ".join(TARGETS)
-        raise InputError.of(
-            "emit-target", "--emit", f"{launcher!r} is no launcher that plans are written for", f"use {known}"
-        )
+    get_launcher(launcher)
 
     def accepts(layout: LayoutSettings) -> bool:
         try:
@@ -76,7 +71,7 @@ def take_turn(tuning: Tuning, launcher: str) -> list[Path]:
     else:
         waiting = write_trials(tuning, launcher)
     tuning.watch.on_change(tuning)
-    ending = ENDINGS[TARGETS[launcher].language]
+    ending = ENDINGS[get_launcher(launcher).language]
     return [tuning.folder.written_path(record.number, ending) for record in waiting]
 
 

@@ -23,8 +23,8 @@ from typing import NamedTuple
 from pydantic import BaseModel
 
 from mpctl.core.errors import InputError, Issue
-from mpctl.interop.emitted import EmittedPlan
-from mpctl.interop.registry import TARGETS, emit_plan
+from mpctl.interop.emitted import EmittedPlan, emit_plan, get_launcher
+from mpctl.interop.registry import TARGETS
 from mpctl.plan.planning.plan import Plan
 from mpctl.records.rundir.directory import RunDir
 from mpctl.records.rundir.program import script_words
@@ -140,7 +140,7 @@ def _refused(job: JobSpec) -> Iterator[Issue]:
 def _placeholder_issues(plan: Plan) -> Iterator[Issue]:
     for word in plan.job.launch.program:
         for name in PLACEHOLDER.findall(word):
-            if TARGETS[name].language == "shell" and word != f"{{{name}}}":
+            if get_launcher(name).language == "shell" and word != f"{{{name}}}":
                 message = f"{word!r} has {{{name}}} inside of a word, and it becomes several"
                 yield Issue("program-placeholder", SETTING, message, f"write {{{name}}} by itself")
     for name in _named(plan.job):

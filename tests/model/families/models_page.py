@@ -14,7 +14,8 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from mpctl.core.errors import InputError
-from mpctl.interop.registry import TARGETS, emit_plan
+from mpctl.interop.emitted import emit_plan
+from mpctl.interop.registry import TARGETS
 from mpctl.plan.planning.plan import Plan, make_plan
 from mpctl.plan.rules.launched import not_launched
 from mpctl.spec.load import load_job
