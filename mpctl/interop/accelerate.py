@@ -33,8 +33,7 @@ def _refusals(plan: Plan) -> Iterator[Issue]:
     yield from LIMITS.refusals(plan)
     sizes, stage = plan.job.sizes, zero_stage(plan.job)
     if stage == 0 and sizes["cp"] > 1:
-        message = "accelerate shards over cp wherever it is above 1"
-        yield refused("parallel.zero", 0, message, "use zero 2 or 3")
+        yield refused("parallel.zero", 0, "accelerate shards over cp wherever it is above 1", "use zero 2 or 3")
     elif stage == 0 and sizes["tp"] > 1 and sizes["dp"] > 1:
         message = "accelerate combines tp with replicas only where dp is sharded"
         yield refused("parallel.zero", 0, message, "use zero 2 or 3")

@@ -15,9 +15,17 @@ from mpctl.core.errors import Issue
 from mpctl.interop.config_text import Source, Value, python_value
 from mpctl.interop.emitted import ForeignLauncher, plan_notes
 from mpctl.interop.limits import find_order, refused
-from mpctl.interop.megatron import SCHEDULES, layout_by_cost, megatron_refusals
+from mpctl.interop.megatron import SCHEDULES, megatron_refusals
 from mpctl.interop.megatron_experts import expert_flags, expert_notes, latent_flags
-from mpctl.interop.megatron_flags import FSDP_STRATEGIES, LR_SCHEDULES, NORMS, ORDERS, POSITIONS, variants
+from mpctl.interop.megatron_flags import (
+    FSDP_STRATEGIES,
+    LR_SCHEDULES,
+    NORMS,
+    ORDERS,
+    POSITIONS,
+    layout_by_cost,
+    variants,
+)
 from mpctl.model.layout.topology import zero_copies, zero_stage
 from mpctl.plan.planning.plan import Plan
 from mpctl.spec.job import JobSpec
@@ -79,7 +87,7 @@ def _layout(plan: Plan) -> Fields:
     yield "model.tensor_model_parallel_size", p.tp
     yield "model.pipeline_model_parallel_size", p.pp
     yield "model.context_parallel_size", p.cp
-    if (by_cost := layout_by_cost(plan)) is not None:
+    if (by_cost := layout_by_cost(plan.job)) is not None:
         yield "model.pipeline_model_parallel_layout", by_cost
     yield "model.virtual_pipeline_model_parallel_size", p.vpp if p.vpp > 1 else None
     yield "model.sequence_parallel", p.sequence_parallel and p.tp > 1
@@ -129,7 +137,7 @@ def _shape(job: JobSpec) -> Fields:
     yield "model.gated_linear_unit", model.gated
     yield "model.bias_activation_fusion", model.activation in ("gelu_tanh", "swiglu")
     yield "model.add_bias_linear", model.bias is True
-    for flag, value in (*variants(model), *latent_flags(job)):
+    for flag, value in (*variants(job), *latent_flags(job)):
         yield _field(flag), value
     if model.is_mla and model.yarn_scaling is None:  # a provider's factor is 40
         yield "model.rotary_scaling_factor", 1.0
@@ -153,7 +161,7 @@ def _training(job: JobSpec) -> Fields:
     yield "ddp.overlap_grad_reduce", p.overlap_gradients
     yield "ddp.overlap_param_gather", p.overlap_gradients and stage > 0
     yield "ddp.grad_reduce_in_fp32", t.reduced_dtype == "fp32"
-    yield "dist.use_tp_pp_dp_mapping", find_order(job, tuple(ORDERS)) == "tp-cp-pp-dp"
+    yield "dist.use_tp_pp_dp_mapping", find_order(job, ORDERS) == "tp-cp-pp-dp"
     if stage > 1:
         yield "dist.use_megatron_fsdp", True
     yield "optimizer.optimizer", "adam"

@@ -58,8 +58,7 @@ def _refusals(plan: Plan) -> Iterator[Issue]:
         yield from _expert_refusals(plan.job)
     if p.cp > 1 and splits_sequence(plan.job):
         message = "Colossal-AI splits sequences over cp or over tp, not over both"
-        hint = "use --no-sequence-parallel, or cp 1"
-        yield refused("parallel.sequence_parallel", "true", message, hint)
+        yield refused("parallel.sequence_parallel", "true", message, "use --no-sequence-parallel, or cp 1")
     if p.vpp > 1 or _is_grid(plan):
         message = "Colossal-AI takes the layers of a stage for one chunk a rank alone"
         yield from uneven_refusals(plan, message)
@@ -86,11 +85,9 @@ def _expert_refusals(job: JobSpec) -> Iterator[Issue]:
         message = "Colossal-AI reduces gradients of experts with ZeRO, or in a pipeline"
         yield refused("parallel.zero", 0, message, "use zero 1")
     if job.training.dtype == "fp32" and zero_stage(job):
-        message = "Colossal-AI's ZeRO with experts takes fp16 or bf16"
-        yield refused("training.dtype", "fp32", message, "use dtype bf16")
+        yield refused("training.dtype", "fp32", "Colossal-AI's ZeRO with experts takes fp16 or bf16", "use dtype bf16")
     if job.model is not None and job.model.router_bias:
-        message = "Colossal-AI does not change biases of a router"
-        yield refused("model.router_bias", "true", message, "use false")
+        yield refused("model.router_bias", "true", "Colossal-AI does not change biases of a router", "use false")
 
 
 def _notes(plan: Plan) -> Iterator[str]:

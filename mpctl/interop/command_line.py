@@ -154,5 +154,4 @@ def _check_has_flags(text: str) -> None:
     if len(text) < 256 and Path(text).is_file():
         message = f"{text!r} is a file, and flags are wanted"
         raise InputError.of("bad-syntax", "--from", message, f"write @{text} for the flags in it")
-    message = f"{text[:80]!r} has no flag"
-    raise InputError.of("bad-syntax", "--from", message, f"give the flags as one text, {EXAMPLE}")
+    raise InputError.of("bad-syntax", "--from", f"{text[:80]!r} has no flag", f"give the flags as one text, {EXAMPLE}")

@@ -123,7 +123,7 @@ class Source(NamedTuple):
 
 
 Scalar = int | float | str | bool | None
-Value = Scalar | Source | list[int] | list[float] | list[str] | list[list[str]]
+Value = Scalar | Source | tuple[str, ...] | list[int] | list[float] | list[str] | list[list[str]]
 Tree = Mapping[str, "Value | Tree"]
 
 

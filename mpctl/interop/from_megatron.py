@@ -35,16 +35,19 @@ from mpctl.interop.config_text import Flags
 from mpctl.interop.mapping import NO_SETTINGS, KeyReader, ReadJob, says_ranks
 from mpctl.interop.megatron_flags import (
     BATCH_FLAGS,
+    CHUNKS,
     FP16_FLAGS,
     FSDP_STRATEGIES,
+    INSTANCES,
+    LAYERS_A_CHUNK,
+    LAYOUT,
     LAYOUT_FLAGS,
     MODEL_FLAGS,
     NARROW_FLAGS,
-    PLAIN_FLAGS,
+    RECOMPUTE_FLAGS,
     ROPE_SCALING,
-    SWITCHES,
+    ROWS,
     TRAINING_FLAGS,
-    VARIANT_FLAGS,
     read_variants,
 )
 from mpctl.interop.megatron_others import SOFTWARE, is_apart, is_neutral, parser_flags, refusal_of
@@ -64,59 +67,19 @@ SAMPLES = {
 """Flags that count samples where a job counts steps."""
 OLDER = {"--no-async-tensor-model-parallel-allreduce": 0}
 """Flags of older versions that do not affect a plan, with the number of their values."""
-INSTANCES = "--num-distributed-optimizer-instances"
 READ = frozenset(
     (
         *megatron_experts.READ,
-        *(row.key for row in (*PLAIN_FLAGS, *VARIANT_FLAGS)),
-        *SWITCHES,
+        *(row.key for row in ROWS),
         *SAMPLES,
         *OLDER,
-        "--sequence-parallel",
-        "--use-tp-pp-dp-mapping",
-        "--use-distributed-optimizer",
-        "--use-megatron-fsdp",
-        "--data-parallel-sharding-strategy",
-        "--ckpt-format",
-        "--overlap-param-gather",
-        "--no-gradient-accumulation-fusion",
-        INSTANCES,
-        "--num-virtual-stages-per-pipeline-rank",
-        "--num-layers-per-virtual-pipeline-stage",
-        "--pipeline-model-parallel-layout",
+        LAYERS_A_CHUNK,
         "--step-batch-size-schedule",
         "--lr-warmup-fraction",
-        "--bf16",
-        "--fp16",
-        "--accumulate-allreduce-grads-in-fp32",
-        "--grad-reduce-in-bf16",
-        "--fp8-format",
-        "--fp8-recipe",
-        "--fp8-amax-history-len",
-        "--fp8-amax-compute-algo",
-        "--fp4-format",
-        "--fp4-recipe",
         "--recompute-activations",
-        "--recompute-granularity",
-        "--recompute-modules",
-        "--recompute-method",
-        "--recompute-num-layers",
-        "--group-query-attention",
-        "--num-query-groups",
-        "--swiglu",
-        "--squared-relu",
-        "--qk-layernorm",
-        "--add-qkv-bias",
-        "--window-size",
-        "--disable-bias-linear",
-        "--no-bias-gelu-fusion",
-        "--untie-embeddings-and-output-weights",
         "--padded-vocab-size",
         "--use-rotary-position-embeddings",
         "--no-position-embedding",
-        "--rotary-base",
-        "--use-rope-scaling",
-        "--rope-scaling-factor",
         "--transformer-impl",
         "--use-mcore-models",
         "--use-flash-attn",
@@ -185,8 +148,7 @@ def _warnings(unread: Flags) -> Iterator[Check]:
     changes = [" ".join((flag, *said[flag])) for flag in said if flag not in apart]
     if changes:
         message = f"{', '.join(changes)}: not read, and may change model, training, memory or speed"
-        hint = "the plan is of the job without them"
-        yield Check("megatron-changes", "warning", "--from", message, hint)
+        yield Check("megatron-changes", "warning", "--from", message, "the plan is of the job without them")
 
 
 def _read_cluster(reader: KeyReader, launcher: Flags) -> None:
@@ -201,19 +163,16 @@ def _read_cluster(reader: KeyReader, launcher: Flags) -> None:
 
 
 def _read_layout(reader: KeyReader) -> None:
-    reader.read(LAYOUT_FLAGS)
-    reader.read(BATCH_FLAGS)
+    reader.read((*LAYOUT_FLAGS, *BATCH_FLAGS, *RECOMPUTE_FLAGS))
     s = reader.settings
     s["parallel.sequence_parallel"] = reader.has("--sequence-parallel") and s.get("parallel.tp") != 1
-    s |= {setting: reader.has(flag) for flag, setting in SWITCHES.items()}
     overlaps = reader.has("--tp-comm-overlap") and s["parallel.sequence_parallel"]
     s["parallel.tp_comm_overlap"] = overlaps
     if reader.has("--use-tp-pp-dp-mapping"):
         s["parallel.order"] = "tp-cp-pp-dp"
     s["parallel.zero"] = _zero(reader)
     if reader.has("--no-gradient-accumulation-fusion") and not reader.has("--use-megatron-fsdp"):
-        message = "planned with the sum of gradients in the product's kernel"
-        reader.nearest("--no-gradient-accumulation-fusion", message)
+        reader.nearest("--no-gradient-accumulation-fusion", "planned with the sum of gradients in the product's kernel")
     overlaps_gather = reader.has("--overlap-param-gather")
     if s["parallel.zero"] and s["parallel.overlap_gradients"] and not overlaps_gather:
         message = "planned with --overlap-param-gather too, as one setting says both"
@@ -235,8 +194,7 @@ def _read_batch_schedule(reader: KeyReader) -> None:
         reader.wrong(flag, f"{reader.value(flag)!r} has no batch at its end", hint)
         return
     reader.settings["training.global_batch_size"] = int(batch)
-    hint = "--global-batch-size N plans another"
-    reader.nearest(flag, f"planned with its last batch, {batch}", hint)
+    reader.nearest(flag, f"planned with its last batch, {batch}", "--global-batch-size N plans another")
 
 
 def _zero(reader: KeyReader) -> int:
@@ -283,11 +241,9 @@ def _read_instances(reader: KeyReader, replicas: int | None) -> None:
         reader.wrong(INSTANCES, message, "add --use-distributed-optimizer, or use 1")
     elif replicas is None:
         message = "planned as 1, as nothing says how many ranks there are"
-        hint = f"add --nodes and --gpus-per-node, or --zero-size N, dp x cp / {count}"
-        reader.nearest(INSTANCES, message, hint)
+        reader.nearest(INSTANCES, message, f"add --nodes and --gpus-per-node, or --zero-size N, dp x cp / {count}")
     elif replicas % count:
-        message = f"{count} does not divide dp x cp = {replicas}"
-        reader.wrong(INSTANCES, message, f"use {listed(divisors(replicas))}")
+        reader.wrong(INSTANCES, f"{count} does not divide dp x cp = {replicas}", f"use {listed(divisors(replicas))}")
     else:
         reader.settings["parallel.zero_size"] = replicas // count
 
@@ -308,8 +264,7 @@ def _read_precision(reader: KeyReader) -> None:
     s["training.dtype"] = dtype
     if dtype == "fp8":
         _read_fp8(reader)
-    words = NARROW_FLAGS.get(dtype, ())
-    for flag, planned in zip(words[::2], words[1::2], strict=True):
+    for flag, planned in NARROW_FLAGS.get(dtype, {}).items():
         given = reader.value(flag, planned)
         if flag != "--fp8-recipe" and given != planned:  # formats are of one size and speed
             reader.nearest(flag, f"{given} is planned as {planned}")
@@ -342,8 +297,7 @@ def _read_recompute(reader: KeyReader) -> None:
     modules = reader.flags.get("--recompute-modules", (CORE,))
     if given == "selective" and not {*modules} <= {*get_args(RecomputeModule)}:
         message = f"{' '.join(modules)}: not all of these are planned"
-        hint = f"use {' '.join(get_args(RecomputeModule))}, or granularity full"
-        reader.wrong("--recompute-modules", message, hint)
+        reader.wrong("--recompute-modules", message, f"use {' '.join(get_args(RecomputeModule))}, or granularity full")
     elif given == "selective" and modules != (CORE,):
         reader.settings["training.recompute_modules"] = list(modules)
     method = reader.value("--recompute-method", "uniform")
@@ -373,7 +327,7 @@ def _read_model(reader: KeyReader) -> None:
         hidden = s.get("model.hidden")
         if isinstance(hidden, int) and not reader.has("--ffn-hidden-size"):
             s["model.ffn"] = int((4 * hidden * 2 / 3) / 64) * 64  # as Megatron's validate_args
-    s |= read_variants(reader.flags, reader.wrong)
+    read_variants(reader)
     s["model.tied_embeddings"] = not reader.has("--untie-embeddings-and-output-weights")
     if reader.has("--group-query-attention"):
         s["model.kv_heads"] = reader.number("--num-query-groups", int, 1)
@@ -427,8 +381,7 @@ def _read_samples(reader: KeyReader) -> None:
         if isinstance(batch, int) and batch > 0:
             reader.settings[setting] = int(samples) // batch
         else:
-            message = "not planned, as --global-batch-size is not there to make steps of samples"
-            reader.nearest(flag, message, "add it")
+            reader.nearest(flag, "not planned, as --global-batch-size is not there to make steps of samples", "add it")
 
 
 def _read_warmup(reader: KeyReader) -> None:
@@ -441,13 +394,9 @@ def _read_warmup(reader: KeyReader) -> None:
     if isinstance(steps, int):
         s["training.warmup_steps"] = round(fraction * steps)
     else:
-        message = "planned without a warm-up, as neither --train-iters nor --lr-decay-iters is there"
-        reader.nearest(flag, message)
+        reader.nearest(flag, "planned without a warm-up, as neither --train-iters nor --lr-decay-iters is there")
 
 
-CHUNKS = "--num-virtual-stages-per-pipeline-rank"
-LAYERS_A_CHUNK = "--num-layers-per-virtual-pipeline-stage"
-LAYOUT = "--pipeline-model-parallel-layout"
 _LONGEST = 100_000  # layers and parts of a layout
 
 
@@ -481,8 +430,7 @@ def _chunks(flag: str, text: str, settings: Mapping[str, object]) -> int:
     ends = ("parallel.embedding_is_layer", "parallel.loss_is_layer")
     layers += sum(bool(settings.get(end)) for end in ends)
     if layers % (pp * count):
-        message = f"{count} x {pp} stages does not divide {plural(layers, 'layer')}"
-        raise _wrong(LAYERS_A_CHUNK, message)
+        raise _wrong(LAYERS_A_CHUNK, f"{count} x {pp} stages does not divide {plural(layers, 'layer')}")
     return layers // (pp * count)
 
 
@@ -498,8 +446,7 @@ def layer_counts(text: str) -> list[int]:
             raise _wrong(LAYOUT, f"{text[:40]!r} has more than {_LONGEST:,} parts and layers")
         flat = re.sub(pattern, lambda found: found[1] * int(found[2]), flat)
     if not re.fullmatch(r"E[t|]*L", flat):
-        message = f"{text[:60]!r} is not E, layers t and L in this order, with | between stages"
-        raise _wrong(LAYOUT, message)
+        raise _wrong(LAYOUT, f"{text[:60]!r} is not E, layers t and L in this order, with | between stages")
     return [part.count("t") for part in flat.split("|")]
 
 

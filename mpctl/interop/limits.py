@@ -56,58 +56,48 @@ class LauncherLimits:
         if p.pp > 1 and not self.pp:
             yield refused("parallel.pp", p.pp, f"{who} has no pipeline", "use pp 1")
         if p.cp > 1 and not self.cp:
-            message = f"{who} has no context parallelism here"
-            yield refused("parallel.cp", p.cp, message, "use cp 1")
+            yield refused("parallel.cp", p.cp, f"{who} has no context parallelism here", "use cp 1")
         for axis, is_there, what in (("ep", self.ep, "deals no experts to ranks"), ("etp", self.etp, "cuts no expert")):
             if (size := getattr(p, axis)) > 1 and not is_there:
-                hint = f"use {axis} 1, or --emit megatron"
-                yield refused(f"parallel.{axis}", size, f"{who} {what} here", hint)
+                yield refused(f"parallel.{axis}", size, f"{who} {what} here", f"use {axis} 1, or --emit megatron")
         if p.vpp > 1 and not self.chunks:
             yield refused("parallel.vpp", p.vpp, f"{who} runs one chunk a rank", "use vpp 1")
         if splits_sequence(job) and not self.sequence_parallel:
             message = f"{who} does not split the sequence over tp"
-            hint = "use --no-sequence-parallel"
-            yield refused("parallel.sequence_parallel", "true", message, hint)
+            yield refused("parallel.sequence_parallel", "true", message, "use --no-sequence-parallel")
         if p.tensor_mode not in self.tensor_modes:
             hint = f"use tensor_mode {listed(self.tensor_modes)}"
             if "2d" not in self.tensor_modes:
                 hint += ", or --emit colossalai"
-            message = f"{who} has no such tensor mode"
-            yield refused("parallel.tensor_mode", p.tensor_mode, message, hint)
+            yield refused("parallel.tensor_mode", p.tensor_mode, f"{who} has no such tensor mode", hint)
         if self.orders is not None and find_order(job, self.orders) is None:
             message = f"{who} numbers its ranks {listed(self.orders)}, which are other groups"
             yield refused("parallel.order", p.order, message, f"use order {listed(self.orders)}")
         legal = self.zero_in_pipeline if p.pp > 1 else self.zero
         if (stage := zero_stage(job)) not in legal:
             where = " with a pipeline" if p.pp > 1 and stage in self.zero else ""
-            message = f"{who} has ZeRO {listed(legal)}{where}"
-            yield refused("parallel.zero", stage, message, f"use zero {listed(legal)}")
+            yield refused("parallel.zero", stage, f"{who} has ZeRO {listed(legal)}{where}", f"use zero {listed(legal)}")
         if (copies := zero_copies(job)) > 1 and self.zero_size == "none":
             message = f"{who} divides states over all of dp x cp"
             hint = "leave zero_size out, or --emit megatron or torchtitan"
             yield refused("parallel.zero_size", p.zero_size, message, hint)
         elif job.sizes["dp"] % copies and self.zero_size == "dp":
             message = f"{who} divides states over all of cp at least, which is {p.cp}"
-            hint = f"use a multiple of {p.cp}"
-            yield refused("parallel.zero_size", p.zero_size, message, hint)
+            yield refused("parallel.zero_size", p.zero_size, message, f"use a multiple of {p.cp}")
         if t.dtype not in self.dtypes:
             takes = listed(self.dtypes)
             yield refused("training.dtype", t.dtype, f"{who} takes {takes}", f"use dtype {takes}")
         if t.recompute not in self.recompute:
             message = f"{who} recomputes {listed(self.recompute)}"
-            hint = f"use {listed(self.recompute)}"
-            yield refused("training.recompute", t.recompute, message, hint)
+            yield refused("training.recompute", t.recompute, message, f"use {listed(self.recompute)}")
         for key, is_said in (("partition_activations", self.partition), ("offload_activations", self.offload)):
             if getattr(t, key) and not is_said:
-                message = f"{who} has no setting that does the same"
-                yield refused(f"training.{key}", "true", message, f"use {key} false")
+                yield refused(f"training.{key}", "true", f"{who} has no setting that does the same", f"use {key} false")
         if not self.dropout and (largest := max(t.dropout, t.attention_dropout)) > 0:
-            message = f"{who}'s models have no dropout"
-            yield refused("training.dropout", largest, message, "use dropout 0")
+            yield refused("training.dropout", largest, f"{who}'s models have no dropout", "use dropout 0")
         if t.freeze:
             message = f"{who} has no setting for frozen parameters"
-            hint = "leave training.freeze empty"
-            yield refused("training.freeze", ", ".join(t.freeze), message, hint)
+            yield refused("training.freeze", ", ".join(t.freeze), message, "leave training.freeze empty")
 
 
 def refused(setting: str, value: object, message: str, hint: str = "") -> Issue:
@@ -169,15 +159,12 @@ def llama_refusals(model: ModelSpec, who: str) -> Iterator[Issue]:
         if (found := getattr(model, key)) != value:
             yield refused(f"model.{key}", found, of_llama, f"use {key} {value}, or --emit torch")
     if model.bias:
-        message = f"{who}'s models here have no biases"
-        yield refused("model.bias", "true", message, "use bias false, or --emit torch")
+        yield refused("model.bias", "true", f"{who}'s models here have no biases", "use bias false, or --emit torch")
     if model.norm_order != "pre":
-        message = f"{who} has norms before"
-        yield refused("model.norm_order", model.norm_order, message, "use norm_order pre")
+        yield refused("model.norm_order", model.norm_order, f"{who} has norms before", "use norm_order pre")
     for key in VARIANTS:
         if is_set(model, key):
-            hint = "leave it out, or --emit torch"
-            yield refused(f"model.{key}", getattr(model, key), of_llama, hint)
+            yield refused(f"model.{key}", getattr(model, key), of_llama, "leave it out, or --emit torch")
     if model.head_size * model.heads != model.hidden:
         hint = f"use head_dim {model.hidden // model.heads}"
         yield refused("model.head_dim", model.head_size, f"{who} takes hidden / heads", hint)

@@ -199,8 +199,7 @@ def _compared(where: str, job: JobSpec, run: LogRun) -> tuple[float | None, list
     batch, printed = job.training.global_batch_size or 0, int(run.figure("batch") or 0)
     if printed and batch and printed != batch:
         message = f"steps of {plural(printed, 'sample')}, and the layout has {batch}"
-        hint = f"--set global_batch_size={printed}, if it is that run's"
-        issues.append(Issue("log-batch", where, message, hint))
+        issues.append(Issue("log-batch", where, message, f"--set global_batch_size={printed}, if it is that run's"))
     seconds = run.step_seconds
     tokens = batch * job.model.seq_length if job.model else 0
     for unit, rate, of_step in (

@@ -32,11 +32,12 @@ from dataclasses import dataclass, field
 
 from mpctl.interop.command_line import CommandLine
 from mpctl.interop.config_text import Flags
-from mpctl.interop.from_megatron import CHUNKS, LAYERS_A_CHUNK, OLDER, READ, read_command
+from mpctl.interop.from_megatron import OLDER, READ, read_command
 from mpctl.interop.from_torchtitan import read_printed_torchtitan
 from mpctl.interop.mapping import ReadJob
 from mpctl.interop.megatron_experts import LATENT_FLAGS, POSITIONS
 from mpctl.interop.megatron_experts import READ as EXPERTS
+from mpctl.interop.megatron_flags import CHUNKS, LAYERS_A_CHUNK
 from mpctl.interop.megatron_others import is_neutral, parser_flags, refusal_of
 from mpctl.interop.nanotron import read_values
 

@@ -15,11 +15,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from mpctl.core.errors import Issue
-from mpctl.interop.config_text import Value
 from mpctl.interop.emitted import WIDTH, ForeignLauncher, plan_notes
 from mpctl.interop.from_megatron import read_megatron
-from mpctl.interop.limits import LauncherLimits, find_order, refused
-from mpctl.interop.mapping import ForeignKey, written
+from mpctl.interop.limits import LauncherLimits, refused
+from mpctl.interop.mapping import written
 from mpctl.interop.megatron_experts import (
     LAYER_FREQ,
     expert_flags,
@@ -31,29 +30,31 @@ from mpctl.interop.megatron_experts import (
 )
 from mpctl.interop.megatron_flags import (
     BATCH_FLAGS,
+    END_FLAGS,
+    FORM_FLAGS,
     FP16_FLAGS,
-    FSDP_STRATEGIES,
     LAYOUT_FLAGS,
     MODEL_FLAGS,
     NARROW_FLAGS,
     ORDERS,
+    PRECISION_FLAGS,
+    RECOMPUTE_FLAGS,
     ROPE_SCALING,
     SOFTWARE,
     TRAINING_FLAGS,
+    VARIANT_FLAGS,
     WITHOUT_FLAG,
-    variants,
+    words_of,
 )
 from mpctl.model.layout.topology import expert_view, zero_copies, zero_stage
-from mpctl.model.pipeline.stages import Span
 from mpctl.plan.planning.plan import Plan
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec, is_set
-from mpctl.spec.training import CORE
 from mpctl.spec.yarn import find_yarn
 
 LIMITS = LauncherLimits(
     "Megatron-LM",
-    orders=tuple(ORDERS),
+    orders=ORDERS,
     dtypes=("fp32", "bf16", "fp16", *NARROW_FLAGS),
     partition=True,
     ep=True,
@@ -61,7 +62,6 @@ LIMITS = LauncherLimits(
     zero_size="any",
 )
 SCHEDULES = ("1f1b", "interleaved")
-Flags = Iterator[str]
 
 
 def megatron_refusals(plan: Plan, who: str = LIMITS.launcher) -> Iterator[Issue]:
@@ -74,12 +74,10 @@ def megatron_refusals(plan: Plan, who: str = LIMITS.launcher) -> Iterator[Issue]
         yield refused("training.gradient_dtype", reduced, message, f"use gradient_dtype {legal[0]}")
     if training.partition_activations and job.parallel.tp == 1:
         message = f"{who} distributes saved activations over tp, which is 1"
-        hint = "use partition_activations false"
-        yield refused("training.partition_activations", "true", message, hint)
+        yield refused("training.partition_activations", "true", message, "use partition_activations false")
     if job.has_experts and (edp := expert_view(job).replicas) % (copies := zero_copies(job)):
         message = f"{who} cuts the replicas of experts, edp {edp}, into {copies} instances too"
-        hint = "use a larger zero_size, or a smaller ep"
-        yield refused("parallel.zero_size", job.parallel.zero_size, message, hint)
+        yield refused("parallel.zero_size", job.parallel.zero_size, message, "use a larger zero_size, or a smaller ep")
     if training.seed == 0:
         yield refused("training.seed", 0, f"{who} takes seeds above 0", "use seed 1 or above")
     if job.model is not None:
@@ -99,18 +97,15 @@ def _model_refusals(model: ModelSpec, who: str) -> Iterator[Issue]:
     for key in WITHOUT_FLAG:
         if key not in of_yarn and is_set(model, key):
             message = f"{who} has no setting that does the same"
-            hint = "--emit torch for the layout"
-            yield refused(f"model.{key}", getattr(model, key), message, hint)
+            yield refused(f"model.{key}", getattr(model, key), message, "--emit torch for the layout")
     every = model.attention_window_every
     if every is not None and every > 2:
         message = f"{who} can give every N-th layer full attention, not one in {every} the window"
         yield refused("model.attention_window_every", every, message, "use full_attention_every")
     if model.position == "alibi":
-        message = f"{who} has learned_absolute, rope and none"
-        yield refused("model.position", "alibi", message, "use learned or rotary")
+        yield refused("model.position", "alibi", f"{who} has learned_absolute, rope and none", "use learned or rotary")
     if model.norm == "nonparametric":
-        message = f"{who}'s norms have weights"
-        yield refused("model.norm", model.norm, message, "use layernorm or rmsnorm")
+        yield refused("model.norm", model.norm, f"{who}'s norms have weights", "use layernorm or rmsnorm")
     if model.qk_norm == "width":
         yield refused("model.qk_norm", "width", f"{who} norms each head", "use qk_norm true")
     if model.bias in ("attention", "mlp"):
@@ -123,8 +118,7 @@ def _model_refusals(model: ModelSpec, who: str) -> Iterator[Issue]:
         message = f"{who} has the tanh form in its kernel for gelu with bias alone"
         yield refused("model.activation", "gelu_tanh", message, "use gelu, or bias true")
     if model.position == "rotary" and not model.rotary_base.is_integer():
-        message = f"{who} takes whole numbers"
-        yield refused("model.rotary_base", model.rotary_base, message, "use an integer")
+        yield refused("model.rotary_base", model.rotary_base, f"{who} takes whole numbers", "use an integer")
     if model.rotary_scaling is not None:
         for key, fixed in ROPE_SCALING.items():
             if (value := getattr(model.rotary_scaling, key)) != fixed:
@@ -142,7 +136,8 @@ def _notes(plan: Plan) -> Iterator[str]:
             "must not be 1"
         )
     if narrow := NARROW_FLAGS.get(job.training.dtype):
-        yield (f"approximated: {job.training.dtype} is {' '.join(narrow)} over bf16, with Transformer Engine's recipe")
+        words = " ".join(words_of(narrow.items()))
+        yield f"approximated: {job.training.dtype} is {words} over bf16, with Transformer Engine's recipe"
     if job.model is None:
         yield "no model is named: add --num-layers and the other flags of its shape"
     elif job.parallel.schedule == "1f1b" and job.parallel.vpp > 1:
@@ -156,8 +151,10 @@ def _body(plan: Plan) -> str:
     quoted where a shell would interpret them."""
     job = plan.job
     lines = list(_broken([*_launch_words(job), "pretrain_gpt.py"]))
-    parts = (_layout_flags(plan), _batch_flags(job), _model_flags(job), _expert_flags(job))
-    for flags in (*parts, _training_flags(job)):
+    batch = (*BATCH_FLAGS, *PRECISION_FLAGS, *(FP16_FLAGS if job.training.dtype == "fp16" else ()), *RECOMPUTE_FLAGS)
+    model = (*MODEL_FLAGS, *FORM_FLAGS, *VARIANT_FLAGS, *END_FLAGS) if job.model else ()
+    parts = (written(job, rows) for rows in (LAYOUT_FLAGS, batch, model))
+    for flags in (*map(words_of, parts), _expert_flags(job), words_of(written(job, TRAINING_FLAGS))):
         lines += _broken(map(shlex.quote, flags))
     return " \\\n    ".join(lines)
 
@@ -197,133 +194,13 @@ def _launch_words(job: JobSpec) -> list[str]:
     ]
 
 
-def plain_flags(job: JobSpec, flags: Iterable[ForeignKey]) -> Flags:
-    """The words of settings that are one flag each; a setting that is None is left out."""
-    return _words(written(job, flags))
-
-
-def _words(flags: Iterable[tuple[str, Value]]) -> Flags:
-    """Flags as words; True is a switch, and numbers of a list are joined."""
-    for flag, value in flags:
-        yield flag
-        if value is not True:
-            yield ",".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def _layout_flags(plan: Plan) -> Flags:
-    job, p = plan.job, plan.job.parallel
-    yield from plain_flags(job, LAYOUT_FLAGS)
-    yield from ORDERS[find_order(job, tuple(ORDERS)) or "tp-cp-dp-pp"]
-    if (by_cost := layout_by_cost(plan)) is not None:
-        yield from ("--pipeline-model-parallel-layout", by_cost)
-    elif p.vpp > 1:
-        yield from ("--num-virtual-stages-per-pipeline-rank", str(p.vpp))
-    if p.sequence_parallel and p.tp > 1:
-        yield "--sequence-parallel"
-        if p.tp_comm_overlap:
-            yield "--tp-comm-overlap"
-    if p.embedding_is_layer:
-        yield "--account-for-embedding-in-pipeline-split"
-    if p.loss_is_layer:
-        yield "--account-for-loss-in-pipeline-split"
-    if p.zero:
-        yield "--use-distributed-optimizer"
-    if (copies := zero_copies(job)) > 1:
-        yield from ("--num-distributed-optimizer-instances", str(copies))
-    if p.zero > 1:
-        yield from ("--use-megatron-fsdp", "--data-parallel-sharding-strategy")
-        yield from (FSDP_STRATEGIES[p.zero], "--ckpt-format", "fsdp_dtensor")
-        yield "--no-gradient-accumulation-fusion"
-    if p.overlap_gradients:
-        yield "--overlap-grad-reduce"
-        if p.zero:
-            yield "--overlap-param-gather"
-
-
-def _expert_flags(job: JobSpec) -> Flags:
+def _expert_flags(job: JobSpec) -> Iterator[str]:
     """Experts and latents; which layers have experts as arithmetic of lists."""
     for flag, value in (*expert_flags(job), *latent_flags(job)):
         if flag == LAYER_FREQ and job.model is not None:
             yield from (flag, layer_pattern(layers_with_experts(job.model)))
         else:
-            yield from _words([(flag, value)])
-
-
-def layout_by_cost(plan: Plan) -> str | None:
-    """The stages of a plan that balances them by cost, as a layout; None for other plans."""
-    p = plan.job.parallel
-    if p.stage_balance != "cost" or p.pp == 1 or plan.stages is None:
-        return None
-    return layout_text(plan.stages)
-
-
-def layout_text(stages: Iterable[Iterable[Span]]) -> str:
-    """The spans of layers by [stage][chunk] as Megatron's pipeline layout: E embedding, t layer, L
-    loss, `|` between the parts in the order in which a sample passes them."""
-    by_stage = [[stop - start for start, stop in chunks] for chunks in stages]
-    counts = [count for chunk in zip(*by_stage, strict=True) for count in chunk]
-    parts = ["t" if count == 1 else f"t*{count}" if count else "" for count in counts]
-    return f"E{'|'.join(parts)}L"
-
-
-def _batch_flags(job: JobSpec) -> Flags:
-    t = job.training
-    yield from plain_flags(job, BATCH_FLAGS)
-    if t.dtype == "bf16" or t.dtype in NARROW_FLAGS:
-        yield "--bf16"
-        yield from NARROW_FLAGS.get(t.dtype, ())
-    if t.dtype == "fp8" and t.fp8_recipe == "tensorwise":
-        yield from ("--fp8-recipe", "tensorwise")
-    elif t.dtype == "fp8":  # Megatron's own default is a history of one step
-        yield from ("--fp8-amax-history-len", str(t.fp8_amax_history_len))
-        yield from ("--fp8-amax-compute-algo", "max")
-    if t.reduced_dtype == "bf16":
-        yield "--grad-reduce-in-bf16"
-    if t.dtype == "fp16":
-        yield "--fp16"
-        if t.reduced_dtype == "fp32":
-            yield "--accumulate-allreduce-grads-in-fp32"
-        yield from plain_flags(job, FP16_FLAGS)
-    if t.recompute == "selective":
-        yield from ("--recompute-granularity", "selective", "--recompute-modules")
-        yield from t.recompute_modules or (CORE,)
-    if t.recompute == "full":
-        yield from ("--recompute-granularity", "full", "--recompute-method", "uniform")
-        yield from ("--recompute-num-layers", "1")
-    if t.partition_activations:
-        yield "--distribute-saved-activations"
-
-
-def _model_flags(job: JobSpec) -> Flags:
-    model = job.model
-    if model is None:
-        return
-    yield from plain_flags(job, MODEL_FLAGS)
-    if model.kv_heads != model.heads:
-        yield from ("--group-query-attention", "--num-query-groups", str(model.kv_heads))
-    if model.position == "rotary":
-        yield from ("--rotary-base", str(int(model.rotary_base)))
-    if model.rotary_scaling is not None:
-        yield from ("--use-rope-scaling", "--rope-scaling-factor", str(model.rotary_scaling.factor))
-    if model.activation == "swiglu":
-        yield "--swiglu"
-    if model.activation == "relu2":
-        yield "--squared-relu"
-    yield from _words(variants(model))
-    if model.activation == "gelu" and model.bias is True:
-        yield "--no-bias-gelu-fusion"  # the fused kernel computes the tanh form
-    if model.bias is not True:
-        yield "--disable-bias-linear"
-    if not model.tied_embeddings:
-        yield "--untie-embeddings-and-output-weights"
-
-
-def _training_flags(job: JobSpec) -> Flags:
-    lowest = {"min_learning_rate": job.training.lowest_rate}
-    training = job.training.model_copy(update=lowest)
-    if training.lr_schedule != "wsd":
-        training = training.model_copy(update={"lr_wsd_decay_style": None})
-    yield from plain_flags(job.model_copy(update={"training": training}), TRAINING_FLAGS)
+            yield from words_of([(flag, value)])
 
 
 LAUNCHER = ForeignLauncher("megatron", SOFTWARE, "shell", megatron_refusals, _notes, _body, read_megatron)

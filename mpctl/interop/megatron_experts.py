@@ -323,8 +323,7 @@ def _read_router(reader: KeyReader) -> None:
     best = BEST_OF_GROUP["softmax" if is_softmax else "sigmoid"]
     if isinstance(k, int) and groups > 0 and k // groups != best:
         message = f"{groups}: a group's score is there the sum of its best {k} // {groups} experts"
-        hint = f"a job's is of the best {best}: use --moe-router-topk {best * int(groups)}"
-        reader.wrong(kept, message, hint)
+        reader.wrong(kept, message, f"a job's is of the best {best}: use --moe-router-topk {best * int(groups)}")
 
 
 def _read_layers(reader: KeyReader) -> None:
@@ -344,8 +343,7 @@ def _read_layers(reader: KeyReader) -> None:
     found = pattern_settings(layers) if any(layers) else None
     if found is None:
         message = f"{text[:60]}: a job has experts in the last layer of every N after the first D"
-        hint = "use a list such as ([0]*3+[1]*58) or ([0]*1+[1]*1)*12"
-        reader.wrong(flag, message, hint)
+        reader.wrong(flag, message, "use a list such as ([0]*3+[1]*58) or ([0]*1+[1]*1)*12")
         return
     reader.settings |= {f"model.{key}": value for key, value in found.items()}
 
@@ -373,8 +371,7 @@ def _read_kernels(reader: KeyReader) -> None:
     if s.get("parallel.ep", 1) != 1 or s.get("parallel.etp", 1) != 1:
         _read_dispatcher(reader)
     if not reader.has("--disable-bias-linear"):
-        message = "is not there: experts are planned without biases"
-        reader.nearest("--disable-bias-linear", message)
+        reader.nearest("--disable-bias-linear", "is not there: experts are planned without biases")
 
 
 def _read_dispatcher(reader: KeyReader) -> None:

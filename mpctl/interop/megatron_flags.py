@@ -13,23 +13,28 @@ in every second layer is `--window-size 127,0 --window-attn-skip-freq 2`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
-from mpctl.interop.config_text import Flags, Value
-from mpctl.interop.mapping import ForeignKey
+from mpctl.interop.config_text import Value
+from mpctl.interop.limits import find_order, splits_sequence
+from mpctl.interop.mapping import ForeignKey, KeyReader, written
+from mpctl.model.layout.topology import zero_copies
+from mpctl.model.pipeline.stages import Span, job_stages
+from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
+from mpctl.spec.training import CORE
 
 SOFTWARE = "Megatron-LM core 0.19"
-ORDERS = {"tp-cp-dp-pp": (), "tp-cp-pp-dp": ("--use-tp-pp-dp-mapping",)}
+ORDERS = ("tp-cp-dp-pp", "tp-cp-pp-dp")
 POSITIONS = {"learned": "learned_absolute", "rotary": "rope", "none": "none"}
 NORMS = {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}
 ATTENTIONS = {"flash": "flash", "unfused": "unfused"}
 NEAREST = {"auto": "flash", "fused": "flash"}
 LR_SCHEDULES = {"constant": "constant", "linear": "linear", "cosine": "cosine", "wsd": "WSD"}
 NARROW_FLAGS = {
-    "fp8": ("--fp8-format", "hybrid"),
-    "mxfp8": ("--fp8-format", "e4m3", "--fp8-recipe", "mxfp8"),
-    "nvfp4": ("--fp4-format", "e2m1", "--fp4-recipe", "nvfp4"),
+    "fp8": {"--fp8-format": "hybrid"},
+    "mxfp8": {"--fp8-format": "e4m3", "--fp8-recipe": "mxfp8"},
+    "nvfp4": {"--fp4-format": "e2m1", "--fp4-recipe": "nvfp4"},
 }
 """Products of fewer than 16 bits, by training.dtype, in addition to --bf16."""
 FSDP_STRATEGIES = {2: "optim_grads", 3: "optim_grads_params"}
@@ -37,16 +42,127 @@ ROPE_SCALING = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_p
 """The values that --use-rope-scaling sets
 (megatron/core/models/common/embeddings/rotary_pos_embedding)."""
 
+INSTANCES = "--num-distributed-optimizer-instances"
+CHUNKS = "--num-virtual-stages-per-pipeline-rank"
+LAYERS_A_CHUNK = "--num-layers-per-virtual-pipeline-stage"
+LAYOUT = "--pipeline-model-parallel-layout"
+
+
+def words_of(values: Iterable[tuple[str, Value]]) -> Iterator[str]:
+    """Flags as words; True is a switch, which False leaves out, and numbers of a list are joined."""
+    for flag, value in values:
+        if value is not False:
+            yield flag
+        if isinstance(value, tuple):
+            yield from value
+        elif not isinstance(value, bool):
+            yield ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def layout_by_cost(job: JobSpec) -> str | None:
+    """The stages of a job that balances them by cost, as a layout; None for other jobs."""
+    if job.parallel.stage_balance != "cost" or job.parallel.pp == 1 or job.model is None:
+        return None
+    return layout_text(job_stages(job, job.model.layers))
+
+
+def layout_text(stages: Iterable[Iterable[Span]]) -> str:
+    """The spans of layers by [stage][chunk] as Megatron's pipeline layout: E embedding, t layer, L
+    loss, `|` between the parts in the order in which a sample passes them."""
+    by_stage = [[stop - start for start, stop in chunks] for chunks in stages]
+    counts = [count for chunk in zip(*by_stage, strict=True) for count in chunk]
+    parts = ["t" if count == 1 else f"t*{count}" if count else "" for count in counts]
+    return f"E{'|'.join(parts)}L"
+
+
+def _chunks(job: JobSpec) -> int | None:
+    return job.parallel.vpp if job.parallel.vpp > 1 and layout_by_cost(job) is None else None
+
+
+def _with_fsdp(value: Value) -> Callable[[JobSpec], Value]:
+    return lambda job: value if job.parallel.zero > 1 else None
+
+
 LAYOUT_FLAGS = (
     ForeignKey("--tensor-model-parallel-size", "parallel.tp", int, 1),
     ForeignKey("--pipeline-model-parallel-size", "parallel.pp", int, 1),
     ForeignKey("--context-parallel-size", "parallel.cp", int, 1),
     ForeignKey("--decoder-first-pipeline-num-layers", "parallel.first_stage_layers", int),
     ForeignKey("--decoder-last-pipeline-num-layers", "parallel.last_stage_layers", int),
+    ForeignKey("--use-tp-pp-dp-mapping", value=lambda job: find_order(job, ORDERS) == ORDERS[1]),
+    ForeignKey(LAYOUT, value=layout_by_cost),
+    ForeignKey(CHUNKS, value=_chunks),
+    ForeignKey("--sequence-parallel", value=splits_sequence),
+    ForeignKey("--tp-comm-overlap", value=lambda job: splits_sequence(job) and job.parallel.tp_comm_overlap),
+    ForeignKey("--account-for-embedding-in-pipeline-split", "parallel.embedding_is_layer", bool, False),
+    ForeignKey("--account-for-loss-in-pipeline-split", "parallel.loss_is_layer", bool, False),
+    ForeignKey("--use-distributed-optimizer", value=lambda job: job.parallel.zero > 0),
+    ForeignKey(INSTANCES, value=lambda job: copies if (copies := zero_copies(job)) > 1 else None),
+    ForeignKey("--use-megatron-fsdp", value=_with_fsdp(True)),
+    ForeignKey("--data-parallel-sharding-strategy", value=lambda job: FSDP_STRATEGIES.get(job.parallel.zero)),
+    ForeignKey("--ckpt-format", value=_with_fsdp("fsdp_dtensor")),
+    ForeignKey("--no-gradient-accumulation-fusion", value=_with_fsdp(True)),
+    ForeignKey("--overlap-grad-reduce", "parallel.overlap_gradients", bool, False),
+    ForeignKey("--overlap-param-gather", value=lambda job: job.parallel.overlap_gradients and job.parallel.zero > 0),
 )
 BATCH_FLAGS = (
     ForeignKey("--micro-batch-size", "training.micro_batch_size", int),
     ForeignKey("--global-batch-size", "training.global_batch_size", int),
+)
+
+
+def _narrow(flag: str) -> Callable[[JobSpec], Value]:
+    return lambda job: NARROW_FLAGS.get(job.training.dtype, {}).get(flag)
+
+
+def _recipe(job: JobSpec) -> Value:
+    is_tensorwise = job.training.dtype == "fp8" and job.training.fp8_recipe == "tensorwise"
+    return "tensorwise" if is_tensorwise else _narrow("--fp8-recipe")(job)
+
+
+def _if_delayed(value: Callable[[JobSpec], Value]) -> Callable[[JobSpec], Value]:
+    """Megatron's own default is a history of one step."""
+    return lambda job: value(job) if job.training.dtype == "fp8" and job.training.fp8_recipe != "tensorwise" else None
+
+
+PRECISION_FLAGS = (
+    ForeignKey("--bf16", value=lambda job: job.training.dtype in ("bf16", *NARROW_FLAGS)),
+    ForeignKey("--fp8-format", value=_narrow("--fp8-format")),
+    ForeignKey("--fp4-format", value=_narrow("--fp4-format")),
+    ForeignKey("--fp8-recipe", value=_recipe),
+    ForeignKey("--fp4-recipe", value=_narrow("--fp4-recipe")),
+    ForeignKey("--fp8-amax-history-len", value=_if_delayed(lambda job: job.training.fp8_amax_history_len)),
+    ForeignKey("--fp8-amax-compute-algo", value=_if_delayed(lambda job: "max")),
+    ForeignKey("--grad-reduce-in-bf16", value=lambda job: job.training.reduced_dtype == "bf16"),
+)
+FP16_FLAGS = (
+    ForeignKey("--fp16", value=True),
+    ForeignKey("--accumulate-allreduce-grads-in-fp32", value=lambda job: job.training.reduced_dtype == "fp32"),
+    ForeignKey("--initial-loss-scale", "training.loss_scale", float, 2.0**32),
+    ForeignKey("--loss-scale-window", "training.loss_scale_window", int, 1000),
+    ForeignKey("--min-loss-scale", "training.min_loss_scale", float, 1.0),
+)
+
+
+def _recomputed(job: JobSpec) -> Value:
+    return None if job.training.recompute == "none" else job.training.recompute
+
+
+def _modules(job: JobSpec) -> Value:
+    t = job.training
+    return tuple(t.recompute_modules or (CORE,)) if t.recompute == "selective" else None
+
+
+def _if_full(value: Value) -> Callable[[JobSpec], Value]:
+    return lambda job: value if job.training.recompute == "full" else None
+
+
+RECOMPUTE_FLAGS = (
+    ForeignKey("--recompute-granularity", value=_recomputed),
+    ForeignKey("--recompute-modules", value=_modules),
+    ForeignKey("--recompute-method", value=_if_full("uniform")),
+    ForeignKey("--recompute-num-layers", value=_if_full(1)),
+    ForeignKey("--distribute-saved-activations", "training.partition_activations", bool, False),
 )
 MODEL_FLAGS = (
     ForeignKey("--num-layers", "model.layers", int),
@@ -65,16 +181,65 @@ MODEL_FLAGS = (
     ForeignKey("--hidden-dropout", "training.dropout", float, 0.1),
     ForeignKey("--attention-dropout", "training.attention_dropout", float, 0.1),
 )
+
+
+def _of_model(value: Callable[[ModelSpec], Value]) -> Callable[[JobSpec], Value]:
+    return lambda job: None if job.model is None else value(job.model)
+
+
+def _window(model: ModelSpec) -> Value:
+    return None if model.attention_window is None else [model.attention_window - 1, 0]
+
+
+def _full_attention(model: ModelSpec) -> Value:
+    every = model.full_attention_every or model.attention_window_every or 1
+    return every if model.attention_window is not None and every > 1 else None
+
+
+def _rotary_percent(model: ModelSpec) -> Value:
+    return model.rotary_fraction if model.position == "rotary" and model.rotary_fraction != 1 else None
+
+
+FORM_FLAGS = (
+    ForeignKey("--group-query-attention", value=_of_model(lambda m: m.kv_heads != m.heads)),
+    ForeignKey("--num-query-groups", value=_of_model(lambda m: m.kv_heads if m.kv_heads != m.heads else None)),
+    ForeignKey("--rotary-base", value=_of_model(lambda m: int(m.rotary_base) if m.position == "rotary" else None)),
+    ForeignKey("--use-rope-scaling", value=_of_model(lambda m: m.rotary_scaling is not None)),
+    ForeignKey("--rope-scaling-factor", value=_of_model(lambda m: m.rotary_scaling and m.rotary_scaling.factor)),
+    ForeignKey("--swiglu", value=_of_model(lambda m: m.activation == "swiglu")),
+    ForeignKey("--squared-relu", value=_of_model(lambda m: m.activation == "relu2")),
+)
+VARIANT_FLAGS = (
+    ForeignKey("--qk-layernorm", value=_of_model(lambda m: True if m.qk_norm else None)),
+    ForeignKey("--add-qkv-bias", value=_of_model(lambda m: True if m.bias == "qkv" else None)),
+    ForeignKey("--mtp-num-layers", "model.mtp_layers", int, value=_of_model(lambda m: m.mtp_layers or None)),
+    ForeignKey("--rotary-percent", "model.rotary_fraction", float, value=_of_model(_rotary_percent)),
+    ForeignKey("--window-size", value=_of_model(_window)),
+    ForeignKey("--window-attn-skip-freq", "model.full_attention_every", int, value=_of_model(_full_attention)),
+)
+"""Features of decoders beyond the shapes of GPT-2 and Llama."""
+END_FLAGS = (
+    # the fused kernel computes the tanh form
+    ForeignKey("--no-bias-gelu-fusion", value=_of_model(lambda m: m.activation == "gelu" and m.bias is True)),
+    ForeignKey("--disable-bias-linear", value=_of_model(lambda m: m.bias is not True)),
+    ForeignKey("--untie-embeddings-and-output-weights", value=_of_model(lambda m: not m.tied_embeddings)),
+)
+
+
+def _decay_style(job: JobSpec) -> Value:
+    return job.training.lr_wsd_decay_style if job.training.lr_schedule == "wsd" else None
+
+
 TRAINING_FLAGS = (
     ForeignKey("--train-iters", "training.steps", int),
     ForeignKey("--seed", "training.seed", int, 1234),
     ForeignKey("--lr", "training.learning_rate", float),
-    ForeignKey("--min-lr", "training.min_learning_rate", float, 0.0),
+    ForeignKey("--min-lr", "training.min_learning_rate", float, 0.0, value=lambda job: job.training.lowest_rate),
     ForeignKey("--lr-warmup-iters", "training.warmup_steps", int, 0),
     ForeignKey("--lr-decay-style", "training.lr_schedule", str, "linear", LR_SCHEDULES),
     ForeignKey("--lr-decay-iters", "training.lr_decay_steps", int),
     ForeignKey("--lr-wsd-decay-iters", "training.lr_wsd_decay_steps", int),
-    ForeignKey("--lr-wsd-decay-style", "training.lr_wsd_decay_style", str, "exponential"),
+    ForeignKey("--lr-wsd-decay-style", "training.lr_wsd_decay_style", str, "exponential", value=_decay_style),
     ForeignKey("--weight-decay", "training.weight_decay", float, 0.01),
     ForeignKey("--adam-beta1", "training.beta1", float, 0.9),
     ForeignKey("--adam-beta2", "training.beta2", float, 0.999),
@@ -82,21 +247,18 @@ TRAINING_FLAGS = (
     ForeignKey("--clip-grad", "training.clip_norm", float, 1.0),
     ForeignKey("--init-method-std", "training.init_std", float, 0.02),
 )
-FP16_FLAGS = (
-    ForeignKey("--initial-loss-scale", "training.loss_scale", float, 2.0**32),
-    ForeignKey("--loss-scale-window", "training.loss_scale_window", int, 1000),
-    ForeignKey("--min-loss-scale", "training.min_loss_scale", float, 1.0),
+ROWS = (
+    *LAYOUT_FLAGS,
+    *BATCH_FLAGS,
+    *PRECISION_FLAGS,
+    *FP16_FLAGS,
+    *RECOMPUTE_FLAGS,
+    *MODEL_FLAGS,
+    *FORM_FLAGS,
+    *VARIANT_FLAGS,
+    *END_FLAGS,
+    *TRAINING_FLAGS,
 )
-SWITCHES = {
-    "--overlap-grad-reduce": "parallel.overlap_gradients",
-    "--account-for-embedding-in-pipeline-split": "parallel.embedding_is_layer",
-    "--account-for-loss-in-pipeline-split": "parallel.loss_is_layer",
-    "--distribute-saved-activations": "training.partition_activations",
-}
-"""Flags without a value, each with the setting that it turns on."""
-PLAIN_FLAGS = LAYOUT_FLAGS + BATCH_FLAGS + MODEL_FLAGS + TRAINING_FLAGS + FP16_FLAGS
-
-
 WITHOUT_FLAG = (
     "embedding_norm",
     "embedding_multiplier",
@@ -110,53 +272,28 @@ WITHOUT_FLAG = (
     "logit_softcap",
     "head_bias",
 )
-VARIANT_FLAGS = (
-    ForeignKey("--mtp-num-layers", "model.mtp_layers", int),
-    ForeignKey("--window-attn-skip-freq", "model.full_attention_every", int),
-    ForeignKey("--rotary-percent", "model.rotary_fraction", float),
-)
 
 
-def variants(model: ModelSpec) -> Iterator[tuple[str, Value]]:
-    """Flags of a model in addition to those that are one setting each, with their values; True for
-    a switch."""
-    if model.qk_norm:
-        yield "--qk-layernorm", True
-    if model.bias == "qkv":
-        yield "--add-qkv-bias", True
-    if model.mtp_layers:
-        yield "--mtp-num-layers", model.mtp_layers
-    if model.position == "rotary" and model.rotary_fraction != 1:
-        yield "--rotary-percent", model.rotary_fraction
-    if model.attention_window is not None:
-        yield "--window-size", [model.attention_window - 1, 0]
-        every = model.full_attention_every or model.attention_window_every or 1
-        if every > 1:
-            yield "--window-attn-skip-freq", every
+def variants(job: JobSpec) -> Iterator[tuple[str, Value]]:
+    """Flags of a decoder's variants, with their values; True for a switch."""
+    return written(job, VARIANT_FLAGS)
 
 
-def read_variants(flags: Flags, wrong: Callable[[str, str, str], None]) -> dict[str, object]:
-    """The settings of these flags, by full name. wrong: called with flag, message and hint for an
-    invalid value."""
-    found: dict[str, object] = {}
+def read_variants(reader: KeyReader) -> None:
+    """The settings of these flags."""
+    reader.read(VARIANT_FLAGS)
+    flags, found = reader.flags, reader.settings
     if "--squared-relu" in flags:
         found["model.activation"] = "relu2"
     if "--qk-layernorm" in flags:
         found["model.qk_norm"] = True
     if "--add-qkv-bias" in flags and "--disable-bias-linear" in flags:
         found["model.bias"] = "qkv"
-    for row in VARIANT_FLAGS:
-        if row.key in flags:
-            try:
-                found[row.setting] = row.kind(flags[row.key][0])
-            except ValueError:
-                wrong(row.key, f"{flags[row.key][0]!r} is no number", "give one number")
     if "--window-size" in flags:  # `(127,0)` is a window of 128, too; -1 to the left is no window
         text = flags["--window-size"][0]
         left, _, right = text.strip("()").replace(" ", "").partition(",")
         if not left.lstrip("-").isdecimal() or right != "0":
             hint = "give keys to the left and 0: 127,0 is a window of 128"
-            wrong("--window-size", f"{text!r} is no window that a job can say", hint)
+            reader.wrong("--window-size", f"{text!r} is no window that a job can say", hint)
         elif int(left) >= 0:
             found["model.attention_window"] = int(left) + 1
-    return found

@@ -124,8 +124,7 @@ def _refusals(plan: Plan) -> Iterator[Issue]:
         message = f"nanotron accumulates gradients in fp32 or {t.dtype}"
         yield refused("training.gradient_dtype", t.reduced_dtype, message, "use fp32")
     if model is None:
-        message = "a config of nanotron states a sequence length"
-        yield refused("model", "none", message, "name a model (--model NAME)")
+        yield refused("model", "none", "a config of nanotron states a sequence length", "name a model (--model NAME)")
     else:
         yield from llama_refusals(model, "nanotron")
         if model.rotary_scaling is not None:
@@ -182,8 +181,7 @@ def _read_parallelism(reader: KeyReader) -> None:
     elif s.get("parallel.pp") != 1:
         s["parallel.schedule"] = found
     if reader.number(f"{P}expert_parallel_size", int, 1) != 1:
-        message = "experts over ranks are not read"
-        reader.wrong(f"{P}expert_parallel_size", message, "use 1, or a job of your own")
+        reader.wrong(f"{P}expert_parallel_size", "experts over ranks are not read", "use 1, or a job of your own")
     if not reader.is_on("optimizer.accumulate_grad_in_fp32", True) and s.get("training.dtype") == "bf16":
         s["training.gradient_dtype"] = "bf16"
 

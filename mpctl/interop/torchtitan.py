@@ -65,8 +65,7 @@ def _refusals(plan: Plan) -> Iterator[Issue]:
     job = plan.job
     yield from LIMITS.refusals(plan)
     if job.sizes["cp"] > 1 and zero_stage(job) == 0:
-        message = "torchtitan shards over cp wherever it is above 1"
-        yield refused("parallel.zero", 0, message, "use zero 2 or 3")
+        yield refused("parallel.zero", 0, "torchtitan shards over cp wherever it is above 1", "use zero 2 or 3")
     if job.training.reduced_dtype != "fp32":
         message = "torchtitan reduces gradients in fp32"
         yield refused("training.gradient_dtype", job.training.reduced_dtype, message, "use fp32")
@@ -77,8 +76,7 @@ def _refusals(plan: Plan) -> Iterator[Issue]:
         yield refused("training.lr_wsd_decay_style", style, message, "use minus_sqrt")
     if end is not None and end < t.steps:
         message = f"torchtitan has no rate for the steps from there to {t.steps}"
-        hint = f"use {t.steps} or more, or fewer steps"
-        yield refused("training.lr_decay_steps", end, message, hint)
+        yield refused("training.lr_decay_steps", end, message, f"use {t.steps} or more, or fewer steps")
     if (model := job.model) is not None and mixtures.is_of_experts(model):
         yield from mixtures.expert_refusals(job, model)
     elif model is not None:

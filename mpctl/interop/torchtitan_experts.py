@@ -52,14 +52,11 @@ def _router_refusals(job: JobSpec, model: ModelSpec) -> Iterator[Issue]:
     t, p = job.training, job.parallel
     if t.moe_load_balancing != "none" and t.moe_aux_loss_coeff:
         message = "torchtitan has no auxiliary loss"
-        hint = "use moe_load_balancing none"
-        yield refused("training.moe_load_balancing", t.moe_load_balancing, message, hint)
+        yield refused("training.moe_load_balancing", t.moe_load_balancing, message, "use moe_load_balancing none")
     if t.moe_z_loss_coeff:
-        message = "torchtitan has no z-loss"
-        yield refused("training.moe_z_loss_coeff", t.moe_z_loss_coeff, message, "use 0")
+        yield refused("training.moe_z_loss_coeff", t.moe_z_loss_coeff, "torchtitan has no z-loss", "use 0")
     if model.shared_expert_gate:
-        message = "torchtitan's shared experts here have no gate"
-        yield refused("model.shared_expert_gate", "true", message, "use false")
+        yield refused("model.shared_expert_gate", "true", "torchtitan's shared experts here have no gate", "use false")
     if model.router_groups_per_token < model.router_groups and model.router_score == "softmax":
         message = "torchtitan scores a group by its best two, softmax here by its best one"
         yield refused("model.router_groups", model.router_groups, message, "use router_groups 1")

@@ -12,8 +12,8 @@ from mpctl.core.sharding import padded_vocab
 from mpctl.interop.command_line import read_flags
 from mpctl.interop.emitted import emit_plan
 from mpctl.interop.from_megatron import layer_counts, read_megatron
-from mpctl.interop.megatron import layout_text
 from mpctl.interop.megatron_experts import layer_pattern, read_pattern
+from mpctl.interop.megatron_flags import layout_text
 from mpctl.model.pipeline.stages import spans_of
 from mpctl.plan.planning.plan import Plan, load_plan
 from mpctl.spec.job import JobSpec
