@@ -52,9 +52,8 @@ SetOption = Annotated[
 LauncherOption = Annotated[
     str | None,
     typer.Option(
-        help="Whose lines the logs have: megatron, megatron-bridge, nemo, torchtitan, nanotron, "
-        "deepspeed, or trainer for progress bars (accelerate, transformers, Lightning); by default "
-        "found in each.",
+        help="Whose lines the logs have: a launcher, as of `mpctl plan --emit`, or trainer for progress "
+        "bars (accelerate, transformers, Lightning); by default found in each.",
         show_default=False,
     ),
 ]

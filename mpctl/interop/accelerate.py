@@ -17,6 +17,7 @@ from mpctl.core.errors import Issue
 from mpctl.interop.config_text import Tree, yaml_text
 from mpctl.interop.emitted import ForeignLauncher, plan_notes
 from mpctl.interop.limits import LauncherLimits, dp_degrees, refused
+from mpctl.interop.log_formats import BAR, LauncherLog
 from mpctl.model.layout.topology import zero_stage
 from mpctl.plan.planning.plan import Plan
 from mpctl.spec.job import JobSpec
@@ -120,4 +121,12 @@ def _parallelism(job: JobSpec) -> Tree:
     return tree
 
 
-LAUNCHER = ForeignLauncher("accelerate", "accelerate 1.15", "yaml", _refusals, _notes, _body)
+LAUNCHER = ForeignLauncher(
+    "accelerate",
+    "accelerate 1.15",
+    "yaml",
+    _refusals,
+    _notes,
+    _body,
+    log=LauncherLog(BAR, "accelerate, transformers, Lightning"),
+)

@@ -32,6 +32,7 @@ from mpctl.core.errors import InputError, Issue
 from mpctl.interop.config_text import Flags, flat_values, nested, python_calls, read_yaml
 from mpctl.interop.emitted import ForeignLauncher, plan_notes
 from mpctl.interop.limits import LauncherLimits, refused, uneven_refusals
+from mpctl.interop.log_formats import BAR, LauncherLog, StepFormat
 from mpctl.interop.mapping import NO_SETTINGS, ForeignKey, KeyReader, ReadJob, written
 from mpctl.model.layout.topology import zero_copies, zero_stage
 from mpctl.plan.planning.plan import Overrides, Plan
@@ -260,4 +261,17 @@ def _read_batch(reader: KeyReader) -> None:
         reader.wrong(key, "says nothing of the batch without train_batch_size", "add it")
 
 
-LAUNCHER = ForeignLauncher("deepspeed", "DeepSpeed 0.19", "python", _refusals, _notes, _body, read_deepspeed)
+LOG = LauncherLog(
+    "deepspeed",
+    "DeepSpeed",
+    (
+        StepFormat(
+            "iter time (s)",
+            {"number": ("steps", "step"), "seconds": ("iter time (s)",), "samples_per_second": ("samples/sec",)},
+        ),
+        StepFormat("CurrSamplesPerSec", {"number": ("global_step",), "samples_per_second": ("CurrSamplesPerSec",)}),
+    ),
+    beside=("megatron", BAR),
+)
+"""Of runtime/pipe/engine.py, and of ThroughputTimer in utils/timer.py."""
+LAUNCHER = ForeignLauncher("deepspeed", "DeepSpeed 0.19", "python", _refusals, _notes, _body, read_deepspeed, LOG)

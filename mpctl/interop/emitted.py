@@ -17,6 +17,7 @@ from mpctl.core.axes import sizes_text as axis_sizes_text
 from mpctl.core.errors import InputError, Issue
 from mpctl.core.sharding import padded_vocab
 from mpctl.core.units import plural
+from mpctl.interop.log_formats import LauncherLog
 from mpctl.interop.mapping import ReadJob
 from mpctl.interop.registry import LAUNCHERS, TARGETS
 from mpctl.model.layout.topology import zero_stage
@@ -80,7 +81,7 @@ class ForeignLauncher:
     software: with the version that the spelling was checked with. refusals: issues of settings that
     it cannot express. notes: comments on a plan that it can express; body: the text. read: the job
     of its flags or file, which the settings on mpctl's command line override; None where it is not
-    read.
+    read. log: how its log reads.
     """
 
     name: str
@@ -90,6 +91,7 @@ class ForeignLauncher:
     notes: Callable[[Plan], Iterator[str]]
     body: Callable[[Plan], str]
     read: Callable[[str, Overrides], ReadJob] | None = None
+    log: LauncherLog | None = None
 
 
 def get_launcher(name: str) -> ForeignLauncher:

@@ -5,8 +5,11 @@ Keys, defaults and meanings: torchtitan 0.2.2 (config/job_config.py, TOML and fl
 config, of which only literal values are read: nothing is run), with the names of 2024 in FORMER.
 States are sharded over dp_shard x cp: ZeRO 3 where parameters are gathered again in backward, 2
 where they are not, and 1 in a pipeline by default (torchtitan.py). A pipeline's local batch is all
-micro batches of a step. Unstated stages are as torchtitan infers them: 2 chunks a rank for looped
-schedules, the ends a layer less each.
+micro batches of a step. Unstated stages are as torchtitan infers them: 2 chunks a rank
+for looped schedules, the ends a layer less each.
+
+Its log (components/metrics.py), whose tps are tokens a second and *rank*, begins with `Running with
+configs: {` and JSON where print_config is on, and always with its mesh and its trainer's batch.
 
 >>> read = read_torchtitan("--parallelism.tensor_parallel_degree 2 --training.local_batch_size 4")
 >>> [read.settings[f"{key}"] for key in ("parallel.tp", "parallel.zero", "training.recompute")]
@@ -15,6 +18,7 @@ schedules, the ends a layer less each.
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import tomllib
@@ -25,6 +29,7 @@ from mpctl.core.errors import InputError
 from mpctl.interop.command_line import EXPAND, is_unexpanded, split_command
 from mpctl.interop.config_text import Flags, flat_values, python_calls, read_yaml
 from mpctl.interop.from_megatron import find_cut
+from mpctl.interop.log_formats import LONGEST_VALUE, MOST, LauncherLog, PrintedConfig, StepFormat
 from mpctl.interop.mapping import NO_SETTINGS, KeyReader, ReadJob
 from mpctl.interop.torchtitan_keys import FLAVORS, ROWS, P, T
 from mpctl.plan.planning.plan import Overrides
@@ -343,3 +348,89 @@ KNOWN_TOO = (
     "context_parallel_rotate_method",
 )
 """Keys of `parallelism` that are read with others or have no effect here."""
+
+
+_MESH = re.compile(r"\b(pp|dp_replicate|dp_shard|cp|tp|ep|etp)=(\d{1,6})")
+_OLD_MESH = re.compile(r"device mesh with \[([a-z_', ]{1,200})\], \[([\d, ]{1,100})\]")
+_TRAINER = re.compile(
+    r"local batch size (\d{1,9}), global batch size (\d{1,9}),"
+    r"(?: gradient.accumulation.steps:? \d{1,9},)? sequence length (\d{1,9})"
+)
+_RECOMPUTED = re.compile(r"Applied (\w{1,40}) activation checkpointing")
+_FLAVOR = re.compile(r"Building (\w{1,40}) (\w{1,40}) with")
+
+
+def _read_dump(text: str, head: str, state: list[str], config: PrintedConfig) -> bool:
+    """A line of torchtitan's start, whose end no line says. state: the JSON so far."""
+    if head.startswith("Running"):
+        state[:] = [text[text.index("{") :]]
+    elif state:
+        state.append(text[:LONGEST_VALUE])
+        if text.startswith("}"):
+            _add_json("\n".join(state), config)
+        if text.startswith("}") or len(state) > MOST:
+            state.clear()
+    if "device mesh with" in text:
+        if old := _OLD_MESH.search(text):
+            names = [name.strip(" '") for name in old[1].split(",")]
+            for name, size in zip(names, old[2].split(","), strict=False):
+                config.add(f"mesh.{name if name != 'dp' else 'dp_shard'}", size)
+        for name, size in _MESH.findall(text):
+            config.add(f"mesh.{name}", size)
+    elif found := _TRAINER.search(text):
+        for name, size in zip(("local_batch_size", "global_batch_size", "seq_len"), found.groups(), strict=True):
+            config.add(f"training.{name}", size)
+    elif found := _RECOMPUTED.search(text):
+        config.add("activation_checkpoint.mode", found[1].lower())
+    elif found := _FLAVOR.search(text):
+        config.add("model.name", found[1])
+        config.add("model.flavor", found[2])
+    return True
+
+
+def _add_json(text: str, config: PrintedConfig) -> None:
+    try:
+        tables = [("", json.loads(text))]
+    except (ValueError, RecursionError):
+        return
+    while tables:
+        name, value = tables.pop()
+        if isinstance(value, dict):
+            tables += [(f"{name}.{key}".strip("."), inner) for key, inner in value.items()]
+        else:
+            config.add(name, value if isinstance(value, str) else json.dumps(value))
+
+
+def _printed_job(values: Mapping[str, str]) -> ReadJob | None:
+    """The job of the settings of a dump."""
+    return read_printed_torchtitan(
+        {name: _json_words(text) for name, text in values.items() if text not in ("None", "null")}
+    )
+
+
+def _json_words(text: str) -> tuple[str, ...]:
+    """The elements of a list of torchtitan's JSON, such as the modules of each part of a pipeline;
+    another value is one word."""
+    try:
+        listed = json.loads(text) if text.startswith("[") else text
+    except (ValueError, RecursionError):
+        listed = text
+    return tuple(map(str, listed)) if isinstance(listed, list) else (text,)
+
+
+LOG = LauncherLog(
+    "torchtitan",
+    "torchtitan",
+    (
+        StepFormat(
+            "tps:",
+            {"number": ("step",), "seconds": ("step_time",), "tokens_per_rank": (" tps",), "tflops": ("tflops",)},
+            "validate step",
+        ),
+        StepFormat("wps:", {"number": ("step",), "tokens_per_rank": (" wps",)}, "validate step", " before 2025"),
+    ),
+    heads=("Running with configs: {", "Building device mesh with", "-D device mesh with"),
+    read=_read_dump,
+    ranks=tuple(f"mesh.{axis}" for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp")),
+    job=_printed_job,
+)

@@ -1,20 +1,16 @@
-"""What each launcher prints in its log, a row for each: lines of steps, and its settings.
+"""What the log of a launcher is: lines of steps, and the settings that it prints at its start.
 
 A line is a step where it has the `mark` of a StepFormat, a number of the step, and a time or a
 rate. A figure is the number that follows its words, with spaces, `:` or `=` between; K, M, B and T
 after it are thousands and so on, as nanotron prints them. Where the time (without one the rate) is
-NaN, infinite or not above 0, the line is no step.
+NaN, infinite or not above 0, the line is no step. Each launcher's words are in its own module
+(`LauncherLog`), but for progress bars: tqdm 4.67 (std.py, format_meter), whose rate is a moving
+average, and transformers 5.23 (trainer_utils.py, speed_metrics).
 
-Words and units: Megatron-LM core 0.19 (megatron/training/training.py, training_log) and its forks
-(Megatron-DeepSpeed; Primus, `current/mean`); Megatron-Bridge 0.6 (training/utils/train_utils.py);
-NeMo 2 (lightning/pytorch/callbacks/progress_printer.py), NeMo 1 in a bar; torchtitan 0.3
-(components/metrics.py), whose tps are tokens a second and *rank*; DeepSpeed 0.19
-(runtime/pipe/engine.py; utils/timer.py, ThroughputTimer); nanotron of 2026-04 (trainer.py,
-train_step_logs); tqdm 4.67 (std.py, format_meter), whose rate is a moving average; transformers
-5.23 (trainer_utils.py, speed_metrics).
+Printed settings are text under dotted names, at most MOST of them, of LONGEST_VALUE characters each.
 
->>> line = " iteration  20/ 100 | elapsed time per iteration (ms): 1250.0 | learning rate: 1e-4 |"
->>> step = read_step(LAUNCHERS["megatron"].lines[0], line)
+>>> form = StepFormat("ms:", {"number": ("step",), "milliseconds": ("ms",)})
+>>> step = read_step(form, "step 20/100 ms: 1250.0")
 >>> (step.number, step.seconds)
 (20, 1.25)
 """
@@ -23,11 +19,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from math import inf, nan, prod
+from dataclasses import dataclass, field
+from math import inf, nan
 from typing import NamedTuple
 
-from mpctl.interop import log_settings as printed
-from mpctl.interop.log_settings import PrintedConfig
 from mpctl.interop.mapping import ReadJob
 
 _NUMBER = re.compile(
@@ -42,8 +37,17 @@ _BAR = re.compile(
 _BAR_STEP = re.compile(r"\b(\d{1,9})/\d{1,9} \[[\d:]{4,12}<")
 _TRAINER = re.compile(r"\{'loss': [^{}]{1,4096}\}")
 _FIGURE = re.compile(r"'([a-z_]{1,64})': '?(-?\d{1,15}(?:\.\d{0,18})?(?:e[-+]?\d{1,3})?)'?(?=[,}])")
-_VOCAB = re.compile(r"padded vocab \(size: (\d{1,9})\)")
 BAR = "trainer"
+"""The name of the bars of accelerate, transformers and Lightning."""
+MOST, LONGEST_VALUE = 5_000, 2_000
+OF_LAYOUT = re.compile(
+    r"parallel|batch|seq_len|sequence_length|num_(?:hidden_)?layers|hidden_size|world_size|^mesh\.|"
+    r"recompute|activation_checkpoint|zero_stage|distributed_optimizer|reshard|overlap|expert|"
+    r"dtype|precision|(?:^|\.)(?:bf16|fp16|fp8|fp4)"
+)
+"""Names of values that make another run of a log's later part where they change: what a step's time
+depends on, and not steps, rates, folders and the like, which a restart may change."""
+ADDRESS = re.compile(r" at 0x[0-9a-fA-F]{1,16}")
 SUMMARY = "'train_steps_per_second':"
 TIMES = ("seconds", "tokens_per_second", "tokens_per_rank", "samples_per_second")
 
@@ -84,9 +88,36 @@ class StepFormat(NamedTuple):
     version: str = ""
 
 
+@dataclass
+class PrintedConfig:
+    """The settings that a log prints. kind: the launcher that prints them, empty where there are
+    none; values: as text, by dotted name."""
+
+    kind: str = ""
+    values: dict[str, str] = field(default_factory=dict)
+
+    def begin(self, kind: str) -> None:
+        """A dump of a launcher begins; what another one printed is no longer of this run."""
+        if kind != self.kind:
+            self.kind, self.values = kind, {}
+
+    def add(self, name: str, value: str) -> None:
+        if len(self.values) < MOST:
+            self.values[name] = value[:LONGEST_VALUE].strip()
+
+    def changes(self, other: PrintedConfig) -> str:
+        """`tensor_model_parallel_size 4 becomes 8`, the first of those of the layout; empty where
+        none changes."""
+        for name, old in self.values.items() if self.kind == other.kind else ():
+            new = other.values.get(name, old)
+            is_other = old != new and ADDRESS.sub("", old) != ADDRESS.sub("", new)
+            if is_other and OF_LAYOUT.search(name):
+                return f"{name} {old} becomes {new}"
+        return ""
+
+
 class LauncherLog(NamedTuple):
     """How a launcher's log reads. beside: others whose lines and settings a run of it prints too.
-    emitted: its name in `--emit`.
 
     heads: what the dump of its settings begins with; read: adds what a line of the dump says to the
     settings, False at its end; ranks: the settings whose product are the ranks; job: the settings
@@ -96,127 +127,10 @@ class LauncherLog(NamedTuple):
     software: str
     lines: tuple[StepFormat, ...] = ()
     beside: tuple[str, ...] = ()
-    emitted: str = ""
     heads: tuple[str, ...] = ()
     read: Callable[[str, str, list[str], PrintedConfig], bool] | None = None
     ranks: tuple[str, ...] = ()
     job: Callable[[Mapping[str, str]], ReadJob | None] | None = None
-
-
-_ROWS = (
-    LauncherLog(
-        "megatron",
-        "Megatron-LM",
-        (
-            StepFormat(
-                "elapsed time per iteration (",
-                {
-                    "number": ("iteration",),
-                    "milliseconds": ("elapsed time per iteration (ms)",),
-                    "seconds": ("elapsed time per iteration (s)",),
-                    "tokens_per_rank": ("tokens per GPU (tokens/s/GPU)", "tokens per gpu per second (tgs)"),
-                    "samples_per_second": ("samples per second",),
-                    "batch": ("global batch size",),
-                    "tflops": ("throughput per GPU (TFLOP/s/GPU)", "TFLOPs"),
-                },
-            ),
-        ),
-        heads=(" arguments --",),
-        read=printed.read_megatron,
-        ranks=("world_size",),
-        job=printed.megatron_job,
-    ),
-    LauncherLog(
-        "megatron-bridge",
-        "Megatron-Bridge",
-        (StepFormat("Step Time :", {"seconds": ("Step Time",), "tflops": ("GPU utilization",)}),),
-        beside=("megatron",),
-        heads=("- Task Configuration -",),
-        read=printed.read_bridge,
-        job=printed.bridge_job,
-    ),
-    LauncherLog(
-        "nemo",
-        "NeMo",
-        (
-            StepFormat(
-                "train_step_timing in s",
-                {
-                    "number": ("global_step", "iteration"),
-                    "seconds": ("train_step_timing in s",),
-                    "tokens_per_rank": ("tokens_per_sec_per_gpu",),
-                    "tflops": ("TFLOPS_per_GPU",),
-                    "batch": ("global_batch_size",),
-                },
-            ),
-        ),
-        emitted="megatron-bridge",
-    ),
-    LauncherLog(
-        "torchtitan",
-        "torchtitan",
-        (
-            StepFormat(
-                "tps:",
-                {"number": ("step",), "seconds": ("step_time",), "tokens_per_rank": (" tps",), "tflops": ("tflops",)},
-                "validate step",
-            ),
-            StepFormat("wps:", {"number": ("step",), "tokens_per_rank": (" wps",)}, "validate step", " before 2025"),
-        ),
-        heads=("Running with configs: {", "Building device mesh with", "-D device mesh with"),
-        read=printed.read_torchtitan,
-        ranks=tuple(f"mesh.{axis}" for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp")),
-        job=printed.torchtitan_job,
-    ),
-    LauncherLog(
-        "nanotron",
-        "nanotron",
-        (
-            StepFormat(
-                "elapsed_time_per_iteration_ms",
-                {
-                    "number": ("iteration",),
-                    "milliseconds": ("elapsed_time_per_iteration_ms",),
-                    "tokens_per_second": ("tokens_per_sec:",),
-                    "batch": ("global_batch_size",),
-                    "tokens_per_rank": ("tokens_per_sec_per_gpu",),
-                    "tflops": ("model_tflops_per_gpu",),
-                },
-            ),
-        ),
-        heads=("Config(general=",),
-        read=printed.read_nanotron,
-        ranks=tuple(f"parallelism.{axis}" for axis in ("dp", "tp", "pp", "context_parallel_size")),
-        job=printed.nanotron_job,
-    ),
-    LauncherLog(
-        "deepspeed",
-        "DeepSpeed",
-        (
-            StepFormat(
-                "iter time (s)",
-                {"number": ("steps", "step"), "seconds": ("iter time (s)",), "samples_per_second": ("samples/sec",)},
-            ),
-            StepFormat("CurrSamplesPerSec", {"number": ("global_step",), "samples_per_second": ("CurrSamplesPerSec",)}),
-        ),
-        beside=("megatron", BAR),
-    ),
-    LauncherLog(BAR, "accelerate, transformers, Lightning", emitted="accelerate"),
-)
-LAUNCHERS: Mapping[str, LauncherLog] = {row.name: row for row in _ROWS}
-STEP_LINES = [(row.name, number, line) for row in _ROWS for number, line in enumerate(row.lines)]
-_HEADS = {head: row.name for row in _ROWS for head in row.heads}
-_HEAD = re.compile("|".join(map(re.escape, _HEADS)))
-
-
-def looked_for() -> list[str]:
-    """`'elapsed time per iteration' (Megatron-LM)`, for each kind of line."""
-    return [f"{line.mark.strip(' :=(')!r} ({LAUNCHERS[name].software}{line.version})" for name, _, line in STEP_LINES]
-
-
-def is_beside(one: str, other: str) -> bool:
-    """Whether a run prints lines or settings of both launchers."""
-    return one == other or other in LAUNCHERS[one].beside or one in LAUNCHERS[other].beside
 
 
 def read_step(form: StepFormat, text: str, line: int = 0, before: int = 0) -> LogStep | None:
@@ -298,44 +212,3 @@ def read_summary(text: str) -> float | None:
     """Seconds of a step over a run, from transformers' last line of figures; None elsewhere."""
     rate = _number(text, (SUMMARY,)) or 0.0
     return 1 / rate if 0 < rate < inf and 1 / rate < inf else None
-
-
-def head_of(text: str) -> str:
-    """The head of a dump of settings that begins in this line; empty where none does."""
-    found = _HEAD.search(text)
-    return found[0] if found and "end of arguments" not in text else ""
-
-
-class DumpReader:
-    """Reads the dumps of settings in the lines of a log, one after the other."""
-
-    def __init__(self) -> None:
-        self._open: LauncherLog | None = None
-        self._state: list[str] = []
-
-    def read(self, text: str, config: PrintedConfig, head: str) -> None:
-        """Add what a line says to the settings. head: its `head_of`."""
-        if head:
-            self._open, self._state = LAUNCHERS[_HEADS[head]], []
-            config.begin(self._open.name)
-        if self._open is None or self._open.read is None:
-            if "padded vocab" in text and (found := _VOCAB.search(text)):
-                config.add("vocab_size", found[1])
-        elif not self._open.read(text, head, self._state, config):
-            self._open = None
-
-
-def ranks_of(config: PrintedConfig) -> int | None:
-    """The ranks that printed settings say, or whose product they are."""
-    names = LAUNCHERS[config.kind].ranks if config.kind else ()
-    sizes = [config.values[name] for name in names if name in config.values]
-    if not sizes or not all(size.isdecimal() and len(size) < 9 for size in sizes):
-        return None
-    return prod(map(int, sizes)) or None
-
-
-def read_printed(config: PrintedConfig) -> ReadJob | None:
-    """The job that printed settings are; None where there are none that are enough. Raises
-    InputError as `--from` does, for settings that no job says."""
-    job = LAUNCHERS[config.kind].job if config.kind else None
-    return job(config.values) if job is not None else None

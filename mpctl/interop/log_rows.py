@@ -22,7 +22,7 @@ from mpctl.core.errors import InputError, Issue, attempt
 from mpctl.core.units import plural, seconds_text
 from mpctl.interop.command_line import read_flags
 from mpctl.interop.emitted import launcher_runtime
-from mpctl.interop.log_formats import LAUNCHERS, read_printed
+from mpctl.interop.log_launchers import EMITTED, LOGS, read_printed
 from mpctl.interop.log_lines import plain
 from mpctl.interop.logs import LogRun, read_log_file
 from mpctl.interop.mapping import ReadJob
@@ -114,7 +114,7 @@ def log_row(path: Path, layout: LogLayout) -> tuple[Row, list[str]]:
     raw, notes = _job_tables(where, run, layout)
     raw = _placed(where, raw, run, layout)
     job = job_from_raw(raw, {})
-    emitted = LAUNCHERS[run.launcher].emitted or run.launcher
+    emitted = EMITTED[run.launcher]
     if job.training.is_runtime_default and (runtime := launcher_runtime(job, emitted)):
         raw = {**raw, "training": {**raw.get("training", {}), "runtime": runtime}}
         notes.append(f"planned under runtime {runtime}; --set runtime=NAME names another")
@@ -272,7 +272,7 @@ def layout_of_row(row: Mapping[str, Any], folder: Path, common: LogLayout) -> tu
         or (job and flags)
     ):
         message = "a row with a log has `log`, a path, and `job`, tables or a file, or `from`, "
-        message += f"a launcher and its flags; launchers are {', '.join(LAUNCHERS)}"
+        message += f"a launcher and its flags; launchers are {', '.join(LOGS)}"
         raise InputError.of("not-a-run", plain(str(row.get("id") or path)), message)
     layout = common._replace(
         settings={**common.settings, **settings},

@@ -35,23 +35,9 @@ from statistics import median
 
 from mpctl.core.errors import InputError, Issue
 from mpctl.core.units import plural, seconds_text
-from mpctl.interop.log_formats import (
-    BAR,
-    LAUNCHERS,
-    STEP_LINES,
-    TIMES,
-    DumpReader,
-    LogStep,
-    head_of,
-    is_beside,
-    looked_for,
-    ranks_of,
-    read_bar,
-    read_step,
-    read_summary,
-)
+from mpctl.interop.log_formats import BAR, TIMES, LogStep, PrintedConfig, read_bar, read_step, read_summary
+from mpctl.interop.log_launchers import LOGS, STEP_LINES, DumpReader, head_of, is_beside, looked_for, ranks_of
 from mpctl.interop.log_lines import LogLine, file_pieces, lines_of, plain
-from mpctl.interop.log_settings import PrintedConfig
 from mpctl.records.rundir.summary import WARM_UP_STEPS
 
 LEAST = 3
@@ -79,7 +65,7 @@ _WORLD = re.compile(
 class LogRun:
     """A training as its log has it.
 
-    launcher: one of LAUNCHERS. steps: the steady ones. dropped: how many lines were left out, by
+    launcher: one of LOGS. steps: the steady ones. dropped: how many lines were left out, by
     reason: warm-up, checkpoint or evaluation, other batch, outlier. restarts: starts after the
     first. world_size: ranks, where the log says; config: what it printed of its settings. average:
     seconds of a step over the full run, warm-up included, where the log has nothing better; steps
@@ -131,7 +117,7 @@ class LogRun:
 
 
 def read_log(text: str, launcher: str | None = None, *, where: str = "log") -> LogRun:
-    """The run of a log's text. launcher: one of LAUNCHERS (or accelerate, transformers, lightning),
+    """The run of a log's text. launcher: one of LOGS (or accelerate, transformers, lightning),
     by default that of which most lines are found. where: the log's name in errors.
 
     Raises InputError with all issues: no figures, too few steady steps, several runs in one log.
@@ -172,12 +158,9 @@ class _Start:
 
 def _read(lines: Iterator[LogLine], launcher: str | None, where: str) -> LogRun:
     name = ALIASES.get(launcher or "", launcher)
-    if name is not None and name not in LAUNCHERS:
+    if name is not None and name not in LOGS:
         raise InputError.of(
-            "log-launcher",
-            where,
-            f"{plain(name, 40)!r} is no launcher whose logs are read",
-            f"use {', '.join(LAUNCHERS)}",
+            "log-launcher", where, f"{plain(name, 40)!r} is no launcher whose logs are read", f"use {', '.join(LOGS)}"
         )
     starts = _scan(lines)
     averages = [start.average for start in starts if start.average]
@@ -291,7 +274,7 @@ def _add_bars(start: _Start) -> None:
 
 def _launcher(starts: Sequence[_Start]) -> str | None:
     """The launcher with most lines; a bar only where nothing else has enough."""
-    counts = Counter({name: sum(len(s.of(name)) for s in starts) for name in LAUNCHERS})
+    counts = Counter({name: sum(len(s.of(name)) for s in starts) for name in LOGS})
     bars = counts.pop(BAR)
     name, most = max(counts.items(), key=lambda item: item[1])
     if most >= LEAST or (most and most >= bars):
@@ -349,7 +332,7 @@ def _several_launchers(starts: Sequence[_Start], name: str, where: str) -> Itera
     """Issues of steps of a launcher that is not of this run, or none of whose lines stands between
     the first and the last of this run's. Bars alone are of loading, too."""
     first, last = _lines_of(starts, name)
-    for other in LAUNCHERS:
+    for other in LOGS:
         begin, end = _lines_of(starts, other)
         is_apart = end < first or last < begin or not is_beside(other, name)
         if other in (name, BAR) or not begin or not first or not is_apart:

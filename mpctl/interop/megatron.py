@@ -46,6 +46,7 @@ from mpctl.interop.megatron_flags import (
     WITHOUT_FLAG,
     words_of,
 )
+from mpctl.interop.megatron_log import LOG
 from mpctl.model.layout.topology import expert_view, zero_copies, zero_stage
 from mpctl.plan.planning.plan import Plan
 from mpctl.spec.job import JobSpec
@@ -203,4 +204,4 @@ def _expert_flags(job: JobSpec) -> Iterator[str]:
             yield from words_of([(flag, value)])
 
 
-LAUNCHER = ForeignLauncher("megatron", SOFTWARE, "shell", megatron_refusals, _notes, _body, read_megatron)
+LAUNCHER = ForeignLauncher("megatron", SOFTWARE, "shell", megatron_refusals, _notes, _body, read_megatron, LOG)

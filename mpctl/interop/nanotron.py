@@ -6,6 +6,9 @@ of whole layers; stages by its own estimate of cost, as plans under its runtime 
 (model/pipeline/filled.py); one chunk a rank. The vocabulary is padded to a multiple of tp. The global
 batch is micro_batch_size x batch_accumulation_per_replica x dp.
 
+Its log (trainer.py, train_step_logs) begins with `Config(general=GeneralArgs(project='p', ...),
+parallelism=ParallelismArgs(dp=2, ...`, as pprint breaks it over lines.
+
 By hand, micro batches of 1, 32 of them and dp 4 are a global batch of 128:
 
 >>> read = read_nanotron("parallelism: {dp: 4, tp: 2}\\ntokens: {micro_batch_size: 1, "
@@ -16,12 +19,14 @@ By hand, micro batches of 1, 32 of them and dp 4 are a global batch of 128:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 
 from mpctl.core.errors import InputError, Issue
 from mpctl.interop.config_text import Flags, nested, read_yaml, yaml_text
 from mpctl.interop.emitted import ForeignLauncher, plan_notes
 from mpctl.interop.limits import LauncherLimits, llama_refusals, refused, splits_sequence
+from mpctl.interop.log_formats import LauncherLog, PrintedConfig, StepFormat
 from mpctl.interop.mapping import NO_SETTINGS, ForeignKey, KeyReader, ReadJob, written
 from mpctl.model.layout.topology import zero_stage
 from mpctl.model.pipeline.filled import is_filled
@@ -213,4 +218,54 @@ def _read_form(reader: KeyReader) -> None:
         reader.nearest(f"{M}rope_scaling", "planned with plain rotary positions, of the same shape and speed")
 
 
-LAUNCHER = ForeignLauncher("nanotron", "nanotron (main of 2026-04)", "yaml", _refusals, _notes, _body, read_nanotron)
+_PART = re.compile(r"(\w{1,60})=(?:[A-Za-z_.]{1,60}\(|([^,()]{0,200}))|([()])")
+DEEPEST = 20  # calls inside of each other
+
+
+def _read_dump(text: str, head: str, state: list[str], config: PrintedConfig) -> bool:
+    """A line of nanotron's Config(...). state: the names of the calls that it is in, empty for
+    those of no keyword."""
+    for found in _PART.finditer(text[text.index("]: ") + 3 :] if "]: " in text else text):
+        name, value, bracket = found.groups()
+        if bracket == "(":
+            state.append("")
+        elif bracket == ")" and state:
+            state.pop()
+        elif name and value is None:
+            state.append(name)
+        elif name and "" not in state[1:]:
+            config.add(".".join([*state[1:], name]), value.strip("'\""))
+        if (bracket == ")" and not state) or len(state) > DEEPEST:
+            return False
+    return True
+
+
+def _printed_job(values: Mapping[str, str]) -> ReadJob | None:
+    """The job of the settings of a dump."""
+    return read_values({name: (value,) for name, value in values.items()})
+
+
+LOG = LauncherLog(
+    "nanotron",
+    "nanotron",
+    (
+        StepFormat(
+            "elapsed_time_per_iteration_ms",
+            {
+                "number": ("iteration",),
+                "milliseconds": ("elapsed_time_per_iteration_ms",),
+                "tokens_per_second": ("tokens_per_sec:",),
+                "batch": ("global_batch_size",),
+                "tokens_per_rank": ("tokens_per_sec_per_gpu",),
+                "tflops": ("model_tflops_per_gpu",),
+            },
+        ),
+    ),
+    heads=("Config(general=",),
+    read=_read_dump,
+    ranks=tuple(f"parallelism.{axis}" for axis in ("dp", "tp", "pp", "context_parallel_size")),
+    job=_printed_job,
+)
+LAUNCHER = ForeignLauncher(
+    "nanotron", "nanotron (main of 2026-04)", "yaml", _refusals, _notes, _body, read_nanotron, LOG
+)

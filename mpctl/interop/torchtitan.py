@@ -28,7 +28,7 @@ from mpctl.core.errors import Issue
 from mpctl.interop import torchtitan_experts as mixtures
 from mpctl.interop.config_text import Value, python_call, python_value
 from mpctl.interop.emitted import ForeignLauncher, plan_notes
-from mpctl.interop.from_torchtitan import read_torchtitan
+from mpctl.interop.from_torchtitan import LOG, read_torchtitan
 from mpctl.interop.limits import LauncherLimits, llama_refusals, refused
 from mpctl.interop.mapping import written
 from mpctl.interop.torchtitan_keys import (
@@ -232,4 +232,4 @@ def _optimizer_lines(plan: Plan) -> Iterator[str]:
     yield f"    config.lr_scheduler = {rate}"
 
 
-LAUNCHER = ForeignLauncher("torchtitan", "torchtitan 0.3", "python", _refusals, _notes, _body, read_torchtitan)
+LAUNCHER = ForeignLauncher("torchtitan", "torchtitan 0.3", "python", _refusals, _notes, _body, read_torchtitan, LOG)

@@ -1,6 +1,6 @@
 """Short logs in the format of each launcher, written by hand for these tests.
 
-Formats: those whose sources mpctl/interop/log_formats.py and log_settings.py name. Each has the
+Formats: those whose sources the modules of mpctl/interop name. Each has the
 times that it is given, the first one as a step that compiles.
 """
 
@@ -134,15 +134,6 @@ train:
 """
 
 
-def nemo(times: Sequence[float] = TIMES) -> str:
-    return "\n".join(
-        f"Training epoch 0, iteration {n}/499 | lr: 1e-05 | global_batch_size: {BATCH} | "
-        f"global_step: {n} | reduced_train_loss: 11.9 | train_step_timing in s: {t:.4} | "
-        f"TFLOPS_per_GPU: {800 / t:.4} | consumed_samples: {(n + 1) * BATCH} | val_loss: 11.5"
-        for n, t in enumerate(times)
-    )
-
-
 def torchtitan(times: Sequence[float] = TIMES, *, dp: int = WORLD) -> str:
     """With colours and torchrun's rank, and the mesh and batch of its start."""
     tokens = BATCH * LENGTH / WORLD
@@ -259,7 +250,6 @@ SUMMARY = (
 LOGS = {
     "megatron": megatron,
     "megatron-bridge": bridge,
-    "nemo": nemo,
     "torchtitan": torchtitan,
     "deepspeed": deepspeed,
     "nanotron": nanotron,

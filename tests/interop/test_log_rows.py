@@ -12,9 +12,10 @@ from mpctl.core.errors import InputError
 from mpctl.interop.command_line import split_command
 from mpctl.interop.emitted import emit_plan
 from mpctl.interop.from_megatron import read_megatron
-from mpctl.interop.log_formats import read_printed
+from mpctl.interop.log_formats import PrintedConfig
+from mpctl.interop.log_launchers import read_printed
 from mpctl.interop.log_rows import LogLayout, folder_logs, is_log_folder, log_row, log_rows
-from mpctl.interop.log_settings import NAMES, SWITCHED_OFF, PrintedConfig
+from mpctl.interop.megatron_log import NAMES, SWITCHED_OFF
 from mpctl.interop.megatron_others import parser_flags
 from mpctl.measure.calibrate.runs import usable_runs
 from tests.interop import example_logs as logs
@@ -157,7 +158,6 @@ def test_the_step_of_each_launcher_with_a_job_of_ones_own(name: str, tmp_path: P
     runtimes = {
         "megatron": "megatron-core",
         "megatron-bridge": "megatron-core",
-        "nemo": "megatron-core",
         "deepspeed": "megatron-deepspeed",
         "trainer": "fsdp2",
     }

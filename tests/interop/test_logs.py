@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mpctl.core.errors import InputError
 from mpctl.interop import log_lines
-from mpctl.interop.log_formats import LAUNCHERS, STEP_LINES, is_beside, looked_for
+from mpctl.interop.log_launchers import LOGS, STEP_LINES, is_beside, looked_for
 from mpctl.interop.logs import LEAST, read_log, read_log_file
 from tests.interop import example_logs as logs
 
@@ -36,7 +36,7 @@ def test_each_launchers_steps_are_found_without_their_warm_up(name: str) -> None
     if run.step_seconds is not None:
         assert run.step_seconds == pytest.approx(logs.STEP, rel=0.006)
     assert run.spread is not None and 0 < run.spread < 0.02
-    assert set(logs.LOGS) == set(LAUNCHERS)
+    assert set(logs.LOGS) == set(LOGS)
 
 
 def test_figures_beside_the_seconds_are_read_in_the_units_of_their_launcher() -> None:
@@ -54,16 +54,12 @@ def test_figures_beside_the_seconds_are_read_in_the_units_of_their_launcher() ->
 
 
 def test_forks_print_the_same_words_otherwise() -> None:
-    """Primus has current/mean, Megatron-DeepSpeed seconds, NeMo 1 a bar's postfix."""
+    """Primus has current/mean, Megatron-DeepSpeed seconds."""
     primus = logs.megatron().replace(" | throughput", "/9999.9 | throughput")
     assert read_log(primus).step_seconds == pytest.approx(logs.STEP, rel=0.01)
     line = " iteration {:8d}/ 9 | elapsed time per iteration (s): 105.35 | TFLOPs: 148.2 |"
     bloom = read_log("\n".join(line.format(n) for n in range(1, 8)))
     assert (bloom.step_seconds, bloom.figure("tflops")) == (105.35, 148.2)
-    bars = "Epoch 0: :   3%|3 | {}/9 [00:50<27:00, reduced_train_loss=10.2, global_step={}.00, "
-    bars += "consumed_samples=7680.0, train_step_timing in s=1.650]"
-    nemo = read_log("\r".join(bars.format(n, n) for n in range(9)))
-    assert (nemo.launcher, nemo.step_seconds) == ("nemo", 1.65)
 
 
 def test_steps_after_checkpoints_ramps_and_outliers_are_left_out_and_counted() -> None:
@@ -165,7 +161,7 @@ def test_settings_of_another_launcher_are_not_those_of_the_steps() -> None:
     titan = read_log(f"{ended}{logs.torchtitan(dp=8)}")
     assert (titan.config.kind, titan.world_size) == ("torchtitan", 8)
     assert "num_layers" not in titan.config.values
-    assert read_log(f"{ended}{logs.nemo()}").config.kind == ""
+    assert read_log(f"{ended}{logs.trainer()}").config.kind == ""
     again = read_log(ended + logs.megatron(arguments=logs.ARGUMENTS))
     assert again.world_size == 16 and again.config.values["world_size"] == "16"
     twice = read_log(2 * logs.BRIDGE_CONFIG + logs.bridge()).config
@@ -174,8 +170,8 @@ def test_settings_of_another_launcher_are_not_those_of_the_steps() -> None:
 
 def test_two_runs_of_a_launcher_that_differ_in_their_batch_are_refused() -> None:
     """By the batch of the same step, or where none is printed by the rate at the same time."""
-    told = refusal(logs.nemo() + "\n" + logs.nemo().replace("size: 32", "size: 64"))["log-mixed"]
-    assert "step 0 has 32 samples at line 1 and 64 samples at line 8: more than one run" in told
+    told = refusal(logs.megatron() + logs.megatron(batch=64))["log-mixed"]
+    assert "step 1 has 32 samples at line 2 and 64 samples at line 10: more than one run" in told
     rates = logs.deepspeed([t / 2 for t in logs.TIMES])
     rates = "\n".join(
         f"{row.split('samples')[0]}{double[double.index('samples') :]}"
@@ -207,7 +203,7 @@ def test_what_is_missing_is_said() -> None:
     told = refusal(logs.megatron((2.0,) * LEAST))["log-too-short"]
     assert f"2 steady lines of {LEAST} lines with a step of megatron" in told
     assert "left out: 1 warm-up" in told and f"{LEAST} are needed" in told
-    assert "those of torchtitan" in refusal(logs.torchtitan(), "nemo")["log-no-figures"]
+    assert "those of torchtitan" in refusal(logs.torchtitan(), "deepspeed")["log-no-figures"]
     assert "use megatron" in refusal("", "horovod")["log-launcher"]
 
 

@@ -9,7 +9,7 @@ first report is not known, and taken from the second; it waits for that, or for 
 attempt. Tokens are the program's, 0 where it does not say.
 
 Where the ranks report nothing and print the lines of a launcher that mpctl knows
-(interop/log_formats.py), steps are read from their logs. Megatron-LM prints on the last rank,
+(interop/log_launchers.py), steps are read from their logs. Megatron-LM prints on the last rank,
 others on the first. Both are read with a bounded amount of work (foreign_lines.py): a program that
 prints more than that is behind in its records, and once it has ended it is caught up with for
 FINISH_SECONDS, then only the end of what is left is read.
@@ -25,7 +25,8 @@ from dataclasses import dataclass, field
 
 from mpctl.core.durable import write_whole
 from mpctl.core.units import bytes_text
-from mpctl.interop.log_formats import STEP_LINES, LogStep, bar_step, read_step, read_trainer
+from mpctl.interop.log_formats import LogStep, bar_step, read_step, read_trainer
+from mpctl.interop.log_launchers import STEP_LINES
 from mpctl.interop.log_lines import plain
 from mpctl.records.rundir.directory import RunDir
 from mpctl.records.rundir.heartbeat import StepReport, parse_report
