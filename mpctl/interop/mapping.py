@@ -170,7 +170,7 @@ class KeyReader:
         if self.issues:
             raise InputError(self.issues)
         rest = [text[:80] for text in unread]
-        changes = ()
+        changes: tuple[Check, ...] = ()
         if rest:
             message = f"{', '.join(rest[:8])}: not read, and may change the layout, its memory or speed"
             changes = (Check(f"{self.software}-changes", "warning", "--from", message),)

@@ -200,12 +200,16 @@ def _rotary_percent(model: ModelSpec) -> Value:
     return model.rotary_fraction if model.position == "rotary" and model.rotary_fraction != 1 else None
 
 
+def _scaling_factor(model: ModelSpec) -> Value:
+    return model.rotary_scaling.factor if model.rotary_scaling else None
+
+
 FORM_FLAGS = (
     ForeignKey("--group-query-attention", value=_of_model(lambda m: m.kv_heads != m.heads)),
     ForeignKey("--num-query-groups", value=_of_model(lambda m: m.kv_heads if m.kv_heads != m.heads else None)),
     ForeignKey("--rotary-base", value=_of_model(lambda m: int(m.rotary_base) if m.position == "rotary" else None)),
     ForeignKey("--use-rope-scaling", value=_of_model(lambda m: m.rotary_scaling is not None)),
-    ForeignKey("--rope-scaling-factor", value=_of_model(lambda m: m.rotary_scaling and m.rotary_scaling.factor)),
+    ForeignKey("--rope-scaling-factor", value=_of_model(_scaling_factor)),
     ForeignKey("--swiglu", value=_of_model(lambda m: m.activation == "swiglu")),
     ForeignKey("--squared-relu", value=_of_model(lambda m: m.activation == "relu2")),
 )

@@ -36,6 +36,9 @@ def test_each_launchers_steps_are_found_without_their_warm_up(name: str) -> None
     if run.step_seconds is not None:
         assert run.step_seconds == pytest.approx(logs.STEP, rel=0.006)
     assert run.spread is not None and 0 < run.spread < 0.02
+
+
+def test_every_log_has_an_example() -> None:
     assert set(logs.LOGS) == set(LOGS)
 
 
