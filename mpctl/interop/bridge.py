@@ -2,26 +2,19 @@
 
 Spelling: megatron-bridge 0.6.2, src/megatron/bridge/training/config.py and models/gpt_provider.py;
 the fields of cfg.model are those of Megatron-Core's TransformerConfig. The layouts that it can
-express are those of Megatron-LM's flags (megatron.py).
-
-Its log (training/utils/train_utils.py) has a block headed `---- Task Configuration ----`, YAML of a
-table for each part (training/config.py, ConfigContainer.print_yaml): numbers, words and lists of words
-become Megatron-LM's arguments (BRIDGE). A sample's length is the data's, the model's the most positions.
+express are those of Megatron-LM's flags (megatron.py). Its log has Megatron-LM's line for each step.
 
 By hand, tp 4 is `cfg.model.tensor_model_parallel_size = 4`.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from mpctl.core.errors import Issue
 from mpctl.interop.config_text import Source, Value, python_value
 from mpctl.interop.emitted import ForeignLauncher, plan_notes
 from mpctl.interop.limits import find_order, refused
-from mpctl.interop.log_formats import LauncherLog, PrintedConfig, StepFormat
-from mpctl.interop.mapping import ReadJob
 from mpctl.interop.megatron import SCHEDULES, megatron_refusals
 from mpctl.interop.megatron_experts import expert_flags, expert_notes, latent_flags
 from mpctl.interop.megatron_flags import (
@@ -33,7 +26,6 @@ from mpctl.interop.megatron_flags import (
     layout_by_cost,
     variants,
 )
-from mpctl.interop.megatron_log import printed_job
 from mpctl.model.layout.topology import zero_copies, zero_stage
 from mpctl.plan.planning.plan import Plan
 from mpctl.spec.job import JobSpec
@@ -194,73 +186,4 @@ def _training(job: JobSpec) -> Fields:
         yield "mixed_precision", PRECISION[t.dtype]
 
 
-TABLES = ("optimizer", "scheduler", "rng", "mixed_precision", "model", "train", "dist", "ddp")
-"""Tables of Megatron-Bridge's config; where several have a key, the last one counts."""
-BRIDGE = {
-    "gated_linear_unit": "swiglu",
-    "num_moe_experts": "num_experts",
-    "layernorm_epsilon": "norm_epsilon",
-    "seq_length": "max_position_embeddings",
-    "num_layers_in_first_pipeline_stage": "decoder_first_pipeline_num_layers",
-    "num_layers_in_last_pipeline_stage": "decoder_last_pipeline_num_layers",
-    "bias_activation_fusion": "bias_gelu_fusion",
-}
-"""Names of Megatron-LM's arguments, where Megatron-Bridge has another."""
-_WORDS = {"true": "True", "false": "False", "null": "None"}
-
-
-def _printed_job(values: Mapping[str, str]) -> ReadJob | None:
-    """The job of the configuration of a dump."""
-    return printed_job(bridge_arguments(values))
-
-
-def bridge_arguments(values: Mapping[str, str]) -> dict[str, str]:
-    """The arguments of Megatron-LM that the tables of Megatron-Bridge's config are."""
-    found = {
-        BRIDGE.get(key, key): _WORDS.get(value, value)
-        for table in TABLES
-        for name, value in values.items()
-        for first, _, key in [name.partition(".")]
-        if first == table
-    }
-    found["seq_length"] = values.get("dataset.sequence_length", found.get("max_position_embeddings", "None"))
-    shared = found.get("share_embeddings_and_output_weights")
-    found["untie_embeddings_and_output_weights"] = str(shared == "False")
-    groups = found.get("num_query_groups", "None")
-    found["group_query_attention"] = str(groups not in ("None", found.get("num_attention_heads")))
-    found["grad_reduce_in_bf16"] = str(found.get("grad_reduce_in_fp32") == "False")
-    if found.get("vocab_size", "None") == "None":
-        found["vocab_size"] = values.get("tokenizer.vocab_size", "None")
-    return found
-
-
-_TABLE = re.compile(r"(\w{1,40}):$")
-_ENTRY = re.compile(r"  (\w{1,80}):(?: (.{1,2000}))?$")
-
-
-def _read_dump(text: str, head: str, state: list[str], config: PrintedConfig) -> bool:
-    """A line of Megatron-Bridge's YAML. state: the table and the key that it is in."""
-    name = ".".join(state)
-    if text.startswith("----"):
-        return bool(head)
-    if found := _TABLE.match(text):
-        state[:] = [found[1]]
-    elif state and (found := _ENTRY.match(text)):
-        state[1:] = [found[1]]
-        config.add(".".join(state), found[2] or "")
-    elif text.startswith("  - ") and config.values.get(name, name)[:1] in ("", "["):
-        listed = config.values[name].strip("[]")
-        config.add(name, f"[{listed}{', ' if listed else ''}'{text[4:]}']")
-    return True
-
-
-LOG = LauncherLog(
-    "megatron-bridge",
-    "Megatron-Bridge",
-    (StepFormat("Step Time :", {"seconds": ("Step Time",), "tflops": ("GPU utilization",)}),),
-    beside=("megatron",),
-    heads=("- Task Configuration -",),
-    read=_read_dump,
-    job=_printed_job,
-)
-LAUNCHER = ForeignLauncher("megatron-bridge", "Megatron-Bridge 0.6", "python", _refusals, _notes, _body, log=LOG)
+LAUNCHER = ForeignLauncher("megatron-bridge", "Megatron-Bridge 0.6", "python", _refusals, _notes, _body)

@@ -4,7 +4,7 @@ By hand, a line with `elapsed time per iteration (` may be a step of Megatron-LM
 ` arguments --` begins the dump of its settings.
 
 >>> [*LOGS]
-['megatron', 'megatron-bridge', 'torchtitan', 'deepspeed', 'trainer', 'nanotron']
+['megatron', 'torchtitan', 'deepspeed', 'trainer', 'nanotron']
 """
 
 from __future__ import annotations

@@ -163,7 +163,7 @@ def _read_flags(run: LogRun, layout: LogLayout, launcher: str, text: str) -> Rea
     world: Raw = {"cluster": layout.cluster}
     if run.world_size:
         world = {"cluster.nodes": 1, "cluster.gpus_per_node": run.world_size}
-    launcher = launcher or run.launcher.removesuffix("-bridge")
+    launcher = launcher or run.launcher
     read = read_flags(launcher, text, {**vocab, **world, **layout.settings})
     return read._replace(settings={**vocab, **read.settings})
 

@@ -47,7 +47,7 @@ NORMAL, FAR, LEAST_FAR = 1.4826, 5.0, 0.1
 UNLIKE = 0.15
 """Starts whose steps differ by more than this share are different runs, unless their settings are
 printed."""
-ALIASES = {"accelerate": BAR, "transformers": BAR, "lightning": BAR, "bridge": "megatron-bridge"}
+ALIASES = {"accelerate": BAR, "transformers": BAR, "lightning": BAR, "megatron-bridge": "megatron"}
 _ASIDE = re.compile(
     r"sav(?:ing|ed) .{0,40}?checkpoint|saving model|saved the model|validation loss|validate step|"
     r"running evaluation|evaluating|start(?:ing)? validation",
@@ -278,8 +278,7 @@ def _launcher(starts: Sequence[_Start]) -> str | None:
     bars = counts.pop(BAR)
     name, most = max(counts.items(), key=lambda item: item[1])
     if most >= LEAST or (most and most >= bars):
-        is_bridge = name == "megatron" and counts["megatron-bridge"]
-        return "megatron-bridge" if is_bridge and most <= counts["megatron-bridge"] else name
+        return name
     return BAR if bars else None
 
 

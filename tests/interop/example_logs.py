@@ -62,78 +62,6 @@ ARGUMENTS = """\
 """
 
 
-def bridge(times: Sequence[float] = TIMES) -> str:
-    """Each step has a line of its own for time and rate, before Megatron's."""
-    rows = megatron(times).splitlines()[1:]
-    pairs = (
-        f"Step Time : {t:.2f}s GPU utilization: {800 / t:.1f}MODEL_TFLOP/s/GPU\n{row}"
-        for t, row in zip(times, rows, strict=True)
-    )
-    return "\n".join(pairs)
-
-
-BRIDGE_CONFIG = """\
-------- Task Configuration -------
-_target_: megatron.bridge.training.config.ConfigContainer
-comm_overlap: null
-dataset:
-  _target_: megatron.bridge.training.config.GPTDatasetConfig
-  sequence_length: 4096
-ddp:
-  overlap_grad_reduce: true
-  overlap_param_gather: true
-  grad_reduce_in_fp32: true
-  use_distributed_optimizer: true
-dist:
-  use_tp_pp_dp_mapping: false
-mixed_precision:
-  bf16: true
-  params_dtype:
-    _call_: false
-    _target_: torch.bfloat16
-model:
-  _target_: megatron.bridge.models.llama.llama_provider.Llama31ModelProvider
-  activation_func:
-    _call_: false
-    _target_: torch.nn.functional.silu
-  add_bias_linear: false
-  attention_dropout: 0.0
-  context_parallel_size: 1
-  ffn_hidden_size: 14336
-  gated_linear_unit: true
-  hidden_dropout: 0.0
-  hidden_size: 4096
-  layernorm_epsilon: 1.0e-05
-  normalization: RMSNorm
-  num_attention_heads: 32
-  num_layers: 32
-  num_moe_experts: null
-  num_query_groups: 8
-  pipeline_model_parallel_size: 2
-  position_embedding_type: rope
-  recompute_granularity: selective
-  recompute_modules:
-  - core_attn
-  - mlp
-  rotary_base: 500000.0
-  seq_length: 131072
-  sequence_parallel: true
-  share_embeddings_and_output_weights: false
-  tensor_model_parallel_size: 4
-  virtual_pipeline_model_parallel_size: 4
-  vocab_size: 128256
-optimizer:
-  lr: 0.0003
-  overlap_param_gather: false
-train:
-  global_batch_size: 32
-  micro_batch_size: 1
-  train_iters: 10
-
-----------------------------------
-"""
-
-
 def torchtitan(times: Sequence[float] = TIMES, *, dp: int = WORLD) -> str:
     """With colours and torchrun's rank, and the mesh and batch of its start."""
     tokens = BATCH * LENGTH / WORLD
@@ -249,7 +177,6 @@ SUMMARY = (
 )
 LOGS = {
     "megatron": megatron,
-    "megatron-bridge": bridge,
     "torchtitan": torchtitan,
     "deepspeed": deepspeed,
     "nanotron": nanotron,

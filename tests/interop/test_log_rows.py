@@ -101,22 +101,6 @@ def test_a_megatron_log_needs_nothing_but_its_cluster(tmp_path: Path) -> None:
     assert notes[0].startswith("megatron: 5 steady lines, left out: 2 warm-up")
 
 
-def test_bridges_log_says_its_layout_but_for_the_ranks(tmp_path: Path) -> None:
-    path = write(tmp_path / "b.log", logs.BRIDGE_CONFIG + logs.bridge())
-    layout = LogLayout(cluster="dgx-h100", settings={"cluster.nodes": 2})
-    (run,), _ = usable_runs([log_row(path, layout)[0]])
-    p, t, model = run.job.parallel, run.job.training, run.job.model
-    assert (p.tp, p.pp, p.vpp, p.zero, p.sequence_parallel) == (4, 2, 4, 1, True)
-    assert (t.global_batch_size, t.dtype, t.dropout, t.recompute) == (32, "bf16", 0.0, "selective")
-    assert t.recompute_modules == ["core_attn", "mlp"]
-    assert model is not None and (model.seq_length, model.max_positions) == (4096, 131072)
-    assert (model.kv_heads, model.activation, model.bias, model.vocab) == (8, "swiglu", False, 128256)
-    assert not model.tied_embeddings and run.parts["runtimes"] == "megatron-core"
-    other = logs.BRIDGE_CONFIG.replace("tensor_model_parallel_size: 4", "tensor_model_parallel_size: 2")
-    write(path, logs.BRIDGE_CONFIG + logs.bridge() + other + logs.bridge())
-    assert "parallel_size 4 becomes 2" in issues_of(path, layout)["log-mixed"]
-
-
 def test_nanotrons_and_torchtitans_logs_say_their_layout_too(tmp_path: Path) -> None:
     path = write(tmp_path / "n.log", logs.nanotron())
     (run,), _ = usable_runs([log_row(path, LogLayout(cluster="hf-h100"))[0]])
@@ -155,12 +139,7 @@ def test_the_step_of_each_launcher_with_a_job_of_ones_own(name: str, tmp_path: P
     path = write(tmp_path / "run.log", logs.LOGS[name]())
     row, notes = log_row(path, H100._replace(settings={"cluster.nodes": 2}))
     assert row["measured"]["step_seconds"] == pytest.approx(logs.STEP, rel=0.01)
-    runtimes = {
-        "megatron": "megatron-core",
-        "megatron-bridge": "megatron-core",
-        "deepspeed": "megatron-deepspeed",
-        "trainer": "fsdp2",
-    }
+    runtimes = {"megatron": "megatron-core", "deepspeed": "megatron-deepspeed", "trainer": "fsdp2"}
     assert row["job"]["training"]["runtime"] == runtimes.get(name, name)
     assert any("--set runtime=NAME" in note for note in notes)
     usable_runs([row])

@@ -132,7 +132,7 @@ def test_several_runs_in_a_log_are_refused_with_the_line_to_cut_at() -> None:
     assert "recompute_modules ['core_attn'] becomes" in refusal(one + other)["log-mixed"]
 
 
-OF_ONE_RUN = {frozenset(pair) for pair in (("megatron", "megatron-bridge"), *(("trainer", name) for name in logs.LOGS))}
+OF_ONE_RUN = {frozenset(("trainer", name)) for name in logs.LOGS}
 """Launchers that print beside each other, and bars, which are of loading too."""
 
 
@@ -140,7 +140,7 @@ OF_ONE_RUN = {frozenset(pair) for pair in (("megatron", "megatron-bridge"), *(("
 @pytest.mark.parametrize("other", logs.LOGS)
 def test_runs_of_two_launchers_are_refused_with_the_line_to_cut_at(one: str, other: str) -> None:
     """Also with the settings that each prints, and whichever launcher the user names."""
-    configs = {"megatron": logs.ARGUMENTS, "megatron-bridge": logs.BRIDGE_CONFIG}
+    configs = {"megatron": logs.ARGUMENTS}
     first = f"{configs.get(one, '')}{logs.LOGS[one]()}\n"
     text = f"{first}{configs.get(other, '')}{logs.LOGS[other]()}"
     if frozenset((one, other)) in OF_ONE_RUN or one == other:
@@ -167,8 +167,6 @@ def test_settings_of_another_launcher_are_not_those_of_the_steps() -> None:
     assert read_log(f"{ended}{logs.trainer()}").config.kind == ""
     again = read_log(ended + logs.megatron(arguments=logs.ARGUMENTS))
     assert again.world_size == 16 and again.config.values["world_size"] == "16"
-    twice = read_log(2 * logs.BRIDGE_CONFIG + logs.bridge()).config
-    assert twice.values["model.recompute_modules"] == "['core_attn', 'mlp']"
 
 
 def test_two_runs_of_a_launcher_that_differ_in_their_batch_are_refused() -> None:
