@@ -19,11 +19,13 @@ from mpctl.interop.emitted import emit_plan, get_launcher
 from mpctl.interop.mapping import ReadJob
 from mpctl.plan.planning.plan import Plan, load_plan
 from tests.interop import test_deepspeed, test_nanotron, test_torchtitan
-from tests.interop.jobs import SMALL, Settings, plan_of
+from tests.interop.jobs import SMALL, Settings
 from tests.interop.test_torchtitan import SHAPE
 
 # What a config says of a plan: the layout, the batch, the precision, the shape of the model.
 SIZES = ("tp", "pp", "vpp", "cp", "dp", "ep", "etp")
+SHAPED = {"layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "seq_length", "bias", "activation", "norm"}
+SHAPED |= {"position", "rotary_base", "tied_embeddings"}
 TRAINED = ("micro_batch_size", "global_batch_size", "dtype", "recompute", "steps", "seed")
 LLAMA: Settings = {
     "model": "llama-3-8b",
@@ -46,13 +48,6 @@ def facts(plan: Plan) -> dict[str, Any]:
     }
 
 
-def again(plan: Plan, launcher: str, more: Settings) -> Plan:
-    """The plan of what --emit writes for a plan."""
-    text = emit_plan(plan, launcher).text
-    read = read_with(launcher, text)
-    return load_plan(None, {**more, **read.settings})
-
-
 def read_with(launcher: str, text: str) -> ReadJob:
     reader = get_launcher(launcher).read
     assert reader is not None
@@ -65,59 +60,48 @@ def issues_of(launcher: str, text: str) -> str:
     return "\n".join(map(str, caught.value.issues))
 
 
-OF_LLAMA = [
-    name for name, layout in test_torchtitan.LAYOUTS.items() if not any(key.startswith("model.") for key in layout)
-]
-
-
-@pytest.mark.parametrize("name", OF_LLAMA)
-def test_torchtitans_config_function_is_the_plan_again(name: str) -> None:
-    layout = test_torchtitan.LAYOUTS[name]
-    plan = load_plan(None, {**LLAMA, **_fitting(layout)})
-    world = {"cluster.nodes": 2, "cluster.gpus_per_node": 8}
-    assert facts(again(plan, "torchtitan", world)) == facts(plan)
-
-
-def _fitting(layout: Settings) -> Settings:
-    """The layout on 32 layers: 2 chunks instead of 3, ends of 7 and 9."""
+def _on_32_layers(layout: Settings) -> Settings:
+    """2 chunks instead of 3, ends of 7 and 9."""
     changed = {"parallel.vpp": 2, "parallel.first_stage_layers": 7, "parallel.last_stage_layers": 9}
     return {key: changed.get(key, value) for key, value in layout.items()}
 
 
-@pytest.mark.parametrize("name", test_nanotron.LAYOUTS)
-def test_nanotrons_config_is_the_plan_again(name: str) -> None:
-    plan = plan_of({**SHAPE, **test_nanotron.LAYOUTS[name], "training.runtime": "nanotron"})
-    read = again(plan, "nanotron", {"cluster.nodes": 2, "cluster.gpus_per_node": 8})
-    assert facts(read) == facts(plan)
-    model, theirs = plan.job.model, read.job.model
-    assert model is not None and theirs is not None
-    for key in (
-        "layers",
-        "hidden",
-        "ffn",
-        "heads",
-        "kv_heads",
-        "vocab",
-        "seq_length",
-        "bias",
-        "activation",
-        "norm",
-        "position",
-        "rotary_base",
-        "tied_embeddings",
-    ):
-        assert getattr(model, key) == getattr(theirs, key), key
+def _outside(settings: Settings, *tables: str) -> Settings:
+    return {key: value for key, value in settings.items() if key.startswith(tables)}
 
 
-@pytest.mark.parametrize("name", test_deepspeed.LAYOUTS)
-def test_deepspeeds_configuration_is_the_plan_again(name: str) -> None:
-    plan = plan_of(test_deepspeed.LAYOUTS[name])
-    own = {**SMALL, **test_deepspeed.LAYOUTS[name]}
-    model = {key: value for key, value in own.items() if key.startswith(("model.", "cluster."))}
-    wanted, found = facts(plan), facts(again(plan, "deepspeed", model))
-    for key in ("steps", "seed"):  # the script's
+RANKS: Settings = {"cluster.nodes": 2, "cluster.gpus_per_node": 8}
+BOTH_WAYS: dict[tuple[str, str], tuple[Settings, Settings]] = {
+    **{
+        ("torchtitan", name): ({**LLAMA, **_on_32_layers(layout)}, RANKS)
+        for name, layout in test_torchtitan.LAYOUTS.items()
+        if not _outside(layout, "model.")
+    },
+    **{
+        ("nanotron", name): ({**SMALL, **SHAPE, **layout, "training.runtime": "nanotron"}, RANKS)
+        for name, layout in test_nanotron.LAYOUTS.items()
+    },
+    **{
+        ("deepspeed", name): ({**SMALL, **layout}, _outside({**SMALL, **layout}, "model.", "cluster."))
+        for name, layout in test_deepspeed.LAYOUTS.items()
+    },
+}
+"""Jobs by launcher and name, each with the settings that the launcher's file leaves to others."""
+
+
+@pytest.mark.parametrize(("launcher", "name"), BOTH_WAYS)
+def test_what_is_written_is_read_as_the_same_plan(launcher: str, name: str) -> None:
+    """DeepSpeed leaves steps and seed to the script; nanotron's file has the shape of the model."""
+    job, more = BOTH_WAYS[launcher, name]
+    plan = load_plan(None, job)
+    read = load_plan(None, {**more, **read_with(launcher, emit_plan(plan, launcher).text).settings})
+    wanted, found = facts(plan), facts(read)
+    for key in ("steps", "seed") if launcher == "deepspeed" else ():
         wanted.pop(key), found.pop(key)
     assert found == wanted
+    if launcher == "nanotron":
+        shapes = [plan_.job.model.model_dump(include=SHAPED) for plan_ in (plan, read) if plan_.job.model]
+        assert shapes[0] == shapes[1]
 
 
 def test_deepspeeds_json() -> None:
