@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mpctl.core.errors import InputError
-from mpctl.interop.config_text import Flags
+from mpctl.interop.config_text import Flags, unreadable
 from mpctl.interop.emitted import get_launcher
 from mpctl.interop.mapping import NO_SETTINGS, ReadJob, says_ranks
 from mpctl.interop.registry import SOURCES
@@ -46,7 +46,7 @@ def split_command(text: str, counts: Mapping[str, int]) -> CommandLine:
     try:
         words = shlex.split(text.replace("\\\n", " "), comments=True)
     except ValueError as error:
-        raise InputError.of("bad-syntax", "--from", f"the flags end early: {error}") from None
+        raise unreadable(f"the flags end early: {error}", "") from None
     program = next((n for n, word in enumerate(words) if word.endswith(".py")), None)
     if program is None:
         return CommandLine(_flags(words, counts), {})
@@ -99,7 +99,7 @@ def _stray(word: str, words: Sequence[str]) -> InputError:
         message = f"{word!r} is for a shell to expand, and none runs here"
     hint = "give the flags of the training program alone, or its whole command line"
     is_script = any(map(is_unexpanded, words))
-    return InputError.of("bad-syntax", "--from", message, EXPAND if is_script else hint)
+    return unreadable(message, EXPAND if is_script else hint)
 
 
 EXAMPLE = 'such as "--num-layers 24 ...", or @FILE for a file of them'
@@ -117,8 +117,7 @@ def read_flags(launcher: str, text: str, typed: Overrides = NO_SETTINGS) -> Read
         raise InputError.of("from-launcher", "--from", message, f"use {listed(SOURCES)}")
     content = _content(text)
     if not content.strip():
-        hint = f"give the flags as one text, {EXAMPLE}"
-        raise InputError.of("bad-syntax", "--from", "there are no flags to read", hint)
+        raise unreadable("there are no flags to read", f"give the flags as one text, {EXAMPLE}")
     reader = get_launcher(launcher).read
     assert reader is not None
     read = reader(content, typed)
@@ -153,5 +152,5 @@ def _check_has_flags(text: str) -> None:
         return
     if len(text) < 256 and Path(text).is_file():
         message = f"{text!r} is a file, and flags are wanted"
-        raise InputError.of("bad-syntax", "--from", message, f"write @{text} for the flags in it")
-    raise InputError.of("bad-syntax", "--from", f"{text[:80]!r} has no flag", f"give the flags as one text, {EXAMPLE}")
+        raise unreadable(message, f"write @{text} for the flags in it")
+    raise unreadable(f"{text[:80]!r} has no flag", f"give the flags as one text, {EXAMPLE}")

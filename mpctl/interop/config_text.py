@@ -49,15 +49,18 @@ def flat_values(tree: Mapping[str, Any]) -> Flags:
             elif value is not None:
                 values[f"{prefix}{key}"] = (word(value),)
         if max(len(values), len(tables)) > MOST:
-            raise InputError.of(
-                "bad-syntax", "--from", f"a config of more than {MOST:,} values", "leave out what is not of the layout"
-            )
+            raise unreadable(f"a config of more than {MOST:,} values", "leave out what is not of the layout")
     return values
 
 
 def word(value: object) -> str:
     """A value as a word of a command line: true and false in small letters."""
     return str(value).lower() if isinstance(value, bool) else str(value)[:1000]
+
+
+def unreadable(message: str, hint: str = "give the launcher's config file as @FILE") -> InputError:
+    """The error of a text that is no config of the launcher."""
+    return InputError.of("bad-syntax", "--from", message[:200], hint)
 
 
 def read_yaml(text: str) -> Flags:
@@ -67,14 +70,9 @@ def read_yaml(text: str) -> Flags:
     try:
         tree = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        said = " ".join(str(error).split())[:200]
-        raise InputError.of(
-            "bad-syntax", "--from", f"no YAML or JSON: {said}", "give the launcher's config file as @FILE"
-        ) from None
+        raise unreadable(f"no YAML or JSON: {' '.join(str(error).split())}") from None
     if not isinstance(tree, dict):
-        raise InputError.of(
-            "bad-syntax", "--from", "the config is no table of settings", "give the launcher's config file as @FILE"
-        )
+        raise unreadable("the config is no table of settings")
     return flat_values(tree)
 
 
@@ -84,9 +82,7 @@ def python_calls(text: str) -> tuple[dict[str, object], dict[str, object]]:
     try:
         nodes = list(ast.walk(ast.parse(text)))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise InputError.of(
-            "bad-syntax", "--from", f"no Python: {error}"[:200], "give the launcher's config file as @FILE"
-        ) from None
+        raise unreadable(f"no Python: {error}") from None
     calls: dict[str, object] = {}
     assigned: dict[str, object] = {}
     for node in nodes:

@@ -28,8 +28,8 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from math import log2
 
-from mpctl.core.errors import InputError, Issue
-from mpctl.interop.config_text import Flags, flat_values, nested, python_calls, read_yaml
+from mpctl.core.errors import Issue
+from mpctl.interop.config_text import Flags, flat_values, nested, python_calls, read_yaml, unreadable
 from mpctl.interop.emitted import ForeignLauncher, plan_notes
 from mpctl.interop.limits import LauncherLimits, refused, uneven_refusals
 from mpctl.interop.log_formats import BAR, LauncherLog, StepFormat
@@ -213,8 +213,8 @@ def read_deepspeed(text: str, typed: Overrides = NO_SETTINGS) -> ReadJob:
     """The job of a configuration. Raises InputError with every value that no setting says."""
     values = {name: words for name, words in _values(text).items() if words != ("auto",)}
     if not any(name.startswith(("train_", Z, "bf16", "fp16")) for name in values):
-        message = "a configuration of DeepSpeed has train_batch_size or zero_optimization, and this"
-        raise InputError.of("bad-syntax", "--from", f"{message} text neither", "give its JSON as @FILE")
+        message = "a configuration of DeepSpeed has train_batch_size or zero_optimization, and this text neither"
+        raise unreadable(message, "give its JSON as @FILE")
     reader = KeyReader(values, "deepspeed")
     reader.read((*ROWS, *PIPELINE_ROWS))
     s = reader.settings

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from mpctl.core.errors import InputError
 from mpctl.interop.command_line import EXPAND, is_unexpanded, split_command
-from mpctl.interop.config_text import Flags, flat_values, python_calls, read_yaml
+from mpctl.interop.config_text import Flags, flat_values, python_calls, read_yaml, unreadable
 from mpctl.interop.from_megatron import find_cut
 from mpctl.interop.log_formats import LONGEST_VALUE, MOST, LauncherLog, PrintedConfig, StepFormat
 from mpctl.interop.mapping import NO_SETTINGS, KeyReader, ReadJob
@@ -108,8 +108,7 @@ def _read(values: Flags) -> ReadJob:
     reader = KeyReader({FORMER.get(name, name): words for name, words in values.items()}, "torchtitan")
     if not any(name.startswith((P, T)) for name in reader.flags):
         message = "a config of torchtitan has `parallelism` or `training`, and this text neither"
-        hint = "give its file as @FILE, or flags such as --training.steps 10"
-        raise InputError.of("bad-syntax", "--from", message, hint)
+        raise unreadable(message, "give its file as @FILE, or flags such as --training.steps 10")
     for name, words in reader.flags.items():
         if name.startswith(PREFIXES) and any(map(is_unexpanded, words)):
             reader.wrong(name, f"{' '.join(words)!r} is for a shell to expand, and none runs here", EXPAND)
@@ -144,12 +143,8 @@ def _values(text: str) -> Flags:
         return flat_values(tomllib.loads(text))
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         if "--" not in text:
-            raise InputError.of(
-                "bad-syntax",
-                "--from",
-                f"neither flags nor TOML: {error}"[:200],
-                "give a config file, or --parallelism.... flags",
-            ) from None
+            hint = "give a config file, or --parallelism.... flags"
+            raise unreadable(f"neither flags nor TOML: {error}", hint) from None
     return _flag_values(text)
 
 
@@ -157,7 +152,7 @@ def _flag_values(text: str) -> Flags:
     try:
         words = shlex.split(text.replace("\\\n", " "), comments=True)
     except ValueError as error:
-        raise InputError.of("bad-syntax", "--from", f"the flags end early: {error}") from None
+        raise unreadable(f"the flags end early: {error}", "") from None
     start = next((n for n, word in enumerate(words) if word.startswith("--")), len(words))
     line = split_command(shlex.join(words[start:]), {})
     flags = {name.removeprefix("--"): v for name, v in {**line.launcher, **line.flags}.items()}

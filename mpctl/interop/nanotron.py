@@ -22,8 +22,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from mpctl.core.errors import InputError, Issue
-from mpctl.interop.config_text import Flags, nested, read_yaml, yaml_text
+from mpctl.core.errors import Issue
+from mpctl.interop.config_text import Flags, nested, read_yaml, unreadable, yaml_text
 from mpctl.interop.emitted import ForeignLauncher, plan_notes
 from mpctl.interop.limits import LauncherLimits, llama_refusals, refused, splits_sequence
 from mpctl.interop.log_formats import LauncherLog, PrintedConfig, StepFormat
@@ -159,7 +159,7 @@ def read_values(values: Flags) -> ReadJob:
     reader = KeyReader({name: words for name, words in values.items() if words != ("None",)}, "nanotron")
     if not any(name.startswith((P, "tokens.")) for name in values):
         message = "a config of nanotron has `parallelism` and `tokens`, and this text neither"
-        raise InputError.of("bad-syntax", "--from", message, "give its file as @FILE")
+        raise unreadable(message, "give its file as @FILE")
     if reader.has("model.dtype"):
         reader.flags["model.dtype"] = (reader.value("model.dtype").removeprefix("torch."),)
     reader.read((*ROWS, *OPTIMIZER_ROWS))
