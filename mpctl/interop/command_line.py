@@ -110,7 +110,7 @@ def read_flags(launcher: str, text: str, typed: Overrides = NO_SETTINGS) -> Read
 
     text: the flags or the full command; `@FILE` is a file that contains it, `-` is stdin. typed:
     the settings on mpctl's command line, which override it. Raises InputError for another launcher,
-    for a file that cannot be read, and for flags that are wrong or leave the vocabulary open.
+    for a file that cannot be read, and for flags that are wrong.
     """
     if launcher not in SOURCES:
         message = f"{launcher!r} is no launcher whose flags are read"
@@ -122,9 +122,6 @@ def read_flags(launcher: str, text: str, typed: Overrides = NO_SETTINGS) -> Read
     assert reader is not None
     read = reader(content, typed)
     known = {*read.settings, *typed}
-    if "model.layers" in read.settings and not known & {"model", "model.vocab"}:
-        message = "is not there, and no tokenizer is asked for the vocabulary"
-        raise InputError.of("megatron-flag", "--vocab-size", message, "add it, or --set model.vocab=N")
     if any(map(says_ranks, known)):
         return read
     message = "neither the flags nor the command line say how many ranks there are: dp 1 is planned"

@@ -94,10 +94,14 @@ def read_megatron(text: str, typed: Overrides = NO_SETTINGS) -> ReadJob:
     text: the flags alone, or the full command with torchrun and the program. typed: the settings
     that override it, of which the ranks and their axes are read. Raises InputError with every flag
     that is invalid, unknown to Megatron-LM, or changes the layout in a way that jobs cannot
-    express.
+    express, and for flags that leave the vocabulary open.
     """
     counts = {name: flag.values for name, flag in parser_flags().items()} | OLDER
-    return read_command(split_command(text, counts), typed)
+    read = read_command(split_command(text, counts), typed)
+    if "model.layers" in read.settings and not {*read.settings, *typed} & {"model", "model.vocab"}:
+        message = "is not there, and no tokenizer is asked for the vocabulary"
+        raise InputError.of("megatron-flag", "--vocab-size", message, "add it, or --set model.vocab=N")
+    return read
 
 
 def read_command(line: CommandLine, typed: Overrides = NO_SETTINGS) -> ReadJob:

@@ -352,8 +352,9 @@ def test_the_flags_of_megatron_s_own_example_are_planned() -> None:
         --pipeline-model-parallel-size 16 --data-path text --vocab-file v.json \
         --merge-file m.txt --split 949,50,1 --log-interval 100 --save-interval 10000 \
         --eval-interval 1000 --save out --load out --eval-iters 10 --tensorboard-dir tb"""
-    settings, warnings = read_megatron(text)
-    job = load_plan(None, {**settings, "model.vocab": 50257}).job
+    vocabulary = {"model.vocab": 50257}  # the tokenizer's
+    settings, warnings = read_megatron(text, vocabulary)
+    job = load_plan(None, {**settings, **vocabulary}).job
     assert (job.world_size, job.sizes) == (128, {"tp": 8, "cp": 1, "dp": 1, "pp": 16})
     assert (job.num_microbatches, job.training.dtype) == (1536, "fp16")
     assert job.training.learning_rate == 6e-5
