@@ -81,29 +81,6 @@ def read_torchtitan(text: str, typed: Overrides = NO_SETTINGS) -> ReadJob:
     return _read(_values(text))
 
 
-MESH = {
-    "tp": "tensor_parallel",
-    "pp": "pipeline_parallel",
-    "cp": "context_parallel",
-    "ep": "expert_parallel",
-    "dp_shard": "data_parallel_shard",
-    "dp_replicate": "data_parallel_replicate",
-}
-"""Axes of a printed mesh, `mesh.tp`, as the degrees of `parallelism`."""
-
-
-def read_printed_torchtitan(printed: Flags) -> ReadJob | None:
-    """The job of what a log prints: the mesh and the batch, and more with print_config; None
-    without them."""
-    values = dict(printed)
-    mesh = {axis: values.pop(f"mesh.{axis}") for axis in MESH if f"mesh.{axis}" in values}
-    if not mesh or f"{T}local_batch_size" not in values:
-        return None
-    values |= {f"{P}{MESH[axis]}_degree": words for axis, words in mesh.items()}
-    values.setdefault("activation_checkpoint.mode", ("none",))
-    return _read(values)
-
-
 def _read(values: Flags) -> ReadJob:
     reader = KeyReader({FORMER.get(name, name): words for name, words in values.items()}, "torchtitan")
     if not any(name.startswith((P, T)) for name in reader.flags):
@@ -345,6 +322,15 @@ KNOWN_TOO = (
 """Keys of `parallelism` that are read with others or have no effect here."""
 
 
+MESH = {
+    "tp": "tensor_parallel",
+    "pp": "pipeline_parallel",
+    "cp": "context_parallel",
+    "ep": "expert_parallel",
+    "dp_shard": "data_parallel_shard",
+    "dp_replicate": "data_parallel_replicate",
+}
+"""Axes of a printed mesh, `mesh.tp`, as the degrees of `parallelism`."""
 _MESH = re.compile(r"\b(pp|dp_replicate|dp_shard|cp|tp|ep|etp)=(\d{1,6})")
 _OLD_MESH = re.compile(r"device mesh with \[([a-z_', ]{1,200})\], \[([\d, ]{1,100})\]")
 _TRAINER = re.compile(
@@ -396,11 +382,16 @@ def _add_json(text: str, config: PrintedConfig) -> None:
             config.add(name, value if isinstance(value, str) else json.dumps(value))
 
 
-def _printed_job(values: Mapping[str, str]) -> ReadJob | None:
-    """The job of the settings of a dump."""
-    return read_printed_torchtitan(
-        {name: _json_words(text) for name, text in values.items() if text not in ("None", "null")}
-    )
+def _printed_job(printed: Mapping[str, str]) -> ReadJob | None:
+    """The job of what a log prints: the mesh and the batch, and more with print_config; None
+    without them."""
+    values = {name: _json_words(text) for name, text in printed.items() if text not in ("None", "null")}
+    mesh = {axis: values.pop(f"mesh.{axis}") for axis in MESH if f"mesh.{axis}" in values}
+    if not mesh or f"{T}local_batch_size" not in values:
+        return None
+    values |= {f"{P}{MESH[axis]}_degree": words for axis, words in mesh.items()}
+    values.setdefault("activation_checkpoint.mode", ("none",))
+    return _read(values)
 
 
 def _json_words(text: str) -> tuple[str, ...]:
