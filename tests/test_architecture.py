@@ -29,7 +29,8 @@ LEVELS = {"__init__": -1, **{wing: level for level, wing in enumerate(WINGS)}, "
 # Lines: of a function's body without its docstring, and of a file. CONTRIBUTING.md asks for the same.
 # A kernel in Triton's language is one function to its compiler, however long.
 FUNCTION_MAX, FILE_MAX = 80, 600
-# Only train/ imports torch and numpy. Outside of it these rooms are imported in functions, before a run.
+# torch in train/ alone, numpy and scipy in train/ and measure/. Outside of train/ these rooms of it are
+# imported in functions, before a run.
 SEEN_BEFORE_A_RUN = {"train/data", "train/weights", "train/checkpoint"}
 DRAWING = {"plotext", "matplotlib", "tensorboard"}  # imported where something is drawn or written
 
@@ -94,8 +95,10 @@ def test_torch_numpy_and_rich_stay_in_their_rooms() -> None:
     for module in ALL:
         for name, node in module.imports:
             stack = name.split(".")[0]
-            if stack in ("torch", "numpy"):
-                assert has_torch(module), f"{module.at(node)}: {stack} in the planning half"
+            if stack == "torch":
+                assert has_torch(module), f"{module.at(node)}: torch outside train/"
+            if stack in ("numpy", "scipy"):
+                assert module.wing in ("train", "measure"), f"{module.at(node)}: {stack} in the planning half"
             if stack == "rich":
                 assert module.wing == "render", f"{module.at(node)}: rich outside render/"
             if stack in DRAWING:
@@ -249,7 +252,7 @@ import json, sys
 from mpctl.cli.app import run
 code = run(sys.argv[1:])
 sys.stdout.flush()
-heavy = ("torch", "numpy", "rich", "tokenizers", "safetensors")
+heavy = ("torch", "numpy", "scipy", "rich", "tokenizers", "safetensors")
 print(json.dumps([code, [name for name in heavy if name in sys.modules]]), file=sys.stderr)
 """
 
@@ -281,7 +284,7 @@ def loaded(*arguments: str) -> tuple[int, list[str]]:
 def test_the_planning_half_never_imports_torch(arguments: list[str]) -> None:
     code, names = loaded(*arguments)
     assert code == 0
-    assert not {"torch", "numpy", "tokenizers", "safetensors"} & set(names)
+    assert not {"torch", "numpy", "scipy", "tokenizers", "safetensors"} & set(names)
 
 
 def test_json_needs_no_rich() -> None:

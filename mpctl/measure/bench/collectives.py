@@ -23,7 +23,6 @@ from mpctl.core.collectives import bus_factor
 from mpctl.measure.bench.collective_cases import CollectiveCases, sent_over
 from mpctl.measure.bench.probe import RankBench
 from mpctl.measure.bench.report import BenchEnvelope, BenchRow, envelope, spread
-from mpctl.measure.calibrate.fit import fit_relative
 from mpctl.plan.estimate.communication import Message
 from mpctl.plan.estimate.network import MissingLink, Network
 from mpctl.records.rundir.requests import (
@@ -88,6 +87,25 @@ def fit_collectives(rows: Iterable[CollectiveRow]) -> list[CollectiveFit]:
         key = row["kind"], row["axis"], row["ranks"], row["transport"], row["dtype"]
         groups.setdefault(key, []).append(row)
     return [_fit(own) for own in groups.values() if len({r["bytes"] for r in own}) >= FEWEST]
+
+
+def fit_relative(terms: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[float]:
+    """The figures x >= 0, one a column of `terms`, with the least relative error of terms x seconds: a
+    message of 1 KiB is as right in its percents as one of 64 MiB.
+
+    terms: for each measurement, the coefficient of each figure; seconds: measured, above 0.
+
+    >>> [round(x, 9) for x in fit_relative([[1e6, 1], [3e6, 1]], [3e-3, 5e-3])]
+    [1e-09, 0.002]
+    """
+    import numpy as np
+    from scipy.optimize import nnls
+
+    rows = np.asarray(terms, dtype=float) / np.asarray(seconds)[:, None]
+    length = np.linalg.norm(rows, axis=0)
+    length[length == 0] = 1.0
+    found, _ = nnls(rows / length, np.ones(len(rows)))
+    return [float(x) for x in found / length]
 
 
 def _fit(rows: Sequence[CollectiveRow]) -> CollectiveFit:

@@ -8,7 +8,7 @@ Rounds of three stages, each of which begins with the result of the one before:
 
 Training runs are the layouts of `mpctl bench verify` that give every rank a separate core (or GPU),
 of one small model. They are planned on the measured preset, trained in rounds, and fitted
-(measure/calibrate/own_cluster.py). After the first two stages the presets are written; after the third they
+(measure/calibrate/own.py). After the first two stages the presets are written; after the third they
 are written again. The report is saved after every measurement, so that a bench that ends early
 loses nothing. Its rows are estimated on the presets once these exist: the remaining differences
 between estimates and measurements are those that a preset cannot express.
@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from math import exp, inf, log
+from math import exp, inf
 from pathlib import Path
 from statistics import median
 from typing import Any, NotRequired, TypeVar, cast
@@ -43,8 +43,9 @@ from mpctl.measure.bench.report import BenchEnvelope, BenchEnvironment, envelope
 from mpctl.measure.bench.runner import Budget, CaseRun, Watch, group_runs, run_cases
 from mpctl.measure.bench.verify import BUSY
 from mpctl.measure.bench.yardstick import Paces, cpu_yardstick
-from mpctl.measure.calibrate.own_cluster import ClusterFit, fit_cluster, own_spread
-from mpctl.measure.calibrate.runs import Run
+from mpctl.measure.calibrate.own import MACHINE, fit_own
+from mpctl.measure.calibrate.own_fit import OwnFit
+from mpctl.measure.calibrate.runs import Kind, Run
 from mpctl.model.layout.job_layout import JobLayout
 from mpctl.records.rundir.directory import RunDir
 from mpctl.records.rundir.rank_files import StepRecord
@@ -80,8 +81,8 @@ def collectives_on(preset: MachinePreset, work: MachineWork, measured: Collectiv
 class MachineCheck(TypedDict):
     """A layout that was trained. seconds: of a step, the median over its runs; measured_seconds:
     planned from kernels and collectives alone; fitted_seconds: planned on the preset as written;
-    left_out_seconds: planned by a fit that did not see this layout, None where there were too few
-    layouts."""
+    left_out_seconds: planned by a fit that did not see this layout; older reports have None where
+    there were few layouts."""
 
     layout: str
     ranks: int
@@ -92,26 +93,19 @@ class MachineCheck(TypedDict):
 
 
 def measured_runs(runs: Sequence[CaseRun], name: str, cluster: ClusterSpec) -> list[Run]:
-    """A run of each layout on the cluster as it was measured, for a fit.
+    """These runs on the cluster as it was measured, for a fit.
 
     name: of the presets; cluster: with the figures that the fit begins from.
     """
     found = []
-    for own in group_runs(runs).values():
-        case, there = own[0].case, own[0].case.job.cluster
+    for run in runs:
+        case, there = run.case, run.case.job.cluster
         kept = {"nodes": there.nodes, "gpus_per_node": there.gpus_per_node}
         job = case.job.model_copy(update={"cluster": cluster.model_copy(update=kept)})
         runtime = job.training.runtime
-        found.append(
-            Run(
-                case.title,
-                "",
-                JobLayout.of(job),
-                get_profile(runtime),
-                {"devices": name, "clusters": name, "runtimes": runtime},
-                {"step_seconds": median(run.step_seconds for run in own)},
-            )
-        )
+        parts: dict[Kind, str] = {"devices": name, "clusters": name, "runtimes": runtime}
+        measured = {"step_seconds": run.step_seconds}
+        found.append(Run(case.title, "", JobLayout.of(job), get_profile(runtime), parts, measured))
     return found
 
 
@@ -131,36 +125,25 @@ def _core_share(run: CaseRun) -> float:
     return median(record["cpu_seconds"] / record["step_seconds"] for record in run.steady)
 
 
-def with_rounds(fit: ClusterFit, runs: Sequence[CaseRun]) -> ClusterFit:
-    """The same fit with the spread of single runs. The errors on left-out layouts are those of
-    medians; a future run also differs from its median as the rounds of its layout did.
+def machine_checks(runs: Iterable[Run], fit: OwnFit) -> list[MachineCheck]:
+    """A row for each layout of these runs."""
+    layouts: dict[str, list[Run]] = {}
+    for run in runs:
+        layouts.setdefault(run.id, []).append(run)
 
-    A layout 2 % off when it was left out, whose rounds took 0.9, 1 and 1.1 times their
-    median: errors of 13, 2 and -7 %.
-    """
-    errors = []
-    for own in group_runs(runs).values():
-        middle = median(run.step_seconds for run in own)
-        if (off := fit.left_out.get(own[0].case.title)) is not None:
-            errors += [off + log(middle / run.step_seconds) for run in own]
-    return replace(fit, spread=own_spread(errors))
-
-
-def machine_checks(runs: Iterable[Run], fit: ClusterFit) -> list[MachineCheck]:
-
-    def planned(run: Run, off: float) -> float:
-        return run.measured["step_seconds"] * exp(off)
+    def planned(own: Sequence[Run], residuals: Mapping[str, list[float]]) -> float:
+        return own[0].measured["step_seconds"] * exp(residuals[own[0].id][0])
 
     return [
         {
-            "layout": run.id,
-            "ranks": run.job.world_size,
-            "seconds": run.measured["step_seconds"],
-            "measured_seconds": planned(run, fit.measured[run.id]),
-            "fitted_seconds": planned(run, fit.fitted[run.id]),
-            "left_out_seconds": planned(run, fit.left_out[run.id]) if run.id in fit.left_out else None,
+            "layout": name,
+            "ranks": own[0].job.world_size,
+            "seconds": median(run.measured["step_seconds"] for run in own),
+            "measured_seconds": planned(own, fit.before),
+            "fitted_seconds": planned(own, fit.fitted),
+            "left_out_seconds": planned(own, fit.left_out),
         }
-        for run in runs
+        for name, own in layouts.items()
     ]
 
 
@@ -435,7 +418,7 @@ class MachineBench:
     def hold(self, out: Path, measured: MachinePreset) -> None:
         """Fit the preset, as it was measured, to the training runs so far, and write it again."""
         runs: Sequence[Run] = measured_runs(self.runs, measured.name, measured.cluster)
-        fit = with_rounds(fit_cluster(runs), self.runs)
+        fit = fit_own(runs, MACHINE)
         self.preset, self.checks = measured.with_fit(fit), machine_checks(runs, fit)
         self._save(out)
 

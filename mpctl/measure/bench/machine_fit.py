@@ -30,9 +30,8 @@ from statistics import fmean, median
 from mpctl.core.collectives import bus_factor, get_collective
 from mpctl.core.errors import InputError
 from mpctl.core.units import bytes_text, plural
-from mpctl.measure.bench.collectives import CollectiveRow
+from mpctl.measure.bench.collectives import CollectiveRow, fit_relative
 from mpctl.measure.bench.kernels import KernelRow
-from mpctl.measure.calibrate.fit import fit_relative
 from mpctl.plan.estimate.kernels import TYPICAL
 from mpctl.spec.cluster import DeviceSpec, InnerLinkSpec, Kernels
 

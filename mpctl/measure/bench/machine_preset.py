@@ -20,7 +20,7 @@ from mpctl.core.errors import InputError
 from mpctl.core.units import plural
 from mpctl.measure.bench.machine_fit import DeviceFit, LinkFit
 from mpctl.measure.bench.report import BenchEnvironment
-from mpctl.measure.calibrate.own_cluster import ClusterFit
+from mpctl.measure.calibrate.own_fit import OwnFit
 from mpctl.measure.calibrate.runs import get_value, with_value
 from mpctl.measure.calibrate.write import number
 from mpctl.records.rundir.directory import cannot_write
@@ -114,7 +114,7 @@ class MachinePreset:
         line = f"Not complete: {runs} of {plural(wanted, 'training run')} came to their end."
         return replace(self, head=(*self.head, line))
 
-    def with_fit(self, fit: ClusterFit) -> MachinePreset:
+    def with_fit(self, fit: OwnFit) -> MachinePreset:
         """The preset with the figures that training runs corrected, and the remaining spread."""
         cluster = self.cluster
         comments = {kind: dict(self.comments.get(kind, {})) for kind in ("devices", "clusters")}
@@ -126,9 +126,8 @@ class MachinePreset:
                 own = comments[constant.kind]
                 note = FITTED.format(before=number(before))
                 own[constant.path] = "; ".join(filter(None, (own.get(constant.path), note)))
-        if fit.spread is not None:
-            cluster = cluster.model_copy(update={"spread": round(fit.spread, 4)})
-            comments["clusters"]["spread"] = f"{plural(len(fit.left_out), 'layout')}, each left out"
+        cluster = cluster.model_copy(update={"spread": round(fit.spread, 4)})
+        comments["clusters"]["spread"] = f"{plural(len(fit.left_out), 'layout')}, each left out"
         return replace(self, cluster=cluster, comments=comments)
 
 

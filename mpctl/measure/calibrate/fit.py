@@ -15,9 +15,6 @@ information about a cluster or software in one table only is lost. `clusters`: a
 cluster. All start from priors, because presets that were fitted to the same runs already contain
 them: the fit to all runs is made first, and each of the others continues from it without its runs,
 with the prior for constants that only those runs have.
-
-`fit_relative` finds figures behind measured seconds that are sums of terms, by the least relative
-error, so that a message of 1 KiB is as right in its percents as one of 64 MiB.
 """
 
 from __future__ import annotations
@@ -27,7 +24,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import combinations
 from math import exp, log, sqrt
 from operator import mul
 from typing import NamedTuple
@@ -324,46 +320,3 @@ def _left_out(fit: Fit, full: FitState, part_of: Mapping[str, Hashable], say: Sa
 def residuals(runs: Iterable[Run], values: Mapping[Constant, float]) -> Residuals:
     """log(estimated / measured) by run id, with these values instead of those of the presets."""
     return {run.id: run.residuals({c: v for c, v in values.items() if run.has(c)}) for run in runs}
-
-
-TOLERANCE = 1e-9  # squared relative error of a measurement that one more figure must take away
-Terms = Sequence[Sequence[float]]
-
-
-def fit_relative(terms: Terms, seconds: Sequence[float]) -> list[float]:
-    """The figures x, one a column of `terms`.
-
-    terms: for each measurement, the coefficient of each figure; seconds: measured, above 0.
-
-    >>> [round(x, 9) for x in fit_relative([[1e6, 1], [3e6, 1]], [3e-3, 5e-3])]
-    [1e-09, 0.002]
-    """
-    rows = [[a / t for a in row] for row, t in zip(terms, seconds, strict=True)]
-    columns = len(rows[0])
-    known = [j for j in range(columns) if any(row[j] for row in rows)]
-    best, least = [0.0] * columns, float(len(rows))
-    for count in range(1, len(known) + 1):
-        for chosen in combinations(known, count):
-            found = _least_squares(rows, chosen)
-            cost = _cost(rows, found)
-            if min(found) >= 0 and cost < least - TOLERANCE * len(rows):
-                best, least = found, cost
-    return best
-
-
-def _least_squares(rows: Terms, chosen: Sequence[int]) -> list[float]:
-    """The figures where only the chosen ones are not 0; each column is scaled to a length of 1."""
-    length = {j: sum(row[j] ** 2 for row in rows) ** 0.5 for j in chosen}
-    scaled = [[row[j] / length[j] for j in chosen] for row in rows]
-    size = range(len(chosen))
-    matrix = [[sum(row[i] * row[j] for row in scaled) for j in size] for i in size]
-    right = [sum(row[i] for row in scaled) for i in size]
-    found = [0.0] * len(rows[0])
-    for j, x in zip(chosen, solve_definite(matrix, right, 1e-9), strict=True):
-        found[j] = x / length[j]
-    return found
-
-
-def _cost(rows: Terms, figures: Sequence[float]) -> float:
-    """The sum of squared relative errors. rows: terms, each divided by its measured seconds."""
-    return sum((sum(a * x for a, x in zip(row, figures, strict=True)) - 1) ** 2 for row in rows)

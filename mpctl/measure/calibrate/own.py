@@ -43,7 +43,8 @@ from mpctl.plan.estimate.system import find_system
 # Chosen so that runs of whole sweeps left out are estimated best from 5, 20 and 40 others of the
 # sweep (benchmarks/results/measurements.md).
 LOG = 0.0
-FREE: Mapping[Kind, Mapping[str, tuple[float, float]]] = {
+Free = Mapping[Kind, Mapping[str, tuple[float, float]]]
+FREE: Free = {
     "clusters": {
         "step_factor": (0.13, LOG),
         "intra_node.efficiency": (0.25, LOG),
@@ -93,10 +94,29 @@ FREE: Mapping[Kind, Mapping[str, tuple[float, float]]] = {
         "experts.wait": (0.5, LOG),
         "experts.exchange": (0.2, LOG),
         "experts.once": (0.2, LOG),
+        # Of layers of one shape: what kernel libraries and protocols of messages make of it.
+        LAYERS: (0.06, LOG),
     },
 }
-# Of the factor on layers of one shape: what kernel libraries and protocols of messages make of it.
-LAYER_SLACK = 0.06
+# Figures of a machine whose kernels and collectives were measured one by one (measure/bench/machine.py),
+# so that its runs correct few of them. Products and attention hardly move, memory as far as caches
+# go. Ranks that call a collective again and again arrive together; ranks that compute in between
+# wait for the last one, so its start moves most. The software's profile stays unchanged.
+MACHINE: Free = {
+    "devices": {
+        "kernels.products": (0.05, LOG),
+        "kernels.memory": (0.2, LOG),
+        "kernels.flash": (0.1, LOG),
+        "kernels.flash_backward": (0.1, LOG),
+        "kernels.host": (0.5, LOG),
+    },
+    "clusters": {
+        "intra_node.efficiency": (0.3, LOG),
+        "intra_node.latency": (0.5, LOG),
+        "intra_node.start": (2.0, LOG),
+        "inter_node.efficiency": (0.3, LOG),
+    },
+}
 PARTS = ("kernels.waves", "overlap.gather", "overlap.drag", "experts.grouped", *SHARES)
 LINEARIZED = 3  # times that slopes are measured, at most
 CHORDS = 3  # solutions by the same slopes, each from the residuals where the last one ended
@@ -106,14 +126,15 @@ TRUSTED = 10.0  # runs that the half width from the posterior counts as
 FACTOR = "step_factor"
 
 
-def fit_own(runs: Sequence[Run]) -> OwnFit:
+def fit_own(runs: Sequence[Run], free: Free = FREE) -> OwnFit:
     """Fit the figures of these runs' systems: the cluster, the device and the runtime profile of
-    each, which systems that share a preset share. Repeats of a job count as one run. Raises
-    InputError where a run cannot be estimated, ValueError without runs."""
+    each, which systems that share a preset share. Repeats of a job count as one run. free: which
+    figures may move, and how far. Raises InputError where a run cannot be estimated, ValueError
+    without runs."""
     if not runs:
         raise ValueError("a fit needs a run")
     repeats = find_repeats(runs)
-    system = _OwnRuns([found.run for found in repeats], free_figures(runs), repeats)
+    system = _OwnRuns([found.run for found in repeats], free_figures(runs, free), repeats)
     start = [0.0] * len(system.figures)
     before = system.residuals(start)
     posterior, slopes = system.find(start, before)
@@ -260,43 +281,35 @@ def _profiles(runs: Sequence[Run]) -> list[str]:
     return list(dict.fromkeys(run.parts["runtimes"] for run in runs))
 
 
-def free_figures(runs: Sequence[Run]) -> list[FreeFigure]:
-    """The figures of the presets that these runs use, each once."""
-    found: dict[tuple[Kind, str, str], FreeFigure] = {}
+def free_figures(runs: Sequence[Run], free: Free = FREE) -> list[FreeFigure]:
+    """The figures of the presets that these runs use and that may move, each once."""
+    found: dict[tuple[object, ...], FreeFigure] = {}
     for run in runs:
-        for kind, free in FREE.items():
-            for path, (slack, unit) in free.items():
-                key = kind, run.parts[kind], path
+        for kind, paths in free.items():
+            for path, (slack, unit) in paths.items():
+                key = kind, run.parts[kind], path, run.layers if path == LAYERS else None
                 if key not in found and (figure := _figure(run, kind, path, slack, unit)):
                     found[key] = figure
-    return [*found.values(), *_layer_figures(runs)]
-
-
-def _layer_figures(runs: Sequence[Run]) -> list[FreeFigure]:
-    """The factor on layers of each shape that these runs have on each system."""
-    found: dict[Constant, FreeFigure] = {}
-    for run in runs:
-        name, (cluster, shape) = run.parts["runtimes"], run.layers
-        start = run.profile.seen.layer_factors.get(cluster, {}).get(shape, 1.0)
-        constant = Constant("runtimes", name, LAYERS, LAYER_SLACK, layers=(cluster, shape))
-        found[constant] = FreeFigure(constant, start, LOG, 0.0, inf)
     return list(found.values())
 
 
 def _figure(run: Run, kind: Kind, path: str, slack: float, unit: float) -> FreeFigure | None:
     """The figure of the run's preset at this path; None where the preset has none that may move."""
-    model, system = run.model(kind), find_system(run.job.cluster, run.profile)
-    stated = _field(model, path)
+    layers, most = None, inf
     if path == FACTOR:
-        stated = system.factor
+        stated: float | None = find_system(run.job.cluster, run.profile).factor
+    elif path == LAYERS:
+        layers = run.layers
+        stated = run.profile.seen.layer_factors.get(layers[0], {}).get(layers[1], 1.0)
+    else:
+        stated = _field(run.model(kind), path)
     if stated is None or not (stated or unit):
         return None
-    most = inf
     if path in ("kernels.products", "kernels.memory") or path.startswith("kernels.narrow"):
         most = max(LARGEST_PART, stated)
     elif path in PARTS:
         most = 1.0
-    constant = Constant(kind, run.parts[kind], path, slack, most=most)
+    constant = Constant(kind, run.parts[kind], path, slack, most=most, layers=layers)
     return FreeFigure(constant, float(stated), unit * slack, 0.0, most)
 
 

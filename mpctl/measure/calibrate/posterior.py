@@ -20,8 +20,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from math import log1p, sqrt
-from operator import mul
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Array = NDArray[np.float64]
 
 NU = 4.0  # of the noise; its quantile of 95 % is STUDENT
 STUDENT = 2.132
@@ -64,7 +69,10 @@ class Posterior(NamedTuple):
 
     def variance(self, slopes: Sequence[float]) -> float:
         """The variance of a new run's estimate, of these slopes, without its noise."""
-        return float(sum(map(mul, slopes, _times(self.covariance, slopes))))
+        import numpy as np
+
+        row = np.asarray(slopes)
+        return float(row @ np.asarray(self.covariance) @ row)
 
 
 def find_posterior(
@@ -79,21 +87,36 @@ def find_posterior(
     >>> round(posterior.shifts[0], 2)
     -0.98
     """
-    weights, noise = [1.0] * len(residuals), PRIOR_NOISE
-    priors = [1.0] * len(lows)
+    import numpy as np
+
+    off, matrix = np.asarray(residuals), np.asarray(slopes)
+    weights, noise, priors = np.ones(len(off)), PRIOR_NOISE, np.ones(len(lows))
     for _ in range(TURNS):
-        scaled = [w / noise**2 for w in weights]
-        covariance = _covariance(slopes, scaled, priors)
-        shifts = _mean(residuals, slopes, scaled, covariance, lows, highs)
-        left = [r + sum(map(mul, row, shifts)) for r, row in zip(residuals, slopes, strict=True)]
-        sure = [sum(map(mul, row, _times(covariance, row))) for row in slopes]
-        squares = [e * e + v for e, v in zip(left, sure, strict=True)]
-        weights = [(NU + 1) / (NU + s / noise**2) for s in squares]
-        total = PRIOR_RUNS * PRIOR_NOISE**2 + sum(map(mul, weights, squares))
-        noise = sqrt(total / (PRIOR_RUNS + len(residuals)))
+        scaled = (weights / noise**2)[:, None] * matrix
+        covariance = np.linalg.inv(np.diag(priors) + matrix.T @ scaled)
+        shifts = _within(-covariance @ scaled.T @ off, covariance, np.asarray(lows), np.asarray(highs))
+        left, sure = off + matrix @ shifts, ((matrix @ covariance) * matrix).sum(axis=1)
+        squares = left**2 + sure
+        weights = (NU + 1) / (NU + squares / noise**2)
+        noise = sqrt((PRIOR_RUNS * PRIOR_NOISE**2 + weights @ squares) / (PRIOR_RUNS + len(off)))
         for i in far:
-            priors[i] = (NU + 1) / (NU + shifts[i] ** 2 + covariance[i][i])
-    return Posterior(shifts, covariance, left, sure, weights, noise)
+            priors[i] = (NU + 1) / (NU + shifts[i] ** 2 + covariance[i, i])
+    return Posterior(shifts.tolist(), covariance.tolist(), left.tolist(), sure.tolist(), weights.tolist(), noise)
+
+
+def _within(mean: Array, covariance: Array, lows: Array, highs: Array) -> Array:
+    """The mean within its bounds: a shift that would leave them stays at one, and the others have their
+    mean given that (a conditioned normal distribution)."""
+    import numpy as np
+
+    found, held = mean, np.zeros(len(mean), bool)
+    stay = np.zeros(len(mean))
+    while (out := ~held & ((found < lows - 1e-9) | (found > highs + 1e-9))).any():
+        stay[out] = np.clip(found, lows, highs)[out]
+        held |= out
+        pulls = np.linalg.solve(covariance[np.ix_(held, held)], (stay - mean)[held])
+        found = np.where(held, stay, mean + covariance[:, held] @ pulls)
+    return found
 
 
 def cost(residuals: Sequence[float], shifts: Sequence[float], noise: float, far: Collection[int] = ()) -> float:
@@ -106,85 +129,3 @@ def cost(residuals: Sequence[float], shifts: Sequence[float], noise: float, far:
 def _surprise(size: float) -> float:
     """Negative log density of Student's t with NU degrees of freedom, up to a constant."""
     return (NU + 1) / 2 * log1p(size * size / NU)
-
-
-def _covariance(slopes: Rows, scaled: Sequence[float], priors: Sequence[float]) -> list[list[float]]:
-    """priors: the inverse of each shift's variance under its prior."""
-    size = len(priors)
-    matrix = [[0.0] * size for _ in range(size)]
-    for row, weight in zip(slopes, scaled, strict=True):
-        told = [(i, a) for i, a in enumerate(row) if a]
-        for at, (i, a) in enumerate(told):
-            line, pull = matrix[i], weight * a
-            for j, b in told[: at + 1]:
-                line[j] += pull * b
-    for i in range(size):
-        matrix[i][i] += priors[i]
-    return inverse(matrix)
-
-
-def _mean(
-    residuals: Sequence[float],
-    slopes: Rows,
-    scaled: Sequence[float],
-    covariance: Rows,
-    lows: Sequence[float],
-    highs: Sequence[float],
-) -> list[float]:
-    """The mean; a shift that would leave its bounds stays at one, and the others make up for it."""
-    size = len(lows)
-    right = [0.0] * size
-    for r, row, weight in zip(residuals, slopes, scaled, strict=True):
-        for i, a in enumerate(row):
-            if a:
-                right[i] -= weight * a * r
-    free = _times(covariance, right)
-    held: dict[int, float] = {}
-    found = free
-    for _ in range(size):
-        out = [i for i in range(size) if i not in held and not lows[i] - 1e-9 <= found[i] <= highs[i] + 1e-9]
-        if not out:
-            break
-        held |= {i: min(max(found[i], lows[i]), highs[i]) for i in out}
-        found = _conditioned(free, covariance, held)
-    return found
-
-
-def _conditioned(mean: Sequence[float], covariance: Rows, held: dict[int, float]) -> list[float]:
-    """The mean of a normal distribution where some components have these values."""
-    at = list(held)
-    off = [held[i] - mean[i] for i in at]
-    own = inverse([[covariance[i][j] for j in at[: n + 1]] for n, i in enumerate(at)])
-    pulls = _times(own, off)
-    moved = [m + sum(covariance[i][j] * p for j, p in zip(at, pulls, strict=True)) for i, m in enumerate(mean)]
-    return [held.get(i, value) for i, value in enumerate(moved)]
-
-
-def _times(matrix: Rows, vector: Sequence[float]) -> list[float]:
-    return [sum(map(mul, row, vector)) for row in matrix]
-
-
-def inverse(matrix: Rows) -> list[list[float]]:
-    """The inverse of a symmetric, positive definite matrix, of which only the lower half is read.
-
-    >>> inverse([[4.0], [0.0, 16.0]])
-    [[0.25, 0.0], [0.0, 0.0625]]
-    """
-    n = len(matrix)
-    low: list[list[float]] = []  # Cholesky's factor, and below its inverse by rows
-    for i in range(n):
-        row: list[float] = []
-        for j in range(i):
-            row.append((matrix[i][j] - sum(map(mul, row, low[j]))) / low[j][j])
-        row.append(sqrt(max(matrix[i][i] - sum(map(mul, row, row)), 1e-12)))
-        low.append(row)
-    turned = [[0.0] * n for _ in range(n)]  # [column][row] of the factor's inverse
-    for j in range(n):
-        column = turned[j]
-        column[j] = 1 / low[j][j]
-        for i in range(j + 1, n):
-            column[i] = -sum(map(mul, low[i][j:i], column[j:i])) / low[i][i]
-    return [
-        [sum(map(mul, turned[max(i, j)][max(i, j) :], turned[min(i, j)][max(i, j) :])) for j in range(n)]
-        for i in range(n)
-    ]

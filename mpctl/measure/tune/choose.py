@@ -45,13 +45,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import exp, fsum, log, log2, sqrt
-from operator import mul
+from itertools import zip_longest
+from math import exp, log, log2, sqrt
 from statistics import NormalDist, fmean
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from mpctl.plan.planning.layout_settings import LayoutSettings
 from mpctl.plan.search.find import complexity, idea_of
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 WORTH = 0.01
 """A layout that is faster by less is not worth another trial: the planner's own ties are as wide
@@ -168,8 +172,10 @@ class Belief:
     @classmethod
     def of(cls, candidates: Sequence[Candidate], measured: Sequence[MeasuredLayout]) -> Belief:
         """The belief with the scale that makes the trials the most likely."""
+        if not measured:
+            return cls(candidates, measured)
         every = (cls((), measured, scale) for scale in SCALES)
-        likeliest = max(every, key=lambda one: one._likelihood - log2(one.scale) ** 2 / 2)
+        likeliest = max(every, key=lambda one: one._solved[1] - log2(one.scale) ** 2 / 2)
         return cls(candidates, measured, likeliest.scale)
 
     @cached_property
@@ -184,72 +190,61 @@ class Belief:
         others = (one for one in self.candidates if one.layout not in known)
         return [*(one.candidate for one in self.measured), *others]
 
-    def _prior(self, one: Candidate, other: Candidate) -> float:
-        alike = self.scale**2 * one.spread * other.spread * alikeness(one.layout, other.layout)
-        alike += fsum(map(mul, one.slopes, other.slopes))
-        return SHARED**2 + alike + ALONE**2 * (one.layout == other.layout)
+    @cached_property
+    def _prior(self) -> NDArray[np.float64]:
+        """The covariance of the points' errors before any trial, [points, points]."""
+        import numpy as np
+
+        points = self.points
+        alike = np.array([[alikeness(one.layout, other.layout) for other in points] for one in points])
+        spread = self.scale * np.array([point.spread for point in points])
+        slopes = np.array(list(zip_longest(*(point.slopes for point in points), fillvalue=0.0)))
+        slopes = slopes.reshape(-1, len(points))
+        return SHARED**2 + np.outer(spread, spread) * alike + slopes.T @ slopes + ALONE**2 * np.eye(len(points))
 
     @cached_property
-    def _root(self) -> list[list[float]]:
-        """The lower Cholesky factor of the covariance of the trials' means."""
-        root: list[list[float]] = []
-        for at, one in enumerate(self.measured):
-            row: list[float] = []
-            for col, other in enumerate(self.measured[: at + 1]):
-                value = self._prior(one.candidate, other.candidate)
-                value += self.noise**2 / len(one.seconds) if col == at else 0.0
-                value -= sum(map(mul, row, root[col] if col < at else row))
-                row.append(sqrt(max(value, 1e-12)) if col == at else value / root[col][col])
-            root.append(row)
-        return root
+    def _solved(self) -> tuple[NDArray[np.float64], float]:
+        """What the trials say: the gain of each point [points, measured], by which errors of measured
+        plans move its mean, and the logarithm of the trials' probability, up to a constant."""
+        import numpy as np
+        from scipy.linalg import cho_factor, cho_solve
 
-    def _solved(self, right: Sequence[float]) -> list[float]:
-        found: list[float] = []
-        for row, value in zip(self._root, right, strict=True):
-            found.append((value - sum(map(mul, row, found))) / row[-1])
-        return found
+        count, off = len(self.measured), self._off
+        noise = [self.noise**2 / len(one.seconds) for one in self.measured]
+        root = cho_factor(self._prior[:count, :count] + np.diag(noise), lower=True)
+        gain = cho_solve(root, self._prior[:count]).T
+        return gain, float(-np.log(np.diag(root[0])).sum() - off @ cho_solve(root, off) / 2)
 
     @cached_property
-    def _columns(self) -> list[list[float]]:
-        """For each point, its solved covariances with the measured layouts."""
-        return [self._solved([self._prior(point, one.candidate) for one in self.measured]) for point in self.points]
+    def _off(self) -> NDArray[np.float64]:
+        """The errors of the measured layouts' plans."""
+        import numpy as np
+
+        return np.array([log(one.mean / one.candidate.seconds) for one in self.measured])
 
     @cached_property
-    def _off(self) -> list[float]:
-        """The errors of the measured layouts' plans, solved."""
-        return self._solved([log(one.mean / one.candidate.seconds) for one in self.measured])
-
-    @cached_property
-    def _likelihood(self) -> float:
-        """The logarithm of the trials' probability, up to a constant."""
-        depth = sum(log(row[-1]) for row in self._root)
-        return -depth - sum(off * off for off in self._off) / 2
-
-    @cached_property
-    def means(self) -> list[float]:
+    def means(self) -> NDArray[np.float64]:
         """The expected logarithm of the seconds of each point."""
-        return [
-            log(point.seconds) + sum(map(mul, column, self._off))
-            for point, column in zip(self.points, self._columns, strict=True)
-        ]
+        import numpy as np
 
-    def covariance(self, one: int, other: int) -> float:
-        """Of two points, by their numbers."""
-        columns = self._columns
-        shared: float = sum(map(mul, columns[one], columns[other]))
-        return self._prior(self.points[one], self.points[other]) - shared
+        planned: NDArray[np.float64] = np.log([point.seconds for point in self.points])
+        return planned + self._solved[0] @ self._off
+
+    @cached_property
+    def covariance(self) -> NDArray[np.float64]:
+        """The covariance of the points' errors after the trials, [points, points]."""
+        return self._prior - self._solved[0] @ self._prior[: len(self.measured)]
 
     @cached_property
     def best(self) -> int:
         """The number of the best measured point: that of the least mean. At least one layout was
         measured."""
-        return min(range(len(self.measured)), key=lambda at: self.means[at])
+        return int(self.means[: len(self.measured)].argmin())
 
     def chance(self, at: int) -> float:
         """The chance that a point is faster than the best measured one by more than WORTH."""
-        best = self.best
-        spread = self.covariance(at, at) + self.covariance(best, best)
-        spread -= 2 * self.covariance(at, best)
+        best, covariance = self.best, self.covariance
+        spread = covariance[at, at] + covariance[best, best] - 2 * covariance[at, best]
         apart = self.means[at] - self.means[best] + log(1 + WORTH)
         return chance_below(apart, sqrt(max(spread, 0.0)))
 
@@ -271,11 +266,10 @@ class Belief:
     def gain(self, at: int, among: Sequence[int]) -> float:
         """The expected shortening of the fastest of some points by one trial of a point, as a share
         of its step."""
-        deviation = sqrt(self.covariance(at, at) + self.noise**2)
-        moves = [self.covariance(other, at) / deviation for other in among]
-        means = [self.means[other] for other in among]
-        expected = fmean(min(m + a * z for m, a in zip(means, moves, strict=True)) for z in _NORMAL)
-        return max(min(means) - expected, 0.0)
+        deviation = sqrt(self.covariance[at, at] + self.noise**2)
+        means, moves = self.means[among, None], self.covariance[among, at, None] / deviation
+        expected = (means + moves * _NORMAL).min(axis=0).mean()
+        return max(float(means.min() - expected), 0.0)
 
     def expecting(self, at: int) -> Belief:
         """The belief after a trial of a point that comes out as expected."""

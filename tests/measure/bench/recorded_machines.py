@@ -23,7 +23,8 @@ from mpctl.measure.bench.machine import MachineCheck, machine_checks, mean_error
 from mpctl.measure.bench.machine_fit import busy_rows, fit_device, fit_link, training_rows, undisturbed
 from mpctl.measure.bench.machine_preset import MachinePreset, machine_preset
 from mpctl.measure.bench.report import BenchEnvironment
-from mpctl.measure.calibrate.own_cluster import ClusterFit, fit_cluster
+from mpctl.measure.calibrate.own import MACHINE, fit_own
+from mpctl.measure.calibrate.own_fit import OwnFit
 from mpctl.measure.calibrate.runs import Run
 from mpctl.model.layout.job_layout import JobLayout
 from mpctl.plan.planning.layout_settings import layout_of
@@ -40,7 +41,7 @@ class Replay(NamedTuple):
     """What a record gives. preset: of kernels and collectives alone; checks: a row a layout."""
 
     preset: MachinePreset
-    fit: ClusterFit
+    fit: OwnFit
     checks: list[MachineCheck]
 
     @property
@@ -71,7 +72,7 @@ def replay(record: Record) -> Replay:
         if title in record["runs"]:
             seconds = {"step_seconds": record["runs"][title]}
             runs.append(Run(title, "", JobLayout.of(job), get_profile("mpctl"), parts, seconds))
-    fit = fit_cluster(runs)
+    fit = fit_own(runs, MACHINE)
     return Replay(preset, fit, machine_checks(runs, fit))
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from mpctl.cli.app import run
 from mpctl.core.collectives import bus_factor
 from mpctl.measure.bench.collective_cases import CollectiveCases, CollectiveOptions, collective_cases
-from mpctl.measure.bench.collectives import CollectiveBench, CollectiveRow, fit_collectives
+from mpctl.measure.bench.collectives import CollectiveBench, CollectiveRow, fit_collectives, fit_relative
 from mpctl.measure.bench.documents import read_report
 from mpctl.measure.bench.report import bench_environment
 from mpctl.measure.bench.runner import Watch
@@ -290,3 +290,39 @@ def test_bad_input_ends_before_anything_is_written(
     issues = json.loads(capfd.readouterr().out)["issues"]
     assert {issue["rule"] for issue in issues} == rules and not out.exists()
     assert all(issue["hint"] for issue in issues)
+
+
+FIGURES = st.floats(1e-3, 1e3)
+UNITS = (1.0, 4.0, 16.0, 256.0)
+
+
+@given(FIGURES, FIGURES)
+def test_what_was_put_in_is_found(slope: float, start: float) -> None:
+    seconds = [slope * size + start for size in UNITS]
+    found = fit_relative([[size, 1.0] for size in UNITS], seconds)
+    for size, told in zip(UNITS, seconds, strict=True):
+        assert found[0] * size + found[1] == pytest.approx(told, rel=1e-4)
+
+
+def test_no_figure_is_below_0() -> None:
+    """A line through (1, 1) and (2, 3) starts at -1: without a start, 15/13 has the least error."""
+    assert fit_relative([[1.0, 1.0], [2.0, 1.0]], [1.0, 3.0]) == pytest.approx([15 / 13, 0.0])
+
+
+@given(st.lists(st.floats(0.5, 2.0), min_size=4, max_size=4), st.floats(-0.2, 0.2))
+def test_no_other_figures_have_a_smaller_error(noise: list[float], step: float) -> None:
+    seconds = [(size + 3) * n for size, n in zip(UNITS, noise, strict=True)]
+    terms = [[size, 1.0] for size in UNITS]
+    found = fit_relative(terms, seconds)
+
+    def error(slope: float, start: float) -> float:
+        pairs = zip(UNITS, seconds, strict=True)
+        return sum(((slope * size + start) / t - 1) ** 2 for size, t in pairs)
+
+    least = error(found[0], found[1]) * (1 - 1e-6)
+    assert least <= error(found[0] * (1 + step), found[1]) + 1e-9
+    assert least <= error(found[0], found[1] * (1 + step)) + 1e-9
+
+
+def test_a_term_that_no_measurement_has_is_0() -> None:
+    assert fit_relative([[2.0, 0.0], [4.0, 0.0]], [1.0, 2.0]) == pytest.approx([0.5, 0.0])

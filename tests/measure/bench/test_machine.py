@@ -25,12 +25,11 @@ from mpctl.measure.bench.machine import (
     machine_checks,
     mean_errors,
     measured_runs,
-    with_rounds,
 )
 from mpctl.measure.bench.report import BenchEnvironment
 from mpctl.measure.bench.runner import Budget, Watch
 from mpctl.measure.bench.yardstick import Paces
-from mpctl.measure.calibrate.own_cluster import fit_cluster, own_spread
+from mpctl.measure.calibrate.own import MACHINE, fit_own
 from mpctl.plan.planning.plan import load_plan
 from mpctl.render.bench import print_report
 from mpctl.spec.cluster import InnerLinkSpec
@@ -44,51 +43,35 @@ from tests.measure.bench.verify_runs import case_of, run_of
 CLUSTER = load_job(None, {"cluster": "this-machine"}).cluster
 
 
-def test_a_layout_is_one_run_of_the_median_of_its_rounds_on_the_given_cluster() -> None:
+def test_runs_are_of_the_given_cluster_with_their_own_numbers_of_nodes_and_devices() -> None:
     one, two = (
         case_of("1 rank"),
         case_of("dp2", parallel__dp=2, cluster__gpus_per_node=2, training__global_batch_size=2),
     )
-    rounds = [run_of(case, s, number=n) for n, s in enumerate((1.0, 5.0, 2.0)) for case in (one, two)]
+    rounds = [run_of(case, s, number=n) for n, s in enumerate((1.0, 5.0)) for case in (one, two)]
     slow = CLUSTER.model_copy(update={"name": "mine", "slowdown": 2.0})
     runs = measured_runs(rounds, "mine", slow)
-    assert [(run.id, run.measured["step_seconds"]) for run in runs] == [("1 rank", 2.0), ("dp2", 2.0)]
+    seconds = [(run.id, run.measured["step_seconds"]) for run in runs]
+    assert seconds == [("1 rank", 1.0), ("dp2", 1.0), ("1 rank", 5.0), ("dp2", 5.0)]
     assert runs[0].parts == {"devices": "mine", "clusters": "mine", "runtimes": "mpctl"}
-    assert [run.job.cluster.gpus_per_node for run in runs] == [1, 2]
+    assert [run.job.cluster.gpus_per_node for run in runs] == [1, 2, 1, 2]
     assert {run.job.cluster.slowdown for run in runs} == {2.0}
 
 
 def test_checks_are_seconds_of_what_was_planned() -> None:
+    """A row a layout, of the median of its three rounds."""
     cases = [case_of(f"batch {n}", training__global_batch_size=n) for n in (1, 2, 4)]
-    runs = measured_runs([run_of(case, 1.0) for case in cases], "mine", CLUSTER)
-    fit = fit_cluster(runs)
+    rounds = [run_of(case, s, number=n) for n, s in enumerate((0.9, 1.0, 1.2)) for case in cases]
+    runs = measured_runs(rounds, "mine", CLUSTER)
+    fit = fit_own(runs, MACHINE)
     checks = machine_checks(runs, fit)
     assert [check["layout"] for check in checks] == [case.title for case in cases]
-    for check, run in zip(checks, runs, strict=True):
+    for check, run in zip(checks, runs[3:6], strict=True):
+        assert (check["seconds"], check["ranks"]) == (1.0, 1)
         assert log(check["measured_seconds"]) == pytest.approx(run.residuals({})[0])
         assert log(check["fitted_seconds"]) == pytest.approx(run.residuals(fit.values)[0])
-        assert check["left_out_seconds"] is not None and check["ranks"] == 1
     errors = mean_errors(checks)
-    assert errors["fitted"] < errors["measured"]
-
-
-def test_without_enough_layouts_nothing_was_left_out() -> None:
-    runs = measured_runs([run_of(case_of("1 rank"), 1.0)], "mine", CLUSTER)
-    (check,) = machine_checks(runs, fit_cluster(runs))
-    assert check["left_out_seconds"] is None
-    assert mean_errors([check]).keys() == {"measured", "fitted"}
-
-
-def test_the_spread_is_that_of_single_runs() -> None:
-    """Rounds of 0.9, 1 and 1.1 s: the band has to hold the runs, not only their medians."""
-    cases = [case_of(f"batch {n}", training__global_batch_size=n) for n in (1, 2, 4)]
-    rounds = [run_of(case, s, number=n) for n, s in enumerate((0.9, 1.0, 1.1)) for case in cases]
-    fit = fit_cluster(measured_runs(rounds, "mine", CLUSTER))
-    errors = [off - log(s) for off in fit.left_out.values() for s in (0.9, 1.0, 1.1)]
-    found = with_rounds(fit, rounds)
-    assert found.spread == own_spread(errors) and found.values == fit.values
-    still = [run_of(case, 1.0, number=n) for n in range(3) for case in cases]
-    assert with_rounds(fit, still).spread == own_spread(list(fit.left_out.values()) * 3)
+    assert errors["fitted"] < errors["measured"] and errors["fitted"] < errors["left_out"]
 
 
 def test_a_lone_rank_that_waited_was_disturbed() -> None:

@@ -13,8 +13,9 @@ from mpctl.core.errors import InputError
 from mpctl.measure.bench.machine_fit import DeviceFit, LinkFit
 from mpctl.measure.bench.machine_preset import MachinePreset, check_name, machine_preset, preset_text
 from mpctl.measure.bench.report import BenchEnvironment
-from mpctl.measure.calibrate.own_cluster import ClusterFit
-from mpctl.measure.calibrate.runs import Constant
+from mpctl.measure.calibrate.own_fit import FreeFigure, OwnFit
+from mpctl.measure.calibrate.posterior import Posterior
+from mpctl.measure.calibrate.runs import Constant, Kind
 from mpctl.plan.estimate.system import find_system
 from mpctl.plan.planning.plan import load_plan
 from mpctl.spec.cluster import DeviceSpec, InnerLinkSpec
@@ -79,16 +80,21 @@ def preset(link: InnerLinkSpec | None = LINK) -> MachinePreset:
     return machine_preset("mine", device, fit, ENVIRONMENT, per_node=2)
 
 
-FIT = ClusterFit(
-    values={
-        Constant("devices", "mine", "kernels.host", 0.5): 1.5,
-        Constant("clusters", "mine", "intra_node.latency", 0.5): 3e-5,
-        Constant("devices", "mine", "kernels.products", 0.05): 0.98,
-    },
-    measured={},
+FITTED: tuple[tuple[Kind, str, float], ...] = (
+    ("devices", "kernels.host", 1.5),
+    ("clusters", "intra_node.latency", 3e-5),
+    ("devices", "kernels.products", 0.98),
+)
+FIT = OwnFit(
+    runs=[],
+    figures=[FreeFigure(Constant(kind, "mine", path, 0.5), value, 0.0, 0.0, 9.0) for kind, path, value in FITTED],
+    posterior=Posterior([0.0] * len(FITTED), [], [], [], [], 0.05),
+    slopes=[],
+    owners=[],
+    before={},
     fitted={},
-    left_out={"a": 0.1, "b": 0.1, "c": 0.1},
-    spread=0.061,
+    left_out={"a": [0.1], "b": [0.1], "c": [0.1]},
+    spreads={"mpctl": 0.061},
 )
 
 

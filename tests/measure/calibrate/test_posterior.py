@@ -9,7 +9,7 @@ from operator import mul
 
 import pytest
 
-from mpctl.measure.calibrate.posterior import NU, PRIOR_NOISE, STUDENT, Posterior, find_posterior, inverse
+from mpctl.measure.calibrate.posterior import NU, PRIOR_NOISE, STUDENT, Posterior, find_posterior
 
 UNBOUNDED = 99.0
 SLOPES = [[0.13, 0.02 * k, 0.05 * (k % 2)] for k in range(12)]
@@ -79,12 +79,6 @@ def test_a_shift_stays_within_its_bounds_and_the_others_make_up_for_it() -> None
 def test_a_shift_that_no_run_depends_on_keeps_its_prior() -> None:
     found = posterior_of([0.1] * 5, [[0.1, 0.0]] * 5)
     assert found.shifts[1] == 0 and found.covariance[1][1] == pytest.approx(1)
-
-
-def test_the_inverse_of_a_matrix() -> None:
-    matrix = [[4.0, 1.0, 0.5], [1.0, 3.0, 0.2], [0.5, 0.2, 2.0]]
-    again = inverse(inverse(matrix))
-    assert all(a == pytest.approx(b) for x, y in zip(matrix, again, strict=True) for a, b in zip(x, y, strict=True))
 
 
 def test_a_shift_that_may_be_large_is_not_shared_out_to_others() -> None:
