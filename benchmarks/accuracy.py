@@ -26,11 +26,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from statistics import mean, median
 
+from benchmarks.bands import write_presets
+from benchmarks.joint_fit import LeftOut, Residuals, constants_of, leave_out, open_fit, residuals
 from mpctl.measure.bench.verify import spearman
-from mpctl.measure.calibrate.evaluate import open_evaluator
-from mpctl.measure.calibrate.fit import Fit, LeftOut, Residuals, leave_out, residuals
-from mpctl.measure.calibrate.runs import constants_of
-from mpctl.measure.calibrate.write import write_presets
 from mpctl.plan.estimate.job import Estimate
 from mpctl.plan.estimate.time import find_step_time
 from mpctl.spec.presets import presets_root
@@ -79,11 +77,9 @@ def cross_validate(*, writes_presets: bool) -> CrossRecord:
     writes_presets: whether the constants fitted to all runs go into presets/.
     """
     runs, priors = published_runs(), read_priors()
-    constants = constants_of(runs)
-    with open_evaluator(runs, constants) as evaluate:
-        fit = Fit(runs, constants, evaluate, priors)
-        whole = fit.solve(rounds=ROUNDS, say=_say)
-        left_out = leave_out(fit, whole, say=_say)
+    with open_fit(runs, constants_of(runs), priors) as fit:
+        whole = fit.solve(rounds=ROUNDS)
+        left_out = leave_out(fit, whole)
     if writes_presets:
         write_presets(runs, fit.values(whole.shift), presets_root(), left_out)
     return make_record(left_out)
@@ -101,10 +97,6 @@ def make_record(left_out: LeftOut) -> CrossRecord:
         fitted=residuals(runs, {}),
         **left_out._asdict(),
     )
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def memory_errors() -> Iterator[tuple[str, str, float]]:

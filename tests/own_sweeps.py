@@ -16,12 +16,11 @@ from math import expm1
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from benchmarks.joint_fit import constants_of, open_fit
 from mpctl.core.errors import InputError
-from mpctl.measure.calibrate.evaluate import open_evaluator
-from mpctl.measure.calibrate.fit import Fit
 from mpctl.measure.calibrate.own import fit_own
 from mpctl.measure.calibrate.own_fit import OwnFit
-from mpctl.measure.calibrate.runs import Constant, Run, constants_of, read_runs
+from mpctl.measure.calibrate.runs import Constant, Run, read_runs
 from mpctl.plan.estimate.step import QUANTILE
 from mpctl.plan.estimate.system import find_system
 from tests.cross_validation import find_sweeps, regret, samples_per_second
@@ -90,8 +89,7 @@ def held_out_values(names: Sequence[str]) -> Iterator[tuple[str, dict[Constant, 
     runs, priors = published_runs(), read_priors()
     constants = constants_of(runs)
     known: dict[tuple[str, ...], dict[Constant, float]] = {}
-    with open_evaluator(runs, constants) as evaluate:
-        fit = Fit(runs, constants, evaluate, priors)
+    with open_fit(runs, constants, priors) as fit:
         whole = fit.solve(rounds=2)
         for name in names:
             groups = SWEEPS[name].groups

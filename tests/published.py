@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, get_args
 
-from mpctl.measure.calibrate.fit import Residuals
+from benchmarks.joint_fit import Residuals
 from mpctl.measure.calibrate.runs import Run, read_runs
 from mpctl.spec.training import Dispatcher
 from tests.nanotron import nanotron_rows

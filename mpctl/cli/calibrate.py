@@ -15,7 +15,6 @@ from mpctl.core.errors import InputError, Issue
 
 if TYPE_CHECKING:
     from mpctl.interop.log_rows import LogLayout
-    from mpctl.measure.calibrate.runs import Run
 
 RunsOption = Annotated[
     list[Path],
@@ -58,23 +57,6 @@ LauncherOption = Annotated[
     ),
 ]
 OutOption = Annotated[Path, typer.Option(help="Folder to write the fitted presets to, as KIND/NAME.toml.")]
-PriorsOption = Annotated[
-    Path | None,
-    typer.Option(
-        help="JSON: start values of constants by name, instead of those in presets; the presets "
-        "of all these systems are then fitted together."
-    ),
-]
-CrossOption = Annotated[
-    bool,
-    typer.Option(
-        help="Fit the presets of all these systems together, and cross-validate by fitting again "
-        "without parts of the runs; takes minutes."
-    ),
-]
-ProcessesOption = Annotated[
-    int | None, typer.Option(min=1, help="Processes that estimate runs; by default up to one per core.")
-]
 
 
 def calibrate(
@@ -85,10 +67,6 @@ def calibrate(
     from_: FromOption = None,
     set_: SetOption = None,
     launcher: LauncherOption = None,
-    priors: PriorsOption = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Iterations of a fit with --priors or --cross.")] = 10,
-    cross: CrossOption = False,
-    processes: ProcessesOption = None,
     as_json: AsJsonOption = False,
 ) -> None:
     """Fit the figures of your system to measured steps, and say what was learnt.
@@ -96,9 +74,8 @@ def calibrate(
     Figures of the cluster, its device and the runtime start from their presets: a few runs move
     what they can tell, above all the factor on everything; more runs move more. The fitted presets
     are copies, with a band from the errors on runs left out: with --out presets, commands here
-    find them by name. With --priors or --cross the presets of many systems are fitted together, as
-    those that mpctl brings along were. A run that cannot be planned, and a log that cannot be read,
-    is reported with the reason and left out.
+    find them by name. A run that cannot be planned, and a log that cannot be read, is reported with
+    the reason and left out.
     """
     from mpctl.core.errors import capped
     from mpctl.measure.calibrate.own import fit_own, own_presets
@@ -107,14 +84,10 @@ def calibrate(
     from mpctl.render.calibrate import print_own_fit
     from mpctl.render.output import print_json, print_warnings
 
-    prior_values, layout = _priors(priors), _log_layout(job, from_, set_, cluster, launcher)
-    rows, unread = _rows(runs, layout)
+    rows, unread = _rows(runs, _log_layout(job, from_, set_, cluster, launcher))
     measured, unusable = usable_runs(rows, unread)
     unusable = [*unread, *unusable]
     print_warnings([f"not fitted to: {issue}" for issue in capped(unusable)])
-    if cross or priors:
-        _fit_all(measured, prior_values, out, rounds=rounds, cross=cross, processes=processes)
-        return
     fit = fit_own(measured)
     print_warnings(fit.doubts)
     paths = own_presets(fit, out)
@@ -124,39 +97,8 @@ def calibrate(
         print_own_fit(fit, paths)
 
 
-def _fit_all(
-    measured: list[Run], priors: dict[str, float], out: Path, *, rounds: int, cross: bool, processes: int | None
-) -> None:
-    """Fit the presets of many systems together."""
-    from mpctl.measure.calibrate.evaluate import open_evaluator
-    from mpctl.measure.calibrate.fit import Fit, leave_out, residuals
-    from mpctl.measure.calibrate.runs import constants_of
-    from mpctl.measure.calibrate.write import write_presets
-    from mpctl.render.calibrate import print_fit
-
-    constants = constants_of(measured)
-    with open_evaluator(measured, constants, processes) as evaluate:
-        fit = Fit(measured, constants, evaluate, priors)
-        fitted = fit.solve(rounds=rounds, say=_say)
-        left_out = leave_out(fit, fitted, say=_say) if cross else None
-    values = fit.values(fitted.shift)
-    paths = write_presets(measured, values, out, left_out)
-    errors = {"before": residuals(measured, {}), "fitted": residuals(measured, values)}
-    if left_out:
-        errors |= {"a fifth left out": left_out.fifths, "group left out": left_out.tables}
-    print_fit(measured, errors, paths)
-
-
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
-
-
-def _priors(path: Path | None) -> dict[str, float]:
-    values = _read(path, PRIORS) if path else {}
-    is_table = isinstance(values, dict) and all(type(v) in (int, float) for v in values.values())
-    if not is_table or any(value <= 0 for value in values.values()):
-        raise InputError.of("bad-priors", str(path), "no table of constants and their values")
-    return dict(values)
 
 
 def _log_layout(
@@ -225,11 +167,10 @@ def _with_paths(row: Any, folder: Path) -> Any:
 
 
 RUNS = "give a JSON list of runs, a log with its layout, or a run directory"
-PRIORS = "give a JSON table of constants and their values"
 
 
-def _read(path: Path, hint: str = RUNS) -> Any:
+def _read(path: Path) -> Any:
     try:
         return json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError.of("bad-runs", str(path), str(error), hint) from None
+        raise InputError.of("bad-runs", str(path), str(error), RUNS) from None

@@ -22,7 +22,7 @@ def test_runs_become_presets(mpctl: Mpctl, tmp_path: Path) -> None:
     rows = [row for row in ROWS["rows"] if row["group"] == "vtrain_multi"][:4]
     runs, out = tmp_path / "runs.json", tmp_path / "out"
     runs.write_text(json.dumps({"rows": rows}))
-    said = mpctl("calibrate", str(runs), "--out", str(out), "--rounds", "2")
+    said = mpctl("calibrate", str(runs), "--out", str(out))
     assert said.code == 0
     assert "vtrain_multi" in said.out
     text = (out / "runtimes" / "megatron-deepspeed.toml").read_text()
@@ -80,7 +80,7 @@ def test_runs_that_cannot_be_planned_are_named_and_left_out(mpctl: Mpctl, tmp_pa
     ]
     runs, out = tmp_path / "runs.json", tmp_path / "out"
     runs.write_text(json.dumps([row("good"), *bad]))
-    said = mpctl("calibrate", str(runs), "--out", str(out), "--rounds", "1", "--processes", "1")
+    said = mpctl("calibrate", str(runs), "--out", str(out))
     assert said.code == 0 and (out / "runtimes" / "megatron-core.toml").exists()
     for reason in (
         "uneven: model.layers: 32 layers cannot be split evenly into 8 stages x 3 chunks",
@@ -164,7 +164,7 @@ def test_a_run_directory_without_a_step_is_named_and_left_out(mpctl: Mpctl, tmp_
     write_run(tmp_path / "bench" / "good", (0.8,) * 3)
     write_run(tmp_path / "bench" / "empty", ())
     (tmp_path / "bench" / "notes.log").write_text("beside runs, a log is none")
-    said = mpctl("calibrate", str(tmp_path / "bench"), "--out", str(tmp_path / "out"), "--rounds", "1")
+    said = mpctl("calibrate", str(tmp_path / "bench"), "--out", str(tmp_path / "out"))
     assert said.code == 0 and "no step of the run was recorded" in said.err
     said = mpctl("calibrate", str(tmp_path / "bench" / "empty"), "--out", str(tmp_path / "no"))
     assert said.code == 2 and "[no-steps]" in said.err
@@ -200,9 +200,7 @@ def test_logs_calibrate_and_those_that_cannot_are_named(mpctl: Mpctl, tmp_path: 
     runs, out = tmp_path / "runs.json", tmp_path / "out"
     runs = runs.with_suffix("")  # a list, whatever its name
     runs.write_text(json.dumps(rows))
-    said = mpctl(
-        "calibrate", str(runs), "--cluster", "dgx-h100", "--out", str(out), "--rounds", "1", "--processes", "1"
-    )
+    said = mpctl("calibrate", str(runs), "--cluster", "dgx-h100", "--out", str(out))
     assert said.code == 0 and (out / "runtimes" / "megatron-core.toml").exists()
     assert "mine" in said.out and "good.log: megatron: 5 steady lines, left out" in said.err
     assert "60 layers cannot be split evenly into 8 stages" in said.err

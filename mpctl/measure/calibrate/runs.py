@@ -2,8 +2,7 @@
 
 A constant is one figure of a device's kernels, of a cluster's links or of a runtime profile; never
 of a model or of a run. The presets that jobs name determine which runs depend on it. Each constant
-has a prior, by default the value in its preset, and a `slack`: the change of its logarithm that the
-evidence of about one run can cause.
+has a prior, the value in its preset, and a `slack`: a standard deviation of the prior.
 
 Run directories are read without changing them. A path is a run directory, a file in one, or a
 folder with runs at any depth below it, such as that of a bench. A run is the job of its job.json
@@ -43,50 +42,7 @@ from mpctl.spec.load import job_from_raw, read_source
 from mpctl.spec.presets import find_preset, lasting_name, preset_names, search_path
 from mpctl.spec.runtime import RuntimeProfile, get_profile
 
-Priors = Mapping[str, float]  # by a constant's key; of operators.passes, hidden's forward
 Kind = Literal["devices", "clusters", "runtimes"]
-# Constants that runs may change, and the slack of their priors in the logarithm.
-SLACK: dict[Kind, dict[str, float]] = {
-    "devices": {
-        "kernels.products": 0.1,
-        "kernels.memory": 0.08,
-        "kernels.flash": 0.1,
-        "kernels.flash_backward": 0.1,
-        "kernels.misaligned": 0.08,
-        "kernels.unaligned": 0.4,
-        "kernels.narrow.fp8": 0.1,
-        "kernels.narrow.mxfp8": 0.1,
-        "kernels.narrow.nvfp4": 0.1,
-    },
-    "clusters": {
-        "slowdown": 0.05,
-        "intra_node.efficiency": 0.1,
-        "inter_node.efficiency": 0.15,
-        "inter_node.decay": 0.2,
-    },
-    "runtimes": {
-        "operators.passes": 0.15,
-        "operators.gradient_bytes": 0.3,
-        "operators.optimizer_bytes": 0.25,
-        "operators.cast_bytes": 0.4,
-        "operators.flash": 0.2,
-        "operators.flash_backward": 0.2,
-        "overlap.tp": 0.2,
-        "overlap.pp": 0.3,
-        "overlap.dp": 0.3,
-        "overlap.zero": 0.1,
-        "overlap.products": 0.3,
-        "overlap.cp": 0.3,
-        "overlap.drag": 0.5,
-        "host.layer": 0.4,
-        "host.split": 0.5,
-        "host.rank_in_pipeline": 0.3,
-        "host.micro_batch": 0.5,
-        "host.message": 0.5,
-        "host.sync": 0.5,
-        "host.step": 0.5,
-    },
-}
 PASSES = tuple(f"operators.{name}" for name in ("hidden", "width", "inner", "scores", "logits"))
 WAYS = ("forward", "backward")  # of a single layer whose kernels were timed
 MEASURED = (("step_seconds",), tuple(f"layer_{way}_ms" for way in WAYS))  # a run has either
@@ -94,8 +50,6 @@ LARGEST_PART, UNBOUNDED = 0.95, 1e12
 MOST_SECONDS = 1e9
 FARTHEST = 100.0  # a measured step from its plan, as a factor; ms taken for s are 1000
 LAYERS = "seen.layer_factors"
-SCALED = "operators.hidden.forward"  # represents all of them
-TIED = {"a100-80gb": ("a100-40gb",), "h100-sxm": ("h200",)}  # one chip: its efficiencies are shared
 SHARES = (
     "kernels.flash",
     "kernels.flash_backward",
@@ -376,15 +330,6 @@ def _scaled(profile: RuntimeProfile, factor: float) -> RuntimeProfile:
     return profile.model_copy(update={"operators": operators.model_copy(update=scaled)})
 
 
-def get_prior(model: Any, constant: Constant, priors: Priors) -> float:
-    """The prior of a constant: its value in `priors`, otherwise that in the preset."""
-    if constant.key not in priors:
-        return get_value(model, constant.path)
-    value = priors[constant.key]
-    is_scale = constant.path == "operators.passes"
-    return value / get_value(model, SCALED) if is_scale else value
-
-
 def get_value(model: Any, path: str) -> float:
     """The value at a dotted path of a preset's model; 0 if there is none."""
     if path == "operators.passes":
@@ -392,42 +337,6 @@ def get_value(model: Any, path: str) -> float:
     for name in path.split("."):
         model = getattr(model, name, None)
     return float(model or 0.0)
-
-
-def constants_of(runs: Sequence[Run]) -> list[Constant]:
-    """The constants that can be fitted to these runs: those above 0 in a preset that a run uses.
-
-    The slowdown of the first cluster with a device that has none in its preset is not among them:
-    the device's constants describe that cluster, and others may be slower.
-    """
-    found: dict[Constant, None] = {}
-    first: dict[str, str] = {}
-    for run in runs:
-        device, cluster = _family(run.parts["devices"])[0], run.parts["clusters"]
-        if run.job.cluster.slowdown == 1:
-            first.setdefault(device, cluster)
-        for kind, slacks in SLACK.items():
-            name, tied = _family(run.parts[kind])
-            for path, slack in slacks.items():
-                is_reference = path == "slowdown" and first.get(device) == cluster
-                if get_value(run.model(kind), path) > 0 and not is_reference:
-                    most = _most(path)
-                    found[Constant(kind, name, path, slack, tied, most)] = None
-    return list(found)
-
-
-def _most(path: str) -> float:
-    """Upper bound of the constant at a path: a device reaches at most a share of its peak."""
-    if path in ("kernels.products", "kernels.memory") or path.startswith("kernels.narrow"):
-        return LARGEST_PART
-    return 1.0 if path in SHARES else UNBOUNDED
-
-
-def _family(name: str) -> tuple[str, tuple[str, ...]]:
-    for first, others in TIED.items():
-        if name in others:
-            return first, others
-    return name, TIED.get(name, ())
 
 
 Row = dict[str, Any]

@@ -1,8 +1,8 @@
 """Writing fitted constants as presets: copies of the files with other numbers.
 
 Comments, order and sources stay unchanged; only values in lines `key = value` are replaced. A
-runtime profile also gets its spreads (spread.py) and a description of its runs (`seen`), and every
-file gets a first line that names the runs of the fit.
+runtime profile also gets its spread and a description of its runs (`seen`), and every file a first
+line that names the runs of the fit.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ from pathlib import Path
 
 from mpctl.core.errors import InputError
 from mpctl.core.units import plural
-from mpctl.measure.calibrate.fit import LeftOut
-from mpctl.measure.calibrate.runs import PASSES, Constant, Kind, Run
-from mpctl.measure.calibrate.spread import Spreads, find_spreads, seen_by
+from mpctl.measure.calibrate.runs import PASSES, Kind, Run
 from mpctl.spec.paths import is_path
 from mpctl.spec.presets import PresetFile, get_file
 from mpctl.spec.runtime import FittedRuns
@@ -108,25 +106,6 @@ def number(value: float) -> str:
     return f"{value:.{DIGITS}g}"
 
 
-def write_presets(
-    runs: Sequence[Run], values: Mapping[Constant, float], directory: Path, left_out: LeftOut | None = None
-) -> list[Path]:
-    """Write DIRECTORY/KIND/NAME.toml for each preset with a fitted constant; returns the paths.
-
-    left_out: residuals of cross-validation, from which runtime profiles get their spreads; without
-    them they keep the old ones.
-    """
-    spreads = find_spreads(runs, left_out) if left_out else {}
-    changes: dict[tuple[Kind, str], Changes] = {}
-    for constant, value in values.items():
-        for name in constant.names:
-            changes.setdefault((constant.kind, name), {})[constant.path] = value
-    for (kind, name), own in changes.items():
-        if kind == "runtimes":
-            own |= _profile([run for run in runs if run.parts[kind] == name], spreads.get(name))
-    return write_changed(runs, changes, directory)
-
-
 def write_changed(runs: Sequence[Run], changes: Mapping[tuple[Kind, str], Changes], directory: Path) -> list[Path]:
     """Write DIRECTORY/KIND/NAME.toml for each preset with these changes; returns the paths. Raises
     InputError where two presets, named by their files, would be written to one file."""
@@ -145,17 +124,6 @@ def _require_apart(presets: Iterable[tuple[Kind, str]]) -> None:
         if first != name:
             message = f"{first} and {name} would be written to one file"
             raise InputError.of("same-name", kind, message, "rename one of them")
-
-
-def _profile(runs: Sequence[Run], spreads: Spreads | None) -> Changes:
-    """Changes of a runtime profile other than constants, by dotted path.
-
-    These are the devices, clusters, dtypes and sizes of its runs, added to those that it names, and
-    its spreads.
-    """
-    found = seen_changes(merged_seen(runs[0].profile.seen, seen_by(runs)))
-    found_spreads = spreads._asdict() if spreads else {}
-    return found | {name: value for name, value in found_spreads.items() if value is not None}
 
 
 def merged_seen(known: FittedRuns, seen: FittedRuns) -> FittedRuns:
@@ -222,8 +190,6 @@ def _write(directory: Path, kind: Kind, name: str, changes: Changes, runs: Seque
     changes = {**changes, **_moved(file, runs)}
     text = file.content().decode("utf-8")
     text = "\n".join(line for line in text.split("\n") if not line.startswith(FITTED))
-    if "widening" in changes and not re.search(r"(?m)^widening = ", text):
-        text = re.sub(r"(?m)^(spread_apart = .*)$", r"\1\nwidening = 1", text)
     groups = ", ".join(dict.fromkeys(run.group for run in runs if run.group))
     what = plural(len(runs), "run") + (f" ({groups})" if groups else "")
     path = directory / kind / f"{file.name}.toml"

@@ -198,9 +198,11 @@ class Belief:
         points = self.points
         alike = np.array([[alikeness(one.layout, other.layout) for other in points] for one in points])
         spread = self.scale * np.array([point.spread for point in points])
-        slopes = np.array(list(zip_longest(*(point.slopes for point in points), fillvalue=0.0)))
-        slopes = slopes.reshape(-1, len(points))
-        return SHARED**2 + np.outer(spread, spread) * alike + slopes.T @ slopes + ALONE**2 * np.eye(len(points))
+        columns = zip_longest(*(point.slopes for point in points), fillvalue=0.0)
+        slopes = np.array(list(columns)).reshape(-1, len(points))
+        own = np.outer(spread, spread) * alike + ALONE**2 * np.eye(len(points))
+        prior: NDArray[np.float64] = SHARED**2 + own + slopes.T @ slopes
+        return prior
 
     @cached_property
     def _solved(self) -> tuple[NDArray[np.float64], float]:

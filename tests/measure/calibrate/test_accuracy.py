@@ -17,10 +17,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.joint_fit import FOLDS, ROUNDS, LeftOut, Residuals, assign_folds, constants_of, open_fit, residuals
 from mpctl.measure.bench.verify import spearman
-from mpctl.measure.calibrate.evaluate import open_evaluator
-from mpctl.measure.calibrate.fit import FOLDS, ROUNDS, Fit, LeftOut, Residuals, assign_folds, residuals
-from mpctl.measure.calibrate.runs import constants_of
 from mpctl.model.layout.job_layout import JobLayout
 from mpctl.plan.estimate.step import StepTime
 from mpctl.plan.estimate.time import find_step_time
@@ -89,14 +87,13 @@ def test_a_fold_fitted_again_is_the_recorded_one(record: CrossRecord) -> None:
     """In the mean to 0.3 %: this fit begins at today's presets, and constants on which few runs
     depend are found less exactly."""
     runs = published_runs()
-    with open_evaluator(runs, constants_of(runs)) as evaluate:
-        fit = Fit(runs, constants_of(runs), evaluate, read_priors())
+    with open_fit(runs, constants_of(runs), read_priors()) as fit:
         whole, fold_of = fit.solve(rounds=4), assign_folds(runs)
         out = [at for at, run in enumerate(runs) if fold_of[run.id] == FOLDS - 1]
         others = fit.without(out)
         state = others.solve(rounds=ROUNDS, begin=whole)
-        again = fit.evaluate(others.values(state.shift), out, False)
-    pairs = [(again[at].residuals, record.fifths[runs[at].id]) for at in out]
+        again = residuals([runs[at] for at in out], others.values(state.shift))
+    pairs = [(again[runs[at].id], record.fifths[runs[at].id]) for at in out]
     off = [abs(a - b) for new, old in pairs for a, b in zip(new, old, strict=True)]
     assert mean(off) < 3e-3 and max(off) < 0.05
 

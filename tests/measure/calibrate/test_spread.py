@@ -7,9 +7,10 @@ from statistics import mean
 
 import pytest
 
-from mpctl.measure.calibrate.fit import LeftOut, Residuals
+from benchmarks.bands import find_spreads
+from benchmarks.joint_fit import LeftOut, Residuals
 from mpctl.measure.calibrate.runs import Run, read_runs
-from mpctl.measure.calibrate.spread import LEAST, find_spreads, quantile, seen_by
+from mpctl.measure.calibrate.spread import LEAST, quantile, seen_by
 from tests.cross_validation import find_inside
 from tests.published import earlier_rows
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from mpctl.core.errors import InputError
-from mpctl.measure.calibrate.runs import Constant
-from mpctl.measure.calibrate.write import write_presets, written
+from mpctl.measure.calibrate.runs import Kind
+from mpctl.measure.calibrate.write import Changes, write_changed, written
 from mpctl.spec.presets import presets_root
 
 SLOWDOWN = "slowdown"
@@ -24,17 +24,16 @@ def copy(path: Path) -> str:
 
 def test_a_copy_is_named_as_its_file_and_lies_in_the_folder_that_is_asked_for(tmp_path: Path) -> None:
     name = copy(tmp_path / "mine" / "ours.toml")
-    values = {Constant("clusters", name, SLOWDOWN, 0.1): 1.25}
-    (path,) = write_presets([], values, tmp_path / "out")
+    (path,) = write_changed([], {("clusters", name): {SLOWDOWN: 1.25}}, tmp_path / "out")
     assert path == tmp_path / "out" / "clusters" / "ours.toml"
     assert tomllib.loads(path.read_text("utf-8"))[SLOWDOWN] == 1.25
 
 
 def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
     names = [copy(tmp_path / folder / "ours.toml") for folder in ("a", "b")]
-    values = {Constant("clusters", name, SLOWDOWN, 0.1): 1.25 for name in names}
+    changes: dict[tuple[Kind, str], Changes] = {("clusters", name): {SLOWDOWN: 1.25} for name in names}
     with pytest.raises(InputError, match="would be written to one file"):
-        write_presets([], values, tmp_path / "out")
+        write_changed([], changes, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

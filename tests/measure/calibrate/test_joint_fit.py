@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.bands import write_presets
+from benchmarks.joint_fit import LeftOut, constants_of, get_prior, open_fit
 from mpctl.core.errors import InputError
-from mpctl.measure.calibrate.evaluate import open_evaluator
-from mpctl.measure.calibrate.fit import Fit, LeftOut, residuals
-from mpctl.measure.calibrate.runs import Constant, Run, constants_of, read_runs
-from mpctl.measure.calibrate.write import write_presets
+from mpctl.measure.calibrate.runs import Constant, Run, read_runs
 from mpctl.spec.cluster import ClusterSpec, DeviceSpec
 from mpctl.spec.presets import find_preset
 from mpctl.spec.runtime import RuntimeProfile
@@ -24,13 +23,12 @@ LAYER = Constant("runtimes", "megatron-deepspeed", "host.layer", 1.0)
 
 
 def start_of(runs: list[Run], constants: list[Constant]) -> dict[Constant, float]:
-    with open_evaluator(runs, constants, 1) as evaluate:
-        return Fit(runs, constants, evaluate).start
+    first = {c: next(run for run in runs if run.has(c)) for c in constants}
+    return {c: get_prior(run.model(c.kind), c, {}) for c, run in first.items()}
 
 
 def fitted(runs: list[Run], constants: list[Constant], processes: int = 1) -> dict[Constant, float]:
-    with open_evaluator(runs, constants, processes) as evaluate:
-        fit = Fit(runs, constants, evaluate)
+    with open_fit(runs, constants, {}, processes) as fit:
         return fit.values(fit.solve().shift)
 
 
@@ -76,24 +74,17 @@ def test_runs_left_out_tell_a_fit_nothing(runs: list[Run]) -> None:
     constants = [SLOWDOWN, LAYER]
     slow = like_measured(runs[:6], {SLOWDOWN: 1.3})
     mixed = [*(replace(run, parts={**run.parts, "runtimes": "mpctl"}) for run in slow), *runs[6:]]
-    with open_evaluator(mixed, constants, 1) as evaluate:
-        fit = Fit(mixed, constants, evaluate)
+    with open_fit(mixed, constants, {}, 1) as fit:
         others = fit.without(range(6, len(mixed)))
         state = others.solve(begin=fit.solve())
-    assert state.shift[LAYER] == 0
+    assert state.shift[1] == 0
     alone = fitted(slow, [SLOWDOWN])[SLOWDOWN]
     assert fit.values(state.shift)[SLOWDOWN] == pytest.approx(alone, rel=0.01)
 
 
-@pytest.mark.slow  # two processes start: 3 s
 def test_two_processes_find_what_one_finds(runs: list[Run]) -> None:
     constants = [SLOWDOWN, LAYER]
     assert fitted(runs, constants, 2) == fitted(runs, constants, 1)
-    with open_evaluator(runs, constants, 2) as evaluate:
-        values = start_of(runs, constants)
-        found = evaluate(values, [3, 4], True)
-    assert {runs[at].id: found[at].residuals for at in (3, 4)} == residuals(runs[3:5], values)
-    assert all(len(found[at].slopes) == 2 for at in (3, 4))
 
 
 def test_the_first_cluster_of_a_device_is_never_slower_than_it() -> None:
