@@ -6,24 +6,15 @@ Sizes are bytes, times seconds, rates bytes per second. None: the host does not 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Literal, TypeVar
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field
 
 from mpctl import __version__
-from mpctl.core.errors import Issue, MpctlError
-from mpctl.run.hosts.modules import run_module
-
-Size = Annotated[int, Field(ge=0)]
-
-
-class ReportModel(BaseModel):
-    """Base of all models here: types are strict; keys that a newer version adds are ignored."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="ignore", protected_namespaces=())
+from mpctl.core.errors import Issue
+from mpctl.run.hosts.peers import Peer
+from mpctl.run.hosts.probes import Gpu, ReportModel, Size
 
 
 class Software(ReportModel):
@@ -102,19 +93,6 @@ class Limits(ReportModel):
     processes: int | None
     locked_memory: int | None = Field(description="bytes that a process may keep from being paged")
     group_processes: int | None = Field(description="processes that the control group may still add")
-
-
-class Gpu(ReportModel):
-    """A GPU as nvidia-smi, or the driver amdgpu, describes it."""
-
-    index: int
-    name: str
-    memory_total: Size
-    memory_used: Size
-    driver: str
-    mig: bool
-    uncorrected_errors: int | None = Field(description="ECC errors since the driver was loaded")
-    processes: int = Field(description="processes that compute on it now")
 
 
 class Gpus(ReportModel):
@@ -345,14 +323,6 @@ def with_issues(diagnosis: Diagnosis, issues: Iterable[Issue]) -> Diagnosis:
     return diagnosis.model_copy(update={"findings": [*new, *diagnosis.findings]})
 
 
-class PairAddress(ReportModel):
-    """Where a host waits for the others during the test of pairs."""
-
-    host: str
-    address: str
-    port: int
-
-
 class PairRequest(ReportModel):
     """What `python -m mpctl.run.doctor.pairs` reads from stdin.
 
@@ -362,7 +332,7 @@ class PairRequest(ReportModel):
     """
 
     me: int
-    hosts: list[PairAddress]
+    hosts: list[Peer]
     partners: list[int]
     token: str
     seconds: float = 1.5
@@ -399,46 +369,3 @@ class ProbeRequest(ReportModel):
     torch_seconds: float = 120.0
     loopback: bool = True
     probe_seconds: float = 20.0
-
-
-# ---------------------------------------------------------------- answers
-
-Report = TypeVar("Report", bound=ReportModel)
-
-
-class NoAnswer(MpctlError):
-    """A host gave no answer, or one that cannot be read."""
-
-
-@dataclass(frozen=True)
-class HostAnswer:
-    """The output of a module on one host. code: its exit code, None after a time-out or if the host
-    was lost; sent, received: by the launcher's clock (seconds since 1970)."""
-
-    code: int | None
-    output: str
-    errors: str
-    sent: float
-    received: float
-
-    def read(self, model: type[Report]) -> Report:
-        """The answer as `model`. Raises NoAnswer with the reason where there is none."""
-        lines = self.output.splitlines()
-        if self.code is None:
-            raise NoAnswer(self.errors or "no answer in time")
-        if self.code or not lines:
-            words = [line.strip() for line in self.errors.splitlines() if line.strip()]
-            if self.code < 0:
-                raise NoAnswer(f"the process was ended by signal {-self.code}")
-            raise NoAnswer(words[-1] if words else f"exit code {self.code}")
-        try:
-            return model.model_validate_json(lines[-1])
-        except ValidationError as error:
-            where = ".".join(map(str, error.errors()[0]["loc"]))
-            raise NoAnswer(f"its answer has another form ({where}): another mpctl?") from None
-
-
-def run_here(module: str, request: str, seconds: float) -> HostAnswer:
-    sent = time.time()
-    answer = run_module(module, request, seconds)
-    return HostAnswer(answer["code"], answer["output"], answer["errors"], sent, time.time())

@@ -16,10 +16,7 @@ from mpctl.run.doctor.documents import (
     CollectiveRequest,
     CollectiveTiming,
     Diagnosis,
-    HostAnswer,
     HostReport,
-    NoAnswer,
-    PairAddress,
     PairReport,
     PairRequest,
     PairResult,
@@ -33,6 +30,8 @@ from mpctl.run.doctor.hosts import Hosts
 from mpctl.run.doctor.job import Needs
 from mpctl.run.doctor.pairs import MOST_ROUNDS, partners
 from mpctl.run.hosts.checks import Device
+from mpctl.run.hosts.peers import Peer
+from mpctl.run.hosts.probes import HostAnswer, NoAnswer
 
 Progress = Callable[[str, int, int], None]
 PORTS = range(20_000, 32_000)  # below the ephemeral range of Linux
@@ -137,7 +136,7 @@ def measure_all_pairs(hosts: Hosts, reports: Sequence[HostReport]) -> list[PairR
     alive = [n for n, report in enumerate(reports) if report.unix_time]
     places = {host: place for place, host in enumerate(alive)}
     base = random.SystemRandom().randrange(PORTS.start, PORTS.stop - len(reports))
-    addresses = [PairAddress(host=hosts.names[n], address=hosts.addresses[n], port=base + n) for n in alive]
+    addresses = [Peer(address=hosts.addresses[n], port=base + n) for n in alive]
     token = secrets.token_hex(16)
     requests = [
         PairRequest(

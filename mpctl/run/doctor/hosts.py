@@ -21,8 +21,8 @@ from mpctl.core.errors import InputError
 from mpctl.plan.planning.plan import Plan
 from mpctl.records.rundir.directory import RunDir, cannot_write
 from mpctl.run.clusters.backend import Backend
-from mpctl.run.doctor.documents import HostAnswer, ReportModel, run_here
 from mpctl.run.doctor.filesystem import nearest_folder
+from mpctl.run.hosts.probes import HostAnswer, ReportModel, run_here
 from mpctl.run.launch.cluster import Cluster
 from mpctl.run.launch.control.cluster import AgentCluster
 from mpctl.run.launch.control.messages import outer_addresses
@@ -104,13 +104,11 @@ class AgentHosts:
 
 def _answer(future: Future[Any], sent: float, deadline: float) -> HostAnswer:
     try:
-        value = future.result(max(0.0, deadline - time.monotonic()))
-        code, output, errors = value["code"], str(value["output"]), str(value["errors"])
+        return HostAnswer.of(future.result(max(0.0, deadline - time.monotonic())), sent)
     except TimeoutError:
-        code, output, errors = None, "", "no answer in time"
-    except (RuntimeError, KeyError, TypeError) as error:  # lost, or an agent of another version
-        code, output, errors = None, "", str(error)
-    return HostAnswer(code, output, errors, sent, time.time())
+        return HostAnswer.of(TimeoutError("no answer in time"), sent)
+    except RuntimeError as error:  # lost
+        return HostAnswer.of(error, sent)
 
 
 OnEvent = Callable[[str], None]

@@ -1,4 +1,8 @@
-"""What a job needs of every host, and what a host lacks for it."""
+"""What a job needs of every host, and what a host lacks for it that a launch does not find itself.
+
+Memory of the host and the disk of checkpoints are checked by the launch (hosts/checks.py,
+launch/preflight.py), whose reasons to refuse a job `mpctl doctor JOB` shows too.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mpctl.core.cores import within_quota
-from mpctl.core.topology import Topology
 from mpctl.core.units import bytes_text, plural
-from mpctl.plan.estimate.states import most_at_once
 from mpctl.plan.planning.plan import Plan
 from mpctl.run.doctor.documents import Finding, Gpus, HostReport, Limits, TorchFacts, error, warning
 from mpctl.run.hosts.checks import Device
@@ -22,18 +24,15 @@ LEGEND = {"SYS": "between NUMA nodes", "NODE": "within a NUMA node", "PHB": "ove
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """device: where ranks run, None without a job. nodes: hosts; ranks: on each host. memory_bytes:
-    of the ranks of the fullest host on CPU, gpu_bytes: of the fullest rank on its GPU, at the peak
-    of a step; 0 where it is not known. disk_bytes: of all checkpoints at once. threads: of each
-    rank, None where mpctl chooses. spans_tp: whether tp groups have several ranks.
+    """device: where ranks run, None without a job. nodes: hosts; ranks: on each host. gpu_bytes: of
+    the fullest rank on its GPU at the peak of a step, 0 where it is not known. threads: of each rank,
+    None where mpctl chooses. spans_tp: whether tp groups have several ranks.
     """
 
     device: Device | None = None
     nodes: int = 1
     ranks: int = 1
-    memory_bytes: int = 0
     gpu_bytes: int = 0
-    disk_bytes: int = 0
     threads: int | None = None
     spans_tp: bool = False
 
@@ -44,65 +43,24 @@ class Needs:
 
 def needs_of(plan: Plan, device: Device, *, one_host: bool) -> Needs:
     """What a legal plan needs. one_host: whether all ranks run on one host, whatever nodes the plan
-    has (`--on local`)."""
-    job, topology = plan.job, plan.require_legal()
+    has (`--on local`). Raises InputError for a plan that is not legal."""
+    plan.require_legal()
+    job = plan.job
     nodes = 1 if one_host else job.cluster.nodes
-    memory = gpu = disk = 0
-    if plan.estimate is not None:
-        peaks = [stage.allocated_bytes for stage in plan.estimate.memory]
-        if device == "cpu":
-            per_node = _fullest_node(topology, peaks)
-            memory = sum(peaks) * job.world_size // len(peaks) if one_host else per_node
-        else:
-            gpu = max(peaks)
-        disk = most_at_once(job.checkpoint, job.training.steps) * plan.estimate.checkpoint_bytes
+    peaks = [stage.allocated_bytes for stage in plan.estimate.memory] if device == "cuda" and plan.estimate else []
     return Needs(
         device=device,
         nodes=nodes,
         ranks=job.world_size // nodes,
-        memory_bytes=memory,
-        gpu_bytes=gpu,
-        disk_bytes=disk,
+        gpu_bytes=max(peaks, default=0),
         threads=job.launch.threads_per_rank,
         spans_tp=job.parallel.tp > 1,
     )
 
 
-def _fullest_node(topology: Topology, peaks: list[int]) -> int:
-    """The most bytes that the ranks of one node take. peaks: of a rank, by pipeline stage.
-
-    Nodes differ by the stages that their ranks are in. Only the nodes of each stage's first rank
-    are examined: in every order of axes the fullest node is like one of them or an equal mix.
-    """
-    size, step = topology.gpus_per_node, topology.strides["pp"]
-    firsts = {topology.node(stage * step) for stage in range(len(peaks))}
-    sums = [sum(peaks[topology.coords(rank)["pp"]] for rank in _ranks(topology, node, size)) for node in firsts]
-    return max(sums)
-
-
-def _ranks(topology: Topology, node: int, size: int) -> range:
-    return range(node * size, min((node + 1) * size, topology.world_size))
-
-
 def job_findings(host: HostReport, needs: Needs) -> Iterator[Finding]:
     if needs.device == "cuda" and host.gpus is not None:
         yield from _gpus(host.gpus, host.torch, needs)
-    if host.memory is not None and needs.memory_bytes > host.memory.free:
-        yield error(
-            "world-fits-memory",
-            "memory",
-            f"{plural(needs.ranks, 'rank')} take {bytes_text(needs.memory_bytes)} at the peak of a "
-            f"step, {bytes_text(host.memory.free)} are free",
-            "use --recompute full, a smaller micro batch or fewer ranks on a host",
-        )
-    if host.folder is not None and needs.disk_bytes > host.folder.free:
-        yield error(
-            "disk-holds-checkpoints",
-            "run directory",
-            f"the checkpoints of the job take {bytes_text(needs.disk_bytes)} at once, "
-            f"{bytes_text(host.folder.free)} are free in {host.folder.probed}",
-            "set checkpoint.keep_last, or use a --run-dir on a larger disk",
-        )
     if host.limits is not None:
         yield from _limits(host.limits, needs)
     threads, processor = needs.threads, host.processor

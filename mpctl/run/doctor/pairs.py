@@ -5,16 +5,14 @@ Every host runs it at the same time. Each waits for the partners with a smaller 
 and connects to the others, in the order of its rounds; it measures with one partner at a time. A
 host that holds its turn waits only for hosts with a larger index, so that no deadlock can arise.
 
-Protocol of a connection: the client sends the token's digest and its index; the server answers GO
-when it has its turn. Then come requests of 9 bytes, a letter and a size: `P` (ping: the answer is
-the other's clock), `S` (size bytes follow; the answer is one byte when all have arrived), `R` (send
-size bytes), `E` (end). No content of a message is used.
+Protocol of a connection (hosts/peers.py): the server answers GO when it has its turn. Then come
+requests of 9 bytes, a letter and a size: `P` (ping: the answer is the other's clock), `S` (size bytes
+follow; the answer is one byte when all have arrived), `R` (send size bytes), `E` (end). No content of
+a message is used.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import os
 import secrets
 import socket
@@ -24,21 +22,17 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
-from dataclasses import dataclass, field
 
-from mpctl.run.doctor.documents import PairAddress, PairReport, PairRequest, PairResult, Transfer
+from mpctl.run.doctor.documents import PairReport, PairRequest, PairResult, Transfer
 from mpctl.run.hosts.modules import child_environment, end_with_parent
+from mpctl.run.hosts.peers import GO, Partners, Peer
 
 REQUEST = struct.Struct("!cQ")
-GREETING = struct.Struct("!32sI")
 CLOCK = struct.Struct("!d")
-GO = b"G"
 PINGS = 60
 SIZES = (64 << 10, 1 << 20, 16 << 20)
 LARGEST = 1 << 30
 CONNECT_SECONDS = 3.0
-PAUSE = 0.1
 SIZE_SECONDS = 0.25  # enough for a median, where a link is fast
 LOOPBACK_SECONDS = 0.6
 MOST_ROUNDS = 15
@@ -46,119 +40,60 @@ MOST_ROUNDS = 15
 
 def measure_pairs(request: PairRequest) -> PairReport:
     """Serve the partners with a smaller index, measure with the others, return the results."""
-    host = PairHost(request)
+    turn, began = threading.Lock(), time.monotonic()  # turn: held while this host measures with a partner
+
+    def serve(link: socket.socket) -> None:
+        link.settimeout(request.seconds + 30)
+        with turn:
+            link.sendall(GO)
+            serve_requests(link)
+
+    partners = Partners(request.me, request.partners, request.token, serve)
+
+    def measure(other: int) -> PairResult:
+        with turn:
+            try:
+                return _measured(partners, request, other, began + request.patience)
+            except (OSError, EOFError) as error:
+                peer = request.hosts[other]
+                words = getattr(error, "strerror", None) or str(error) or type(error).__name__
+                why = f"{peer.address} port {peer.port}: {words}"
+                return PairResult(first=request.me, second=other, error=why)
+
     try:
-        host.listen()
+        with partners.listening(request.hosts[request.me].port):
+            results = [measure(other) for other in partners.larger]
+            # With a limit, since a partner may have died.
+            limit = request.patience + len(request.partners) * (request.seconds + 0.5)
+            partners.all_came.wait(max(0.0, began + limit - time.monotonic()))
     except OSError as error:
         words = os.strerror(error.errno) if error.errno else str(error)
         why = f"port {request.hosts[request.me].port} of this host: {words}"
-        return PairReport(results=[host.failed(other, why) for other in host.larger])
-    results = [host.measure(other) for other in host.larger]
-    host.wait_for_smaller()
+        results = [PairResult(first=request.me, second=other, error=why) for other in partners.larger]
     return PairReport(results=results)
 
 
-@dataclass
-class PairHost:
-    """This host's side of the test. turn: held while it measures with a partner."""
-
-    request: PairRequest
-    turn: threading.Lock = field(default_factory=threading.Lock)
-    began: float = field(default_factory=time.monotonic)
-
-    def __post_init__(self) -> None:
-        me = self.request.me
-        self.larger = [other for other in self.request.partners if other > me]
-        self.awaited = {other for other in self.request.partners if other < me}
-        self.all_served = threading.Event()
-        if not self.awaited:
-            self.all_served.set()
-
-    def listen(self) -> None:
-        """Accept partners in a thread from now on. Raises OSError when the port is taken."""
-        port = self.request.hosts[self.request.me].port
-        self.server = socket.create_server(("", port), backlog=128)
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def wait_for_smaller(self) -> None:
-        """Wait until all expected partners were served, with a limit, since one may have died."""
-        rounds = len(self.request.partners)
-        limit = self.request.patience + rounds * (self.request.seconds + 0.5)
-        self.all_served.wait(max(0.0, self.began + limit - time.monotonic()))
-
-    def measure(self, other: int) -> PairResult:
-        """Connect to a partner and measure; a failure is in the result's `error`."""
-        with self.turn:
-            try:
-                return self._measured(other)
-            except (OSError, EOFError) as error:
-                target = self.request.hosts[other]
-                words = getattr(error, "strerror", None) or str(error) or type(error).__name__
-                return self.failed(other, f"{target.address} port {target.port}: {words}")
-
-    def failed(self, other: int, why: str) -> PairResult:
-        return PairResult(first=self.request.me, second=other, error=why)
-
-    def _measured(self, other: int) -> PairResult:
-        began_connect, link = self._connect(other)
-        connect_seconds = time.perf_counter() - began_connect
-        with link:
-            link.sendall(GREETING.pack(digest(self.request.token), self.request.me))
-            link.settimeout(self.request.patience + self.request.seconds * 20)
-            if receive(link, 1) != GO:
-                raise EOFError("the other side speaks another protocol")
-            deadline = time.monotonic() + self.request.seconds
-            latency, offset = ping(link)
-            transfers = {kind: transfer_rates(link, kind, deadline) for kind in (b"S", b"R")}
-            link.sendall(REQUEST.pack(b"E", 0))
-        return PairResult(
-            first=self.request.me,
-            second=other,
-            connect_seconds=connect_seconds,
-            latency=latency,
-            offset=offset,
-            forward=transfers[b"S"],
-            backward=transfers[b"R"],
-        )
-
-    def _connect(self, other: int) -> tuple[float, socket.socket]:
-        """When the successful attempt began, and the connection. A partner that refuses may not
-        have started yet: it is tried again until `patience` is over."""
-        target = self.request.hosts[other]
-        while True:
-            began = time.perf_counter()
-            try:
-                link = socket.create_connection((target.address, target.port), CONNECT_SECONDS)
-            except ConnectionRefusedError:
-                if time.monotonic() > self.began + self.request.patience:
-                    raise
-                time.sleep(PAUSE)
-                continue
-            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return began, link
-
-    def _accept(self) -> None:
-        with suppress(OSError):  # the process ends
-            while True:
-                link, _ = self.server.accept()
-                threading.Thread(target=self._serve, args=(link,), daemon=True).start()
-
-    def _serve(self, link: socket.socket) -> None:
-        with link, suppress(OSError, EOFError):
-            link.settimeout(CONNECT_SECONDS)
-            secret, other = GREETING.unpack(receive(link, GREETING.size))
-            if not hmac.compare_digest(secret, digest(self.request.token)):
-                return
-            link.settimeout(self.request.seconds + 30)
-            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            try:
-                with self.turn:
-                    link.sendall(GO)
-                    serve_requests(link)
-            finally:
-                self.awaited.discard(other)
-                if not self.awaited:
-                    self.all_served.set()
+def _measured(partners: Partners, request: PairRequest, other: int, patience: float) -> PairResult:
+    """Connect to a partner and measure. patience: until when (time.monotonic) it may refuse."""
+    began, link = partners.connect(request.hosts[other], CONNECT_SECONDS, patience)
+    connect_seconds = time.perf_counter() - began
+    with link:
+        link.settimeout(request.patience + request.seconds * 20)
+        if receive(link, 1) != GO:
+            raise EOFError("the other side speaks another protocol")
+        deadline = time.monotonic() + request.seconds
+        latency, offset = ping(link)
+        transfers = {kind: transfer_rates(link, kind, deadline) for kind in (b"S", b"R")}
+        link.sendall(REQUEST.pack(b"E", 0))
+    return PairResult(
+        first=request.me,
+        second=other,
+        connect_seconds=connect_seconds,
+        latency=latency,
+        offset=offset,
+        forward=transfers[b"S"],
+        backward=transfers[b"R"],
+    )
 
 
 def ping(link: socket.socket) -> tuple[float, float]:
@@ -247,18 +182,13 @@ def receive(link: socket.socket, size: int) -> bytes:
     return bytes(content)
 
 
-def digest(token: str) -> bytes:
-    return hashlib.sha256(token.encode()).digest()
-
-
 def measure_loopback() -> PairResult:
     """Two processes of this host over the loopback address; the second is started for this. Raises
     RuntimeError with the reason if that fails."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = int(server.getsockname()[1])
     # The first one listens on a port that is not used.
-    hosts = [PairAddress(host=name, address="127.0.0.1", port=port) for name in ("0", "1")]
-    hosts[0] = PairAddress(host="0", address="127.0.0.1", port=0)
+    hosts = [Peer(address="127.0.0.1", port=0), Peer(address="127.0.0.1", port=port)]
     token = secrets.token_hex(16)
     first, second = (
         PairRequest(me=me, hosts=hosts, partners=[1 - me], token=token, seconds=LOOPBACK_SECONDS) for me in (0, 1)

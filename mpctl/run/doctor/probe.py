@@ -32,7 +32,6 @@ import mpctl
 from mpctl.core.cores import CGROUPS, cpu_quota, usable_cores
 from mpctl.core.errors import RunFailed
 from mpctl.run.doctor.documents import (
-    Gpu,
     Gpus,
     HostReport,
     InfiniBandPort,
@@ -40,13 +39,11 @@ from mpctl.run.doctor.documents import (
     Limits,
     Memory,
     NetworkFacts,
-    NoAnswer,
     ProbeFailure,
     ProbeRequest,
     Processor,
     Software,
     TorchFacts,
-    run_here,
 )
 from mpctl.run.doctor.filesystem import probe_folder
 from mpctl.run.doctor.pairs import measure_loopback
@@ -63,7 +60,7 @@ from mpctl.run.hosts.machine import (
 )
 from mpctl.run.hosts.modules import end_with_parent
 from mpctl.run.hosts.network import free_port, interface_towards
-from mpctl.run.hosts.probes import UNCORRECTED, RunningProbe, complaint, run_tool
+from mpctl.run.hosts.probes import Gpu, NoAnswer, RunningProbe, nvidia_gpus, run_here, run_tool
 
 TORCH_PROBE = "mpctl.train.runtime.probes.torch_report"
 CHANGES_RUNS = (
@@ -90,8 +87,7 @@ CHANGES_RUNS = (
     "PYTORCH_",
 )
 """Prefixes of the environment variables that are reported: none of them has a password."""
-GPU_FIELDS = ("index", "uuid", "name", "memory.total", "memory.used", "driver_version", "mig.mode.current", UNCORRECTED)
-MIB, MBIT = 1 << 20, 1_000_000
+MBIT = 1_000_000
 PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 DEFAULT_RANGE = (32768, 60999)  # Linux's own
 INFINIBAND = Path("/sys/class/infiniband")
@@ -195,12 +191,14 @@ def probe_gpus(root: Path = ROOT) -> Gpus:
     root: of the file system."""
     tool = shutil.which("nvidia-smi")
     files, amd = nvidia_devices(root), amd_devices(root)
+    devices: list[Gpu] = []
+    said = None
     if tool is not None:
-        fields = ",".join(GPU_FIELDS)
-        query = run_tool(tool, f"--query-gpu={fields}", "--format=csv,noheader,nounits")
-        apps = run_tool(tool, "--query-compute-apps=gpu_uuid", "--format=csv,noheader")
-        devices = [] if query.returncode else parse_gpus(query.stdout, apps.stdout)
-    else:
+        try:
+            devices = nvidia_gpus(tool)
+        except OSError as error:
+            said = str(error)
+    elif not files:
         driver = amd_driver(root) or "amdgpu"
         devices = [
             Gpu(
@@ -213,7 +211,7 @@ def probe_gpus(root: Path = ROOT) -> Gpus:
                 uncorrected_errors=None,
                 processes=0,
             )
-            for index, gpu in enumerate([] if files else amd)
+            for index, gpu in enumerate(amd)
         ]
     return Gpus(
         tool="nvidia-smi" if tool else "device files" if files else "amdgpu" if amd else "none",
@@ -222,30 +220,8 @@ def probe_gpus(root: Path = ROOT) -> Gpus:
         device_files=files or (0 if tool else len(amd)),
         on_bus=sum(gpus_on_bus(root).values()),
         links=parse_links(run_tool(tool, "topo", "-m").stdout, len(devices)) if tool else [],
-        error=complaint(query) if tool and query.returncode else None,
+        error=said,
     )
-
-
-def parse_gpus(listing: str, applications: str) -> list[Gpu]:
-    """The GPUs of a listing with GPU_FIELDS as columns; applications: a line with the GPU's uuid
-    for each process that computes. Lines of another form are left out."""
-    users = [line.strip() for line in applications.splitlines()]
-    rows = [[cell.strip() for cell in line.split(",")] for line in listing.splitlines()]
-    return [
-        Gpu(
-            index=int(index),
-            name=name,
-            memory_total=(_integer(total) or 0) * MIB,
-            memory_used=(_integer(used) or 0) * MIB,
-            driver=driver,
-            mig=mig == "Enabled",
-            uncorrected_errors=_integer(errors),
-            processes=users.count(uuid),
-        )
-        for index, uuid, name, total, used, driver, mig, errors in (
-            row for row in rows if len(row) == len(GPU_FIELDS) and row[0].isdecimal()
-        )
-    ]
 
 
 def parse_links(matrix: str, count: int) -> list[list[str]]:
@@ -255,10 +231,6 @@ def parse_links(matrix: str, count: int) -> list[list[str]]:
     cells = [row[1 : count + 1] for row in rows if row and re.fullmatch(r"GPU\d+", row[0])]
     links = [row for row in cells if row and not row[0].startswith("GPU")]
     return links if len(links) == count and all(len(row) == count for row in links) else []
-
-
-def _integer(text: str) -> int | None:
-    return int(text) if text.isdecimal() else None
 
 
 # ---------------------------------------------------------------- network

@@ -3,11 +3,7 @@ HealthRequest from stdin (JSON) and prints a HealthReport.
 
 All hosts of a launch run it at the same time, for seconds. Each measures itself anew (hosts/
 machine.py), asks nvidia-smi for errors of its GPUs, writes a small file into the run directory, and
-connects to other hosts: those with a larger number in the list, while those with a smaller number
-connect here. What hangs (a network file system, a driver) is a problem after `seconds`.
-
-A connection is a digest of the token and the number of the host that opened it; the answer is one
-byte. Nothing else is read of it, and the port is closed at the end.
+connects to other hosts (hosts/peers.py). What hangs (a network file system, a driver) is a problem after `seconds`.
 """
 
 from __future__ import annotations
@@ -16,40 +12,23 @@ import hashlib
 import hmac
 import os
 import shutil
-import socket
-import struct
 import sys
 import threading
 import time
-from contextlib import suppress
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from mpctl.run.hosts.machine import HostFacts, host_facts
 from mpctl.run.hosts.modules import end_with_parent
-from mpctl.run.hosts.probes import UNCORRECTED, RunningProbe, complaint, run_tool, uncorrected_errors, write_probe
+from mpctl.run.hosts.peers import GO, PAUSE_SECONDS, Partners, Peer
+from mpctl.run.hosts.probes import ReportModel, RunningProbe, nvidia_gpus, write_probe
 
-GREETING, ANSWER = struct.Struct("!32sI"), b"G"
 PROBE_BYTES = 1 << 16
-PAUSE_SECONDS = 0.1
 MOST_PEERS = 1 << 16
 
 
-class Checked(BaseModel):
-    """Base of the messages: strict types, no further keys."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
-
-
-class Peer(Checked):
-    """Where a host can be reached during the check."""
-
-    address: str
-    port: int = Field(ge=0, le=65_535)
-
-
-class HealthRequest(Checked):
+class HealthRequest(ReportModel):
     """What a host is to check. key: a file of the run directory, and digest, the SHA-256 of its
     content as the launcher wrote it; seconds: the limit of each probe; needs_gpus: ranks run on
     GPUs; me: the number of this host; peers: where it and those that it connects with are, by
@@ -64,7 +43,7 @@ class HealthRequest(Checked):
     token: str = ""
 
 
-class HealthReport(Checked):
+class HealthReport(ReportModel):
     """What a host found. facts: None where they could not be read in time; folder, gpus: what is
     wrong with the run directory as this host sees it, and with its GPUs, empty where nothing is;
     skipped: what could not be looked at; unreachable: why a partner could not be reached, by its
@@ -84,7 +63,7 @@ def check_health(request: HealthRequest) -> HealthReport:
     facts = RunningProbe("facts", host_facts, limit).start()
     folder = RunningProbe("folder", lambda: folder_problem(Path(request.key), request.digest), limit)
     gpus = RunningProbe("gpus", lambda: gpu_problem() if request.needs_gpus else ("", ""), limit)
-    links = RunningProbe("links", Connections(request).unreachable, limit + PAUSE_SECONDS)
+    links = RunningProbe("links", lambda: unreachable(request), limit + PAUSE_SECONDS)
     for probe in (folder.start(), gpus.start(), links.start(), facts):
         probe.wait()
     gpus_wrong, gpus_skipped = gpus.result or (gpus.error or "", "")
@@ -122,91 +101,42 @@ def gpu_problem() -> tuple[str, str]:
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return "", "no nvidia-smi: errors of GPUs are not looked at"
-    asked = run_tool(tool, f"--query-gpu=index,{UNCORRECTED}", "--format=csv,noheader,nounits")
-    if asked.returncode:
-        return f"nvidia-smi fails: {complaint(asked)}", ""
-    errors = uncorrected_errors(asked.stdout)
-    words = (f"{count} on GPU {index}" for index, count in sorted(errors.items()))
-    return (f"uncorrected ECC errors: {', '.join(words)}" if errors else ""), ""
+    try:
+        gpus = nvidia_gpus(tool)
+    except OSError as error:
+        return f"nvidia-smi fails: {error}", ""
+    words = [f"{gpu.uncorrected_errors} on GPU {gpu.index}" for gpu in gpus if gpu.uncorrected_errors]
+    return (f"uncorrected ECC errors: {', '.join(words)}" if words else ""), ""
 
 
-class Connections:
-    """The connections of this host with its partners."""
+def unreachable(request: HealthRequest) -> dict[int, str]:
+    """Why each partner with a larger number could not be reached. Returns once those with a smaller
+    number have come, or the time is over. Raises OSError for a port that is taken."""
+    partners = Partners(request.me, request.peers.keys(), request.token, lambda link: link.sendall(GO))
+    if not partners.larger and not partners.awaited:
+        return {}
+    deadline = time.monotonic() + request.seconds
+    failures: dict[int, str] = {}
 
-    def __init__(self, request: HealthRequest) -> None:
-        self.request = request
-        self.greeting = hashlib.sha256(request.token.encode()).digest()
-        self.deadline = time.monotonic() + request.seconds
-        self.larger = [other for other in request.peers if other > request.me]
-        self.awaited = {other for other in request.peers if other < request.me}
-        self.all_came = threading.Event()
+    def connect(other: int) -> None:
+        peer = request.peers[other]
+        try:
+            _, link = partners.connect(peer, max(0.1, deadline - time.monotonic()), deadline)
+            with link:
+                if link.recv(1) != GO:
+                    raise OSError("another program answers there")
+        except OSError as error:
+            failures[other] = f"{peer.address} port {peer.port}: {error.strerror or error}"
 
-    def unreachable(self) -> dict[int, str]:
-        """Why each partner with a larger number could not be reached. Returns once those with a
-        smaller number have come, or the time is over. Raises OSError for a port that is taken."""
-        if not self.larger and not self.awaited:
-            return {}
-        failures: dict[int, str] = {}
-        with listening(self.request.peers[self.request.me].port) as server:
-            threading.Thread(target=self._serve, args=(server,), daemon=True).start()
-            probes = [
-                threading.Thread(target=self._connect, args=(other, failures), daemon=True) for other in self.larger
-            ]
-            for probe in probes:
-                probe.start()
-            for probe in probes:
-                probe.join(max(0.0, self.deadline - time.monotonic()))
-            if self.awaited:
-                self.all_came.wait(max(0.0, self.deadline - time.monotonic()))
-            with suppress(OSError):
-                server.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
-        late = (other for other, probe in zip(self.larger, probes, strict=True) if probe.is_alive())
-        return dict.fromkeys(late, "no answer in time") | failures
-
-    def _connect(self, other: int, failures: dict[int, str]) -> None:
-        """Greet a partner; one that refuses may not have started yet and is tried again."""
-        peer = self.request.peers[other]
-        while True:
-            left = max(0.1, self.deadline - time.monotonic())
-            try:
-                with socket.create_connection((peer.address, peer.port), left) as link:
-                    link.sendall(GREETING.pack(self.greeting, self.request.me))
-                    if link.recv(1) != ANSWER:
-                        raise OSError("another program answers there")
-                return
-            except ConnectionRefusedError as error:
-                if time.monotonic() + PAUSE_SECONDS < self.deadline:
-                    time.sleep(PAUSE_SECONDS)
-                    continue
-                why: OSError = error
-            except OSError as error:
-                why = error
-            failures[other] = f"{peer.address} port {peer.port}: {why.strerror or why}"
-            return
-
-    def _serve(self, server: socket.socket) -> None:
-        with suppress(OSError):  # the check has ended
-            while True:
-                link, _ = server.accept()
-                threading.Thread(target=self._answer, args=(link,), daemon=True).start()
-
-    def _answer(self, link: socket.socket) -> None:
-        with link, suppress(OSError, struct.error):
-            link.settimeout(self.request.seconds)
-            digest, other = GREETING.unpack(link.recv(GREETING.size, socket.MSG_WAITALL))
-            if not hmac.compare_digest(digest, self.greeting):
-                return
-            link.sendall(ANSWER)
-            self.awaited.discard(other)
-            if not self.awaited:
-                self.all_came.set()
-
-
-def listening(port: int) -> socket.socket:
-    """A socket that accepts at a port of all addresses. Raises OSError when it is taken."""
-    dual = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if dual else socket.AF_INET
-    return socket.create_server(("", port), family=family, backlog=128, dualstack_ipv6=dual)
+    with partners.listening(request.peers[request.me].port):
+        links = [threading.Thread(target=connect, args=(other,), daemon=True) for other in partners.larger]
+        for link in links:
+            link.start()
+        for link in links:
+            link.join(max(0.0, deadline - time.monotonic()))
+        partners.all_came.wait(max(0.0, deadline - time.monotonic()))
+    late = (other for other, link in zip(partners.larger, links, strict=True) if link.is_alive())
+    return dict.fromkeys(late, "no answer in time") | failures
 
 
 def main() -> None:

@@ -1,4 +1,5 @@
-"""What probes of a host share: a thread with a time limit each, and tools such as nvidia-smi.
+"""What probes of a host share: a thread with a time limit each, tools such as nvidia-smi, and how
+their reports are read.
 
 A probe may hang in the kernel (a network file system or a driver that does not answer); its thread
 is then left behind, and the process exits without it.
@@ -14,12 +15,18 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Annotated, Generic, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from mpctl.core.errors import MpctlError
+from mpctl.run.hosts.modules import run_module
 
 TOOL_SECONDS = 15.0
 UNCORRECTED = "ecc.errors.uncorrected.volatile.total"
 """nvidia-smi's name of the ECC errors since the driver was loaded that were not corrected."""
 Result = TypeVar("Result")
+Size = Annotated[int, Field(ge=0)]
 
 
 @dataclass
@@ -78,13 +85,109 @@ def complaint(done: subprocess.CompletedProcess[str]) -> str:
     return words[0] if words else f"exit code {done.returncode}"
 
 
-def uncorrected_errors(listing: str) -> dict[int, int]:
-    """The ECC errors of each GPU that has any, by its index, of a listing whose columns are index
-    and UNCORRECTED; `[N/A]` counts as none.
+class ReportModel(BaseModel):
+    """Base of what hosts are asked and report: types are strict; keys that a newer version adds are
+    ignored."""
 
-    >>> uncorrected_errors("0, 0\\n1, 12\\n2, [N/A]\\n")
-    {1: 12}
-    """
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore", protected_namespaces=())
+
+
+Report = TypeVar("Report", bound=ReportModel)
+
+
+class NoAnswer(MpctlError):
+    """A host gave no answer, or one that cannot be read."""
+
+
+@dataclass(frozen=True)
+class HostAnswer:
+    """The output of a module on one host. code: its exit code, None after a time-out or if the host
+    was lost; sent, received: by the launcher's clock (seconds since 1970)."""
+
+    code: int | None
+    output: str
+    errors: str
+    sent: float
+    received: float
+
+    @classmethod
+    def of(cls, answer: object, sent: float) -> HostAnswer:
+        """What a host answered to `run_module`, or the exception in place of an answer."""
+        if not isinstance(answer, dict) or not {"code", "output", "errors"} <= answer.keys():
+            is_error = isinstance(answer, Exception)
+            return cls(None, "", str(answer) if is_error else "its answer has another form", sent, time.time())
+        return cls(answer["code"], str(answer["output"]), str(answer["errors"]), sent, time.time())
+
+    def read(self, model: type[Report]) -> Report:
+        """The answer as `model`. Raises NoAnswer with the reason where there is none."""
+        lines = self.output.splitlines()
+        if self.code is None:
+            raise NoAnswer(self.errors or "no answer in time")
+        if self.code:
+            words = [line.strip() for line in self.errors.splitlines() if line.strip()]
+            if self.code < 0:
+                raise NoAnswer(f"the process was ended by signal {-self.code}")
+            raise NoAnswer(words[-1] if words else f"exit code {self.code}")
+        try:
+            return model.model_validate_json(lines[-1] if lines else "")
+        except ValidationError as error:
+            where = ".".join(map(str, error.errors()[0]["loc"])) or "no JSON"
+            raise NoAnswer(f"its answer has another form ({where}): another mpctl?") from None
+
+
+def run_here(module: str, request: str, seconds: float) -> HostAnswer:
+    """Run a module on this host."""
+    sent = time.time()
+    return HostAnswer.of(run_module(module, request, seconds), sent)
+
+
+GPU_FIELDS = ("index", "uuid", "name", "memory.total", "memory.used", "driver_version", "mig.mode.current", UNCORRECTED)
+MIB = 1 << 20
+
+
+class Gpu(ReportModel):
+    """A GPU as nvidia-smi, or the driver amdgpu, describes it."""
+
+    index: int
+    name: str
+    memory_total: Size
+    memory_used: Size
+    driver: str
+    mig: bool
+    uncorrected_errors: int | None = Field(description="ECC errors since the driver was loaded")
+    processes: int = Field(description="processes that compute on it now")
+
+
+def nvidia_gpus(tool: str) -> list[Gpu]:
+    """The GPUs that nvidia-smi lists. Raises OSError with what it said where it fails."""
+    query = run_tool(tool, f"--query-gpu={','.join(GPU_FIELDS)}", "--format=csv,noheader,nounits")
+    if query.returncode:
+        raise OSError(complaint(query))
+    applications = run_tool(tool, "--query-compute-apps=gpu_uuid", "--format=csv,noheader")
+    return parse_gpus(query.stdout, applications.stdout)
+
+
+def parse_gpus(listing: str, applications: str) -> list[Gpu]:
+    """The GPUs of a listing with GPU_FIELDS as columns; applications: a line with the GPU's uuid
+    for each process that computes. Lines of another form are left out."""
+    users = [line.strip() for line in applications.splitlines()]
     rows = [[cell.strip() for cell in line.split(",")] for line in listing.splitlines()]
-    counts = [row for row in rows if len(row) == 2 and all(cell.isdecimal() for cell in row)]
-    return {int(index): int(errors) for index, errors in counts if int(errors)}
+    return [
+        Gpu(
+            index=int(index),
+            name=name,
+            memory_total=(_integer(total) or 0) * MIB,
+            memory_used=(_integer(used) or 0) * MIB,
+            driver=driver,
+            mig=mig == "Enabled",
+            uncorrected_errors=_integer(errors),
+            processes=users.count(uuid),
+        )
+        for index, uuid, name, total, used, driver, mig, errors in (
+            row for row in rows if len(row) == len(GPU_FIELDS) and row[0].isdecimal()
+        )
+    ]
+
+
+def _integer(text: str) -> int | None:
+    return int(text) if text.isdecimal() else None

@@ -6,9 +6,7 @@ from typing import Any
 
 from mpctl.run.doctor.documents import (
     Folder,
-    Gpu,
     Gpus,
-    HostAnswer,
     HostReport,
     Interface,
     Limits,
@@ -20,6 +18,7 @@ from mpctl.run.doctor.documents import (
     TorchFacts,
     Transfer,
 )
+from mpctl.run.hosts.probes import Gpu, HostAnswer
 
 GIB = 1 << 30
 SECTIONS: dict[str, Any] = {

@@ -8,8 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from mpctl.run.doctor.documents import PairAddress, PairRequest, PairResult
-from mpctl.run.doctor.pairs import GREETING, SIZES, digest, measure_pairs, partners
+from mpctl.run.doctor.documents import PairRequest, PairResult
+from mpctl.run.doctor.pairs import SIZES, measure_pairs, partners
+from mpctl.run.hosts.peers import GREETING, Peer, digest
 
 
 @pytest.mark.parametrize("hosts", [2, 3, 4, 7, 16])
@@ -38,7 +39,7 @@ def free_ports(count: int) -> list[int]:
 
 def measure(count: int, *, tokens: dict[int, str] | None = None, absent: int | None = None) -> list[PairResult]:
     """All pairs of `count` hosts, each a thread."""
-    hosts = [PairAddress(host=f"n{i}", address="127.0.0.1", port=port) for i, port in enumerate(free_ports(count))]
+    hosts = [Peer(address="127.0.0.1", port=port) for port in free_ports(count)]
     requests = [
         PairRequest(
             me=me,
@@ -86,17 +87,14 @@ def test_without_the_token_nothing_is_measured() -> None:
 def test_a_taken_port_is_a_result() -> None:
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
-        hosts = [PairAddress(host="n", address="127.0.0.1", port=port)] * 2
+        hosts = [Peer(address="127.0.0.1", port=port)] * 2
         report = measure_pairs(PairRequest(me=0, hosts=hosts, partners=[1], token="x"))
     assert report.results[0].error == f"port {port} of this host: Address already in use"
 
 
 def test_a_stranger_who_talks_nonsense_changes_nothing() -> None:
     (port, other) = free_ports(2)
-    hosts = [
-        PairAddress(host="n0", address="127.0.0.1", port=other),
-        PairAddress(host="n1", address="127.0.0.1", port=port),
-    ]
+    hosts = [Peer(address="127.0.0.1", port=other), Peer(address="127.0.0.1", port=port)]
     common = {"hosts": hosts, "token": "secret", "seconds": 0.2, "patience": 3.0}
     with ThreadPoolExecutor(2) as pool:
         second = pool.submit(measure_pairs, PairRequest(me=1, partners=[0], **common))

@@ -11,12 +11,11 @@ import pytest
 import torch
 
 import mpctl
-from mpctl.run.doctor.documents import HostReport, Interface, Limits, NoAnswer, ProbeRequest, TorchFacts, run_here
+from mpctl.run.doctor.documents import HostReport, Interface, Limits, ProbeRequest, TorchFacts
 from mpctl.run.doctor.host_findings import chosen_by, used_interface
 from mpctl.run.doctor.probe import (
     default_interface,
     infiniband_ports,
-    parse_gpus,
     parse_links,
     port_range,
     probe_gpus,
@@ -24,7 +23,7 @@ from mpctl.run.doctor.probe import (
     relevant_variables,
     resolve,
 )
-from mpctl.run.hosts.probes import RunningProbe
+from mpctl.run.hosts.probes import NoAnswer, RunningProbe, parse_gpus, run_here
 from tests.run.doctor.synthetic import SECTIONS, answer
 
 

@@ -14,17 +14,10 @@ from pathlib import Path
 import pytest
 
 from mpctl.run.hosts import health
-from mpctl.run.hosts.health import (
-    Connections,
-    HealthReport,
-    HealthRequest,
-    Peer,
-    check_health,
-    folder_problem,
-    gpu_problem,
-)
+from mpctl.run.hosts.health import HealthReport, HealthRequest, check_health, folder_problem, gpu_problem, unreachable
 from mpctl.run.hosts.modules import run_module
 from mpctl.run.hosts.network import any_free_port
+from mpctl.run.hosts.peers import Peer
 
 
 @pytest.fixture
@@ -87,11 +80,14 @@ def test_a_probe_that_hangs_is_a_problem_and_is_not_waited_for(key: Path, monkey
     assert report.folder == "no answer within 0.3 s" and time.monotonic() - began < 10
 
 
+GPU, FREE = "echo '", ", NVIDIA H100, 81559, 4, 550.54, Disabled, "
+
+
 @pytest.mark.parametrize(
     ("script", "problem", "skipped"),
     [
-        ("echo '0, 0'; echo '1, [N/A]'", "", False),
-        ("echo '0, 0'; echo '1, 3'", "uncorrected ECC errors: 3 on GPU 1", False),
+        (f"{GPU}0, a{FREE}0'; {GPU}1, b{FREE}[N/A]'", "", False),
+        (f"{GPU}0, a{FREE}0'; {GPU}1, b{FREE}3'", "uncorrected ECC errors: 3 on GPU 1", False),
         ("echo 'GPU 0000:3B:00.0 is lost' >&2; exit 15", "nvidia-smi fails: GPU 0000:3B", False),
         (None, "", True),
     ],
@@ -126,7 +122,7 @@ def all_at_once(asked: list[HealthRequest]) -> list[dict[int, str] | None]:
 
     def work(place: int) -> Callable[[], None]:
         def run() -> None:
-            found[place] = Connections(asked[place]).unreachable()
+            found[place] = unreachable(asked[place])
 
         return run
 
@@ -162,7 +158,7 @@ def test_a_host_of_another_launch_is_not_taken_for_one_of_this() -> None:
 def test_strangers_do_not_end_the_check() -> None:
     first, second = requests(2, seconds=5.0)
     found: list[dict[int, str]] = []
-    served = threading.Thread(target=lambda: found.append(Connections(second).unreachable()))
+    served = threading.Thread(target=lambda: found.append(unreachable(second)))
     served.start()
     deadline = time.monotonic() + 5
     while time.monotonic() < deadline:
@@ -172,6 +168,6 @@ def test_strangers_do_not_end_the_check() -> None:
             break
         except ConnectionRefusedError:
             time.sleep(0.02)
-    assert Connections(first).unreachable() == {}
+    assert unreachable(first) == {}
     served.join(10)
     assert found == [{}]

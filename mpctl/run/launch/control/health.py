@@ -22,10 +22,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from mpctl.core.errors import Issue
-from mpctl.run.hosts.health import HealthReport, HealthRequest, Peer
+from mpctl.run.hosts.health import HealthReport, HealthRequest
+from mpctl.run.hosts.peers import Peer
+from mpctl.run.hosts.probes import HostAnswer, NoAnswer
 from mpctl.run.launch.control.messages import Hello, outer_addresses
 from mpctl.run.launch.control.server import ControlServer, HostLink
 
@@ -65,10 +65,9 @@ def check_hosts(
     reports: dict[int, HealthReport] = {}
     bad: dict[int, Issue] = {}
     for link in hosts:
-        answer = answers[link.node]
         try:
-            reports[link.node] = read_report(answer)
-        except ValueError as error:
+            reports[link.node] = HostAnswer.of(answers[link.node], sent).read(HealthReport)
+        except NoAnswer as error:
             bad[link.node] = Issue("host-silent", link.name, f"health check: {error}", HINT)
     names = {link.node: link.name for link in hosts}
     return judged(names, reports, bad, sent=sent)
@@ -122,22 +121,6 @@ def _collect(asked: Mapping[int, Future[Any]], seconds: float, is_stopped: Calla
     return {
         number: (future.exception() or future.result()) if future.done() else late for number, future in asked.items()
     }
-
-
-def read_report(answer: Any) -> HealthReport:
-    """The report in a host's answer. Raises ValueError with the reason where there is none."""
-    if isinstance(answer, Exception):
-        raise ValueError(str(answer))
-    if not isinstance(answer, dict):
-        raise ValueError("its answer has another form")
-    if answer.get("code") != 0:
-        said = str(answer.get("errors", "")).strip().splitlines()
-        raise ValueError(said[-1] if said else f"ended with code {answer.get('code')}")
-    lines = str(answer.get("output", "")).splitlines()
-    try:
-        return HealthReport.model_validate_json(lines[-1] if lines else "")
-    except ValidationError:
-        raise ValueError("its answer has another form: another mpctl?") from None
 
 
 def partners(place: int, hosts: int) -> list[int]:

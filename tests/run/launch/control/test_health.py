@@ -11,8 +11,9 @@ import pytest
 from mpctl.core.errors import Issue
 from mpctl.records.rundir.directory import RunDir
 from mpctl.run.hosts.health import HealthReport
+from mpctl.run.hosts.probes import HostAnswer, NoAnswer
 from mpctl.run.launch.control.cluster import agent_cluster, never
-from mpctl.run.launch.control.health import Health, check_hosts, judged, partners, read_report
+from mpctl.run.launch.control.health import Health, check_hosts, judged, partners
 from tests.run.launch.control.agents import LocalAgents
 
 NAMES = {10: "n0", 11: "n1", 12: "n2", 13: "n3"}
@@ -69,23 +70,23 @@ def test_clocks_that_differ_are_noted() -> None:
     ("answer", "words"),
     [
         (RuntimeError("its node agent ended"), "its node agent ended"),
-        ({"code": 0, "output": "[" * 9999, "errors": ""}, "another form: another mpctl?"),
+        ({"code": 0, "output": "[" * 9999, "errors": ""}, "another mpctl?"),
         ("x", "another form"),
         ({"code": None, "output": "", "errors": "no answer within 10 s"}, "no answer within 10 s"),
         ({"code": 1, "output": "", "errors": "ImportError: psutil\n"}, "ImportError: psutil"),
-        ({"code": 0, "output": "{}", "errors": ""}, "another form: another mpctl?"),
-        ({"code": 0, "output": "", "errors": ""}, "another form: another mpctl?"),
+        ({"code": 0, "output": "{}", "errors": ""}, "another mpctl?"),
+        ({"code": 0, "output": "", "errors": ""}, "another mpctl?"),
     ],
 )
 def test_an_answer_that_is_none_says_why(answer: object, words: str) -> None:
-    with pytest.raises(ValueError, match=words.replace("?", r"\?")):
-        read_report(answer)
+    with pytest.raises(NoAnswer, match=words.replace("?", r"\?")):
+        HostAnswer.of(answer, 0.0).read(HealthReport)
 
 
 def test_a_report_is_read_as_it_was_written() -> None:
     found = report(folder="x", unreachable={3: "refused"}, skipped=["no nvidia-smi"])
     answer = {"code": 0, "output": found.model_dump_json(), "errors": ""}
-    assert read_report(answer) == found
+    assert HostAnswer.of(answer, 0.0).read(HealthReport) == found
 
 
 @pytest.mark.parametrize("hosts", [1, 2, 3, 16, 17, 64, 1000])
