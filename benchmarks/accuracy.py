@@ -26,12 +26,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from statistics import mean, median
 
-from benchmarks.bands import write_presets
-from benchmarks.joint_fit import LeftOut, Residuals, constants_of, leave_out, open_fit, residuals
 from mpctl.measure.bench.verify import spearman
 from mpctl.plan.estimate.job import Estimate
 from mpctl.plan.estimate.time import find_step_time
 from mpctl.spec.presets import presets_root
+from tests.bands import write_presets
 from tests.cross_validation import (
     CrossRecord,
     constant_values,
@@ -44,6 +43,7 @@ from tests.cross_validation import (
     samples_per_second,
     what_changed,
 )
+from tests.joint_fit import LeftOut, Residuals, constants_of, leave_out, open_fit, residuals
 from tests.outside import OutsideRun, outside_runs, summary
 from tests.published import (
     CROSS_VALIDATED,

@@ -21,10 +21,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.bands import allowed_error, missed, spreads_of
-from benchmarks.joint_fit import LeftOut, Residuals, constants_of, get_prior
 from mpctl.measure.bench.verify import LEAST_SWEEP
 from mpctl.measure.calibrate.runs import Run, get_value
+from tests.bands import allowed_error, missed, spreads_of
+from tests.joint_fit import LeftOut, Residuals, constants_of, get_prior
 
 DIGITS = 6  # of a residual
 TOLERANCE = 1e-5  # by which an unchanged estimate may differ between machines

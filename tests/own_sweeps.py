@@ -16,7 +16,6 @@ from math import expm1
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from benchmarks.joint_fit import constants_of, open_fit
 from mpctl.core.errors import InputError
 from mpctl.measure.calibrate.own import fit_own
 from mpctl.measure.calibrate.own_fit import OwnFit
@@ -24,6 +23,7 @@ from mpctl.measure.calibrate.runs import Constant, Run, read_runs
 from mpctl.plan.estimate.step import QUANTILE
 from mpctl.plan.estimate.system import find_system
 from tests.cross_validation import find_sweeps, regret, samples_per_second
+from tests.joint_fit import constants_of, open_fit
 from tests.published import published_rows, published_runs, read_priors
 
 SIZES = (5, 20, 40)

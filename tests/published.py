@@ -16,9 +16,9 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, get_args
 
-from benchmarks.joint_fit import Residuals
 from mpctl.measure.calibrate.runs import Run, read_runs
 from mpctl.spec.training import Dispatcher
+from tests.joint_fit import Residuals
 from tests.nanotron import nanotron_rows
 
 RECORDED = Path(__file__).with_name("recorded")

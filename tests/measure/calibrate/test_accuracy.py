@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.joint_fit import FOLDS, ROUNDS, LeftOut, Residuals, assign_folds, constants_of, open_fit, residuals
 from mpctl.measure.bench.verify import spearman
 from mpctl.model.layout.job_layout import JobLayout
 from mpctl.plan.estimate.step import StepTime
@@ -37,6 +36,7 @@ from tests.cross_validation import (
     regret,
     samples_per_second,
 )
+from tests.joint_fit import FOLDS, ROUNDS, LeftOut, Residuals, assign_folds, constants_of, open_fit, residuals
 from tests.published import (
     A100_AND_V100,
     BAND,

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.bands import write_presets
-from benchmarks.joint_fit import LeftOut, constants_of, get_prior, open_fit
 from mpctl.core.errors import InputError
 from mpctl.measure.calibrate.runs import Constant, Run, read_runs
 from mpctl.spec.cluster import ClusterSpec, DeviceSpec
 from mpctl.spec.presets import find_preset
 from mpctl.spec.runtime import RuntimeProfile
+from tests.bands import write_presets
+from tests.joint_fit import LeftOut, constants_of, get_prior, open_fit
 from tests.published import published_runs
 
 SLOWDOWN = Constant("clusters", "vtrain-a100", "slowdown", 1.0)

@@ -7,11 +7,11 @@ from statistics import mean
 
 import pytest
 
-from benchmarks.bands import find_spreads
-from benchmarks.joint_fit import LeftOut, Residuals
 from mpctl.measure.calibrate.runs import Run, read_runs
 from mpctl.measure.calibrate.spread import LEAST, quantile, seen_by
+from tests.bands import find_spreads
 from tests.cross_validation import find_inside
+from tests.joint_fit import LeftOut, Residuals
 from tests.published import earlier_rows
 
 

@@ -16,12 +16,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.joint_fit import LeftOut, Residuals, Values
 from mpctl.measure.calibrate.runs import Kind, Run
 from mpctl.measure.calibrate.spread import LEAST, quantile, seen_by
 from mpctl.measure.calibrate.write import Changes, merged_seen, seen_changes, write_changed
 from mpctl.plan.estimate.step import QUANTILE, beyond
 from mpctl.spec.runtime import FittedRuns
+from tests.joint_fit import LeftOut, Residuals, Values
 
 OTHERS = 10.0  # weight, in runs, of the errors of all profiles
 WIDENS = 1.25  # each further respect, before it is measured
