@@ -54,7 +54,7 @@ EmitOption = Annotated[
     str | None,
     typer.Option(
         metavar="LAUNCHER",
-        help="Write the next trials for another launcher (megatron, torchtitan, ...) to "
+        help="Write the next trials for another launcher, as `mpctl plan --emit` does, to "
         "OUT/trials/NNN.*; read your logs of earlier ones from OUT/trials/NNN.log.",
         show_default=False,
     ),
