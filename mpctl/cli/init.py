@@ -174,23 +174,23 @@ def _ask_model(answers: Answers, cluster: ClusterSpec, settings: dict[str, Any],
 def _ask_runtime(answers: Answers, cluster: ClusterSpec, settings: dict[str, Any]) -> None:
     """The software that trains; asked for where there are GPUs, and written to the job only if
     chosen."""
-    from mpctl.spec.runtime import OWN_RUNTIME
+    from mpctl.spec.training import DEFAULT_RUNTIME
 
     if answers.is_given("runtime") or (answers.asks and not _is_cpu(cluster)):
         about = "The software that trains it, and that the layout is chosen for:"
-        about = f"{about} {OWN_RUNTIME}, {_runtimes(cluster)}."
-        settings["training.runtime"] = answers.take("runtime", OWN_RUNTIME, about, _read_runtime)
+        about = f"{about} {DEFAULT_RUNTIME}, {_runtimes(cluster)}."
+        settings["training.runtime"] = answers.take("runtime", DEFAULT_RUNTIME, about, _read_runtime)
     elif not _is_cpu(cluster):
-        answers.rows.append(("runtime", f"{OWN_RUNTIME} (default); or {_runtimes(cluster)}"))
+        answers.rows.append(("runtime", f"{DEFAULT_RUNTIME} (default); or {_runtimes(cluster)}"))
 
 
 def _runtimes(cluster: ClusterSpec) -> str:
     from mpctl.plan.planning.runtimes import runtimes_of_today
-    from mpctl.spec.runtime import OWN_RUNTIME
+    from mpctl.spec.runtime import is_launched
 
     assert cluster.device is not None, "read_cluster refuses it"
     names = runtimes_of_today(cluster, cluster.device.kind)
-    return ", ".join(name for name in names if name != OWN_RUNTIME)
+    return ", ".join(name for name in names if not is_launched(name))
 
 
 def _read_runtime(text: str) -> str:

@@ -18,10 +18,8 @@ from mpctl.core.errors import InputError
 from mpctl.spec.base import AS_MEMORY, Amount, Count, CountOrZero, DType, Factor, Part, Seconds, Share, StrictModel
 from mpctl.spec.parallel import ScheduleName, TensorMode
 from mpctl.spec.presets import PresetFile, get_file, own_folders, preset_issues, search_path
+from mpctl.spec.training import DEFAULT_RUNTIME, RecomputeMode
 from mpctl.spec.training import Dispatcher as Dispatcher
-from mpctl.spec.training import RecomputeMode
-
-OWN_RUNTIME = "mpctl"  # the profile of the software that `mpctl launch` starts
 
 
 class MemoryPasses(StrictModel):
@@ -69,6 +67,15 @@ class OperatorCosts(StrictModel):
     gradient_bytes: Amount = Field(description="bytes moved to accumulate the gradient of a parameter, a micro batch")
     optimizer_bytes: Amount = Field(description="bytes moved by the optimizer for each parameter that a rank updates")
     cast_bytes: Amount = Field(0.0, description="bytes moved to cast an element of an fp8 product's operands")
+    tensorwise_passes: Amount = Field(
+        0.0,
+        description="further reads of an element of an fp8 product's operands, for the largest one of "
+        "a tensor (training.fp8_recipe tensorwise)",
+    )
+    exchanges_amax: bool = Field(
+        False,
+        description="all ranks exchange the largest elements of fp8 operands once a step (training.fp8_recipe delayed)",
+    )
     casts_weights: Literal["step", "pass", "held"] = Field(
         "step",
         description="how often weights are cast: once a step; in every forward and backward; held: "
@@ -106,6 +113,11 @@ class OverlapShares(StrictModel):
         0.0,
         description="share of sequence parallelism's gathers and scatters that are sent in pieces "
         "during the product that needs or makes them",
+    )
+    gathers_in_halves: bool = Field(
+        False,
+        description="with parallel.tp_comm_overlap a column product multiplies the first half of its "
+        "input while the second half is gathered",
     )
     cp: Share = Field(0.0, description="share of messages of keys and values hidden by attention's kernels")
     pp: Share = Field(description="share of a message between stages hidden by their work")
@@ -187,6 +199,12 @@ class ExpertCosts(StrictModel):
         1e-3,
         description="seconds that an accelerator stands still in a layer's forward, and in its "
         "backward, as the host reads how many rows each expert has before it launches more",
+    )
+    sums_tokens: bool = Field(False, description="tokens of each expert are summed over all ranks once a step")
+    balances_by_step: bool = Field(
+        False,
+        description="training.moe_load_balancing global counts all samples of the step before, in any "
+        "layout; else the samples of a step so far, in the order of micro batches",
     )
     spread: Part = Field(
         0.23, description="as the profile's spread, of steps with experts; the larger of the two counts"
@@ -346,6 +364,11 @@ class RuntimeMemory(StrictModel):
         description="hidden states of a micro batch, gathered over tp, that buffers of "
         "asynchronous tensor parallelism hold all the time",
     )
+    spare_receives: CountOrZero = Field(
+        0,
+        description="buffers for the next message of each kind from another stage, in addition to that "
+        "of a message under way",
+    )
     slack: Part = Field(1.0, description="bytes that the allocator reserves per allocated byte")
     context_bytes: Annotated[float, Ge(0), Le(1e12), AS_MEMORY] = Field(
         0.0, description="bytes of the device's libraries, outside of the allocator"
@@ -383,6 +406,9 @@ class RuntimeProfile(StrictModel):
         1.18,
         description="seconds of a step where software, device and cluster were never measured "
         "together, relative to the estimate: what typical systems show beside tuned ones",
+    )
+    checkpoint_writers: Literal["replica", "all"] = Field(
+        "all", description="ranks that save a checkpoint under ZeRO: the first replica of each part, or all ranks"
     )
     widening: Annotated[float, Ge(1), Le(10)] = Field(
         1.26, description="factor on both for each way in which a job is outside the fitted runs"
@@ -429,3 +455,9 @@ def _read_profile(file: PresetFile, _: object) -> RuntimeProfile:
 def is_launched(runtime: str) -> bool:
     """Whether `mpctl launch` runs jobs under the runtime of this name."""
     return get_profile(runtime).runs.launched
+
+
+def launched_runtime(runtime: str) -> str:
+    """The runtime under which `mpctl launch` runs a job: its own if that is launched, else the
+    default one."""
+    return runtime if is_launched(runtime) else DEFAULT_RUNTIME

@@ -26,6 +26,9 @@ Dispatcher = Literal["rows", "alltoall", "allgather", "deepep", "hybridep"]
 """How tokens are sent to their experts (plan/estimate/expert_messages.py): `rows` as mpctl does it."""
 
 
+DEFAULT_RUNTIME = "mpctl"
+"""The profile of the software that `mpctl launch` starts; that of a job that names none."""
+
 CORE: RecomputeModule = "core_attn"
 """The module of recompute_modules that every runtime with selective recomputation has."""
 
@@ -207,7 +210,7 @@ class TrainingSpec(StrictModel):
         '"embedding.*" or "layers.[0-5].*"',
     )
     runtime: Annotated[str, AfterValidator(_known_runtime)] = Field(
-        "mpctl",
+        DEFAULT_RUNTIME,
         description="software whose kernels, overlap and memory a plan assumes: a runtime preset "
         "(`mpctl presets` lists them)",
         json_schema_extra=_list_runtimes,

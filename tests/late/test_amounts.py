@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mpctl.model.layout.job_layout import SPARE_RECEIVES
 from mpctl.model.operators.kernel_sets import COPIES_IN_FLIGHT
+from mpctl.spec.runtime import get_profile
 from mpctl.train.layers.recompute import HostOffload
 from mpctl.train.runtime.p2p import Direction, StageLinks
 from mpctl.train.transport.group import Group, Pending
@@ -110,4 +110,4 @@ def received(rank: int, size: int, world: LateWorld, is_recorded: bool, messages
 def test_what_is_received_is_held_as_planned(is_recorded: bool, grows: int) -> None:
     few, many = (run_late_ranks(received, 2, is_recorded, n)[1] for n in (4, 8))
     assert many - few == grows
-    assert is_recorded or few == 1 + SPARE_RECEIVES
+    assert is_recorded or few == 1 + get_profile("mpctl").memory.spare_receives

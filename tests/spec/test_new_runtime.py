@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 
+from mpctl.cli.app import run
 from mpctl.core.errors import InputError
 from mpctl.plan.planning.plan import make_plan
 from mpctl.plan.search.find import find_layouts
 from mpctl.plan.search.space import SearchSpace
 from mpctl.spec.load import load_job
-from mpctl.spec.presets import VARIABLE, find_file, preset_names
+from mpctl.spec.presets import VARIABLE, find_file, preset_names, presets_root
 from mpctl.spec.runtime import get_profile
 from mpctl.spec.schema import job_schema
 
@@ -118,6 +119,34 @@ def test_the_schema_and_an_error_name_it() -> None:
 def test_without_its_folder_it_is_unknown() -> None:
     (issue,) = issues_of(JOB)
     assert "'toy'" in issue.message and "'torchtitan'" in issue.message
+
+
+COPIED: tuple[tuple[str, ...], ...] = (
+    ("--tokens", "1T", "--set", "parallel.zero=1", "--tp", "2"),
+    ("--tokens", "1T", "--set", "parallel.zero=1", "--set", "checkpoint.asynchronous=false", "--tp", "2"),
+    ("--set", "training.dtype=fp8", "--set", "parallel.pp=4", "--set", "parallel.zero=2"),
+    ("--set", "training.dtype=fp8", "--set", "training.fp8_recipe=tensorwise", "--tp", "2"),
+    ("--set", "parallel.tp_comm_overlap=true", "--tp", "4", "--set", "parallel.sequence_parallel=true"),
+    ("--set", "training.attention_dropout=0.1", "--pp", "2", "--explain"),
+    ("--model", "mixtral-8x7b", "--set", "parallel.ep=8", "--set", "training.moe_aux_loss_coeff=0.01"),
+)
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("options", COPIED, ids=" ".join)
+def test_a_copy_of_mpctls_profile_plans_the_same(
+    options: tuple[str, ...], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place(folder, "runtimes", "a-fork", (presets_root() / "runtimes/mpctl.toml").read_text())
+
+    def shown(runtime: str, *how: str) -> str:
+        model = () if "--model" in options else ("--model", "llama-3-8b")
+        where = ("--cluster", "dgx-h100", "--nodes", "2", "--runtime", runtime)
+        assert run(["plan", *model, *where, *options, *how]) in (0, 3)  # 3: it does not fit
+        return capsys.readouterr().out.replace("a-fork", "mpctl")
+
+    for how in ((), ("--json",)):
+        assert shown("a-fork", *how) == shown("mpctl", *how)
 
 
 def test_the_command_lists_it_with_its_file(folder: Path) -> None:

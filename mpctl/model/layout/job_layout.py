@@ -50,10 +50,6 @@ AMAX_BYTES = 3 * 4
 MAX_SENDS_IN_FLIGHT = 2
 """Messages to other pipeline stages whose tensors a rank keeps until they have been sent."""
 
-SPARE_RECEIVES = 1
-"""Buffers that a rank of mpctl's keeps for the next message of each kind from another stage, in
-addition to that of a message under way (train/runtime/p2p.py)."""
-
 Stages = tuple[tuple[Span, ...], ...]
 
 
@@ -169,12 +165,12 @@ class JobLayout:
 
     @cached_property
     def holds_fp8_weights(self) -> bool:
-        """Whether mpctl's workers cast weights to fp8 once a step and keep that until it ends:
-        where several micro batches use it, and no view of the ranks gathers parameters for each of
-        them (ZeRO 3)."""
-        is_own = self.profile.runs.launched and self.job.training.dtype == "fp8"
+        """Whether weights are cast to fp8 once a step and kept until it ends: where the runtime
+        holds them, several micro batches use them, and no view of the ranks gathers parameters for
+        each of these (ZeRO 3)."""
+        holds = self.profile.operators.casts_weights == "held" and self.job.training.dtype == "fp8"
         gathers = any(view.zero == 3 for view in self.views.values())
-        return is_own and self.num_microbatches > 1 and not gathers
+        return holds and self.num_microbatches > 1 and not gathers
 
     @cached_property
     def global_batch_size(self) -> int:

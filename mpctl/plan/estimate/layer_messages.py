@@ -136,14 +136,14 @@ class LayerMessages:
             yield self._message(message, what, cover=cover, product=product.name)
 
     def _gathers_in_halves(self, message: TensorMessage, product: MatMul) -> bool:
-        """Whether mpctl gathers a product's input by this message, and multiplies its first half
+        """Whether the runtime gathers a product's input by this message, and multiplies its first half
         while the second arrives (parallel.tp_comm_overlap). message: not one of its outputs."""
         job = self.layout.job
         is_gather = message.kind == "all_gather" and message.phase == "forward"
         is_column = "tp" in product.backward_axes and not product.is_head
         if not (job.parallel.tp_comm_overlap and is_gather and is_column):
             return False
-        if not self.profile.runs.launched or product.name in self._positions:
+        if not self.profile.overlap.gathers_in_halves or product.name in self._positions:
             return False
         samples, positions = (self.sizes[dim] for dim in product.rows)
         is_plain = job.training.dtype not in PRODUCT_BYTES

@@ -21,7 +21,7 @@ from operator import mul
 from typing import ClassVar, NamedTuple
 
 from mpctl.core.units import bytes_text, part_text
-from mpctl.model.layout.job_layout import MAX_SENDS_IN_FLIGHT, SPARE_RECEIVES, JobLayout
+from mpctl.model.layout.job_layout import MAX_SENDS_IN_FLIGHT, JobLayout
 from mpctl.model.operators.matmul import Dims
 from mpctl.model.pipeline.schedule.orders import actions, peak_in_flight
 from mpctl.plan.estimate.activation_shapes import ActivationShapes, activation_shapes, is_cuda
@@ -239,9 +239,10 @@ class LayoutMemory:
 
 
 def spare_bytes(layout: JobLayout, stage: int, shapes: ActivationShapes) -> float:
-    """Bytes of the buffers that a rank of mpctl's keeps for the next message of each kind: the
-    tensors of forward from the stage before, their gradients from the one after."""
-    if not shapes.kernels.slices_buckets:
+    """Bytes of the buffers that a rank keeps for the next message of each kind: the tensors of
+    forward from the stage before, their gradients from the one after."""
+    spare = layout.profile.memory.spare_receives
+    if not spare:
         return 0.0
     table, kinds = (layout.table, set[tuple[bool, int, Dims]]())  # is of forward, number of the tensor
     for first, end in layout.stages[stage]:
@@ -250,7 +251,7 @@ def spare_bytes(layout: JobLayout, stage: int, shapes: ActivationShapes) -> floa
         if end < table.layers:
             pairs = zip(table.boundary(end), table.boundary_needs(end), strict=True)
             kinds |= {(False, n, dims) for n, (dims, is_sent) in enumerate(pairs) if is_sent}
-    whole = SPARE_RECEIVES * sum(message_bytes(layout, dims) for *_, dims in kinds)
+    whole = spare * sum(message_bytes(layout, dims) for *_, dims in kinds)
     return whole / (shapes.tp if shapes.splits else 1)
 
 

@@ -23,7 +23,6 @@ from itertools import chain
 from mpctl.model.layout.job_layout import AMAX_BYTES, NORM_FIELDS, ROUTING_FIELDS, STATUS_FIELDS, JobLayout
 from mpctl.model.operators.grad_flow import GradFlow
 from mpctl.model.operators.table import StageSlice
-from mpctl.plan.estimate.attention import kernels_of
 from mpctl.plan.estimate.communication import Message as Message
 from mpctl.plan.estimate.communication import MessageCount, count_messages, stage_transfers, transfers
 from mpctl.plan.estimate.expert_messages import LOADS
@@ -139,19 +138,18 @@ def step_messages(layout: JobLayout) -> list[tuple[MessageCount, ...]]:
 
 def fp8_message(layout: JobLayout) -> Iterator[Message]:
     """The exchange of the largest elements of fp8 operands between all ranks once a step, where
-    mpctl's workers use delayed scaling."""
-    training = layout.job.training
-    is_own = kernels_of(layout).slices_buckets
-    if is_own and training.dtype == "fp8" and training.fp8_recipe == "delayed":
+    the runtime does so under delayed scaling."""
+    training, exchanges = layout.job.training, layout.profile.operators.exchanges_amax
+    if exchanges and training.dtype == "fp8" and training.fp8_recipe == "delayed":
         size = len(layout.table.linear_layers) * AMAX_BYTES
         yield Message("world", "all_reduce", "fp8 scales", size)
 
 
 def routing_message(layout: JobLayout) -> Iterator[Message]:
-    """The sum of the tokens of each expert over all ranks once a step, where mpctl's workers train
-    a model with experts."""
+    """The sum of the tokens of each expert over all ranks once a step, where the runtime takes it
+    of a model with experts."""
     numbers = len(layout.table.routed_layers) * (layout.model.experts or 0)
-    if numbers and kernels_of(layout).slices_buckets:
+    if numbers and layout.profile.experts.sums_tokens:
         yield Message("world", "all_reduce", "tokens of experts", numbers * COUNT_BYTES)
 
 

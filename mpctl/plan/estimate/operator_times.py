@@ -424,11 +424,11 @@ class OperatorTimer:
 
     @cached_property
     def cast_seconds(self) -> float:
-        """Seconds in which an element of a narrow operand is cast; current scaling of mpctl's
-        workers reads it once more."""
-        moved, training = self.profile.operators.cast_bytes, self.job.training
-        if self.profile.runs.launched and training.fp8_recipe == "tensorwise":
-            moved += self.width
+        """Seconds in which an element of a narrow operand is cast; current scaling may read it once
+        more."""
+        moved = self.profile.operators.cast_bytes
+        if self.job.training.fp8_recipe == "tensorwise":
+            moved += self.profile.operators.tensorwise_passes * self.width
         return moved / self.speed.bandwidth
 
     def elementwise(self, products: Iterable[MatMul], flow: GradFlow) -> OpTimes:

@@ -242,7 +242,7 @@ def main_figures(plan: Plan) -> Iterator[tuple[str, str]]:
     allocated = bytes_text(fullest.allocated_bytes)
     need = f"{bytes_text(fullest.device_bytes)} on the device{have}"
     yield "memory", f"{need}; {allocated} allocated by torch"
-    if plan.job.training.runtime == "mpctl":
+    if estimate.layout.profile.runs.launched:
         yield "checkpoint", f"{bytes_text(estimate.checkpoint_bytes)} on the disk"
     from mpctl.plan.planning.whole_run import saving_advice  # which takes a plan
 

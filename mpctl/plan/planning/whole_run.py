@@ -3,8 +3,8 @@
 The seconds of a step are the plan's; failures, saves and restarts are the law of
 plan/estimate/goodput.py with the figures of `cluster.operations`. A save stops training for
 `PAUSE_SECONDS` and a copy of what a rank writes to the host's memory; a thread writes it while
-training goes on (`checkpoint.asynchronous`), else training waits for that, too. mpctl saves from
-the first replica of each part, other software with ZeRO from every rank.
+training goes on (`checkpoint.asynchronous`), else training waits for that, too. Under ZeRO
+all ranks save, or the first replica of each part, as the runtime's profile says (checkpoint_writers).
 
 By hand: 1T tokens in steps of 4 Mi tokens and 5 s are 238,419 steps, 13.8 days; if 95 % of the time
 is useful, 14.5 days.
@@ -205,7 +205,7 @@ def save_cost(layout: JobLayout, size: int) -> SaveCost:
     """What a save of `size` bytes costs under a layout."""
     job, facts = layout.job, layout.job.cluster.operations
     dense = layout.dense
-    shares_all = job.training.runtime != "mpctl" and job.parallel.zero >= 1
+    shares_all = layout.profile.checkpoint_writers == "all" and job.parallel.zero >= 1
     writers = job.world_size // (dense.copies if shares_all else dense.replicas)
     copy = PAUSE_SECONDS + size / writers / COPY_BANDWIDTH
     write = size / (facts.storage_write or STORAGE_PER_GPU * job.world_size)

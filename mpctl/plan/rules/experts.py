@@ -259,7 +259,7 @@ def balance_rules(job: JobSpec) -> Iterator[Check]:
     if not has_experts or not t.moe_aux_loss_coeff:
         return
     over = {"micro_batch": "a micro batch"}
-    if get_profile(t.runtime).memory.kernels != "mpctl":
+    if not get_profile(t.runtime).experts.balances_by_step:
         over["global"] = "the samples of a step so far, in the order of micro batches"
     if t.moe_load_balancing in over:
         yield Check(

@@ -23,7 +23,7 @@ from mpctl.spec.job import JobSpec
 from mpctl.spec.launch import LAUNCHED_AS
 from mpctl.spec.model import VARIANTS, ModelSpec, is_set
 from mpctl.spec.parallel import ParallelSpec
-from mpctl.spec.runtime import OWN_RUNTIME, get_profile, is_launched
+from mpctl.spec.runtime import get_profile, is_launched, launched_runtime
 
 RULE, JOB_RULE = "model-launched", "job-launched"
 ONLY_PLANNED = {
@@ -146,7 +146,7 @@ def why_not_launched(job: JobSpec) -> list[Check]:
                 "warning",
                 "training.runtime",
                 f"{runtime} is planned, not run by `mpctl launch`",
-                f"use --runtime {OWN_RUNTIME}",
+                f"use --runtime {launched_runtime(runtime)}",
             )
         ]
     kind = device_not_launched(job)
@@ -166,7 +166,8 @@ def device_not_launched(job: JobSpec) -> Check | None:
 
 def settings_not_launched(job: JobSpec) -> Iterator[Check]:
     """Tensor mode and data types that the planner knows but mpctl's workers do not run."""
-    runs, training, mode = get_profile(OWN_RUNTIME).runs, job.training, job.parallel.tensor_mode
+    training, mode = job.training, job.parallel.tensor_mode
+    runs = get_profile(launched_runtime(training.runtime)).runs
     if mode not in runs.tensor_modes:
         yield Check(
             JOB_RULE,

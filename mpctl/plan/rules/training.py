@@ -136,8 +136,9 @@ def _matches_nothing(pattern: str, model: ModelSpec, names: list[str]) -> Check:
 def attention_rules(job: JobSpec) -> Iterator[Check]:
     """Attention dropout on a GPU holds no scores in memory; else a warning says why."""
     training, model = job.training, job.model
-    is_ours = get_profile(training.runtime).memory.kernels == "mpctl"
-    if model is None or not training.attention_dropout or not is_ours or job.device_kind == "cpu":
+    if model is None or not training.attention_dropout or job.device_kind == "cpu":
+        return
+    if not kernel_set(get_profile(training.runtime).memory.kernels, training.runtime).fuses_variants:
         return
     columns = max(model.qk_size, model.v_size) if model.is_mla else head_columns(model)
     if columns is None:  # heads-divide-hidden says what is wrong

@@ -33,7 +33,7 @@ from mpctl.run.launch.supervise import StopRequests
 from mpctl.spec.cluster import ClusterSpec
 from mpctl.spec.job import JobSpec, complete
 from mpctl.spec.parallel import ParallelSpec, TensorMode
-from mpctl.spec.runtime import OWN_RUNTIME
+from mpctl.spec.training import DEFAULT_RUNTIME
 
 POLL_SECONDS = 0.02
 ENDING_SECONDS = 1.0
@@ -87,7 +87,7 @@ def task_plan(job: JobSpec, options: TaskOptions) -> Plan:
             "partition_activations": False,
             "offload_activations": False,
             "freeze": [],
-            "runtime": OWN_RUNTIME,
+            "runtime": DEFAULT_RUNTIME,
             "dtype": options.dtype or job.training.dtype,
             "global_batch_size": None,
         }

@@ -31,7 +31,7 @@ from mpctl.records.rundir.summary import (
 )
 from mpctl.run.launch.launch_plan import LaunchPlan
 from mpctl.run.launch.supervise import RunOutcome
-from mpctl.spec.runtime import OWN_RUNTIME, is_launched
+from mpctl.spec.runtime import launched_runtime
 
 
 def summarise(plan: Plan, launch: LaunchPlan, outcome: RunOutcome, *, command: str) -> RunSummary:
@@ -117,9 +117,10 @@ def plan_as_launched(plan: Plan) -> Plan:
     """The plan of what mpctl's own workers run, whatever training software the job was planned
     for (training.runtime)."""
     job = plan.job
-    if is_launched(job.training.runtime):
+    runtime = launched_runtime(job.training.runtime)
+    if runtime == job.training.runtime:
         return plan
-    training = job.training.model_copy(update={"runtime": OWN_RUNTIME})
+    training = job.training.model_copy(update={"runtime": runtime})
     return make_plan(job.model_copy(update={"training": training}))
 
 
