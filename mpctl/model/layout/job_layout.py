@@ -12,9 +12,11 @@ By hand, GPT of 4 layers with a tied head, tp 2, pp 2 and dp 4 on 16 ranks: stag
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
+from typing import NamedTuple, TypeVar
 
 from mpctl.core.errors import InputError
 from mpctl.core.sharding import DENSE, View, Views
@@ -51,6 +53,30 @@ MAX_SENDS_IN_FLIGHT = 2
 """Messages to other pipeline stages whose tensors a rank keeps until they have been sent."""
 
 Stages = tuple[tuple[Span, ...], ...]
+Value = TypeVar("Value")
+
+
+class ChunkClass(NamedTuple):
+    """layers: runs of (kind, number of layers) in order (OperatorTable.layer_kinds). ends: of each
+    stack that is met, its name, and whether its entry and its exit are here."""
+
+    layers: tuple[tuple[int, int], ...]
+    ends: tuple[tuple[str, bool, bool], ...]
+
+
+class StageClass(NamedTuple):
+    """What is the same in pipeline stages that are alike: equal stages have parameters of the same
+    shapes, messages of the same bytes, and take equally long.
+
+    shared: parameters that other stages hold, too. has_loss: whether it computes the loss.
+
+    By hand, 8 equal layers on 4 stages with tied embeddings: the first, the last, and the two
+    between them, which are equal.
+    """
+
+    chunks: tuple[ChunkClass, ...]
+    shared: tuple[str, ...]
+    has_loss: bool
 
 
 @dataclass(frozen=True, repr=False)
@@ -198,14 +224,40 @@ class JobLayout:
         sizes = {**others, **shards, **self.job.sizes, **grid, **replicas}
         return {**sizes, "world": self.job.world_size}
 
-    def content_key(self, stage: int) -> tuple[tuple[Span, ...], bool, bool]:
-        """What determines the operations of a stage: its layers, and whether it has the model's
-        first or last end."""
-        return self.stages[stage], stage == 0, stage == self.head_stage
+    @cached_property
+    def stage_classes(self) -> tuple[StageClass, ...]:
+        """The class of each stage."""
+        return self.table.once(
+            ("classes", self.stages, self.head_stage, self.loss_stage),
+            lambda: tuple([self._stage_class(stage) for stage in range(len(self.stages))]),
+        )
+
+    def _stage_class(self, stage: int) -> StageClass:
+        kinds, shared = self.table.layer_kinds, self.shared_parameters
+        chunks = (
+            ChunkClass(
+                tuple((kind, len(list(run))) for kind, run in groupby(kinds[start:stop])),
+                tuple((part.stack.prefix, part.has_entry, part.has_exit) for part in slices),
+            )
+            for (start, stop), slices in zip(self.stages[stage], self.chunks(stage), strict=True)
+        )
+        names = tuple(name for name, stages in shared.items() if stage in stages)
+        return StageClass(tuple(chunks), names, stage == self.loss_stage)
+
+    def of_stages(self, find: Callable[[int], Value]) -> list[Value]:
+        """`find` of every stage, called once for those that are alike."""
+        found = {first: find(first) for first in dict.fromkeys(self._first_alike)}
+        return [found[first] for first in self._first_alike]
+
+    @cached_property
+    def _first_alike(self) -> tuple[int, ...]:
+        """For each stage the first one of its class."""
+        first: dict[StageClass, int] = {}
+        return tuple([first.setdefault(alike, stage) for stage, alike in enumerate(self.stage_classes)])
 
     def chunks(self, stage: int) -> tuple[tuple[StageSlice, ...], ...]:
         """By chunk of a stage, the part of each layer stack that it holds."""
-        spans, is_first, is_last = key = self.content_key(stage)
+        spans, is_first, is_last = key = self.stages[stage], stage == 0, stage == self.head_stage
         return self.table.once(
             ("chunks", *key),
             lambda: tuple(self.table.stage_slices([span], is_first=is_first, is_last=is_last) for span in spans),
@@ -246,7 +298,7 @@ class JobLayout:
         rules, shared = self._bucket_rules, self.shared_parameters
         held = tuple((name, view.grid, view.zero == 3) for name, view in self.views.items())
         return self.table.once(
-            ("buckets", *self.content_key(stage), held, rules.max_elements, *shared.items()),
+            ("buckets", self.stage_classes[stage], held, rules.max_elements, *shared.items()),
             lambda: bucket_shapes(self.chunks(stage), rules, shared),
         )
 

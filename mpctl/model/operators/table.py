@@ -107,6 +107,14 @@ class OperatorTable:
         """Which gradients each stack computes."""
         return find_flows(self.stacks, self.freeze)
 
+    @cached_property
+    def layer_kinds(self) -> tuple[int, ...]:
+        """The kind of each layer, from 0 in the order in which the layers meet them. Layers of one
+        kind have the same operations and train the same parameters."""
+        numbers: dict[int, int] = {}
+        runs = ((run, kind) for flow in self.flows for run, kind in flow.runs)
+        return tuple([numbers.setdefault(id(kind), len(numbers)) for run, kind in runs for _ in run])
+
     @property
     def layers(self) -> int:
         """Layers of all stacks together."""

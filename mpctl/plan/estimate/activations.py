@@ -93,7 +93,7 @@ def stage_chunks(layout: JobLayout, stage: int, shapes: ActivationShapes) -> tup
     model = layout.model
     arrays = tuple(array.dims for array in get_family(model.family).batch_arrays.values())
     rest = arrays, model.tied_embeddings, layout.profile.memory.logit_bytes
-    kinds, order = layout.table.once(("parts", *layout.content_key(stage)), lambda: _kinds(layout.chunks(stage)))
+    kinds, order = layout.table.once(("parts", layout.stage_classes[stage]), lambda: _kinds(layout.chunks(stage)))
     sizes = [_chunk(shapes, parts, *rest) for parts in kinds]
     return tuple([sizes[kind] for kind in order])
 

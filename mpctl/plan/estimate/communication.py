@@ -100,7 +100,7 @@ def local_parameters(
         return blocks + count(ends.values())
 
     grids = tuple((name, held.grid) for name, held in layout.views.items())
-    key = ("numel", *layout.content_key(stage), grids, trained_only, whole_only, view)
+    key = ("numel", layout.stage_classes[stage], grids, trained_only, whole_only, view)
     return layout.table.once(key, count_all)
 
 

@@ -16,9 +16,9 @@ from mpctl.plan.estimate.communication import MessageCount
 from mpctl.plan.estimate.host_memory import HostMemory, host_bytes, host_memory
 from mpctl.plan.estimate.layer_messages import BlockTraffic, block_traffic
 from mpctl.plan.estimate.memory import StageMemory, fit_text, fullest_stage, layout_memory
-from mpctl.plan.estimate.messages import step_messages
+from mpctl.plan.estimate.messages import step_messages, validation_messages
 from mpctl.plan.estimate.states import checkpoint_bytes, snapshot_bytes
-from mpctl.plan.estimate.step import StepTime, validation_messages
+from mpctl.plan.estimate.step import StepTime
 from mpctl.plan.estimate.time import find_step_time
 
 

@@ -143,17 +143,16 @@ class LayoutMemory:
     ) -> None:
         self.layout, self.shapes = layout, shapes
         self.known = KnownMemory({}, {}) if known is None else known
-        self.settings = self._settings()
+        self.settings, parallel = self._settings(), layout.job.parallel
+        self.splits_backward = parallel.pp > 1 and SCHEDULES[parallel.schedule].splits_backward
         self.workspace, self.communicators = workspace_bytes(layout), communicators
 
     def _settings(self) -> Hashable:
-        """Everything else that the bytes of a stage's weights depend on, besides its layers and
-        whether it is the first or the last stage."""
+        """Everything else that the bytes of a stage's weights depend on, besides its class."""
         layout, shared = self.layout, frozenset[str]()
         t, p, views = layout.job.training, layout.job.parallel, layout.views.values()
         if self.shapes.kernels.slices_buckets and any(view.zero for view in views):
             shared = frozenset(layout.shared_parameters)
-        splits_backward = p.pp > 1 and SCHEDULES[p.schedule].splits_backward
         held = tuple((view.name, view.replicas, view.copies, view.grid) for view in views)
         return (
             t.runtime,
@@ -163,7 +162,6 @@ class LayoutMemory:
             t.gradient_dtype,
             layout.holds_fp8_weights,
             p.zero,
-            splits_backward,
             p.bucket_bytes,
             held,
             p.pp > 1,
@@ -204,7 +202,8 @@ class LayoutMemory:
         )
 
     def _contents(self, stage: int) -> StageContents:
-        key = (self.layout.content_key(stage), self.settings)
+        at = stage if self.splits_backward else -1  # when weight gradients run depends on the stage
+        key = (self.layout.stage_classes[stage], at, self.settings)
         contents = self.known.contents.get((key, self.shapes))
         if contents is None:
             weights = self.known.weights.get(key)

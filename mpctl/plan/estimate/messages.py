@@ -15,11 +15,13 @@ embedding's result, one of the head's gradient, three of the loss, the norm and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 
+from mpctl.core.sharding import validation_sizes
 from mpctl.model.layout.job_layout import AMAX_BYTES, NORM_FIELDS, ROUTING_FIELDS, STATUS_FIELDS, JobLayout
 from mpctl.model.operators.grad_flow import GradFlow
 from mpctl.model.operators.table import StageSlice
@@ -160,3 +162,47 @@ def status_message(job: JobSpec, *, trains: bool = False) -> Message:
         fields += ROUTING_FIELDS
     size = (fields + job.world_size) * STATUS_BYTES
     return Message("world", "all_reduce", "status", size)
+
+
+# ------------------------------------------------------------------------------
+# Every message that a rank takes part in during one validation, in bytes of full messages.
+#
+# A validation is forward passes only: the messages of a step's forward (messages.py), one gathering
+# of each bucket of parameters at ZeRO 3, and one status a corpus. Which samples a replica computes,
+# and in how many micro batches, is `sharding.validation_batches`; a micro batch that only fills up
+# the count is one sample, filled up where tensor-parallel ranks cut the samples.
+#
+# By hand, 5 samples, dp 2, micro batches of 2: replica 0 computes 2 and 1 samples, replica 1
+# computes 2 and one that does not count; at ZeRO 3 both gather each bucket twice.
+
+
+def validation_messages(
+    layout: JobLayout, *, stage: int, replica: int, samples: Sequence[int]
+) -> tuple[MessageCount, ...]:
+    """The messages of one validation, of one rank of pipeline stage `stage`.
+
+    replica: its data-parallel replica. samples: number of validation samples of each corpus.
+    """
+    sizes = Counter[int]()
+    for corpus in samples:
+        sizes.update(_batch_sizes(layout, replica, corpus))
+    forwards = (
+        StepMessages.of(layout.with_micro_batch_size(size)).forward_of(stage, count)
+        for size, count in sorted(sizes.items())
+    )
+    messages = StepMessages.of(layout)
+    gathers = (m.times(sizes.total()) for m in messages.gradients.forward(stage))
+    status = messages.sent([status_message(layout.job).times(len(samples))])
+    alone = (count_messages([message]) for message in chain(gathers, status))
+    return tuple(chain(*forwards, *alone))
+
+
+def _batch_sizes(layout: JobLayout, replica: int, samples: int) -> dict[int, int]:
+    job = layout.job
+    return validation_sizes(
+        samples,
+        micro_batch=job.training.micro_batch_size,
+        parts=job.sizes["dp"],
+        index=replica,
+        sample_parts=layout.grid.sample_parts,
+    )

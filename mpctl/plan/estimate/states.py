@@ -118,9 +118,9 @@ def whole_gradients(layout: JobLayout, stage: int) -> tuple[float, ...]:
     scattered; empty where each micro batch's are, or where a buffer of the states holds them."""
     if kernels_of(layout).slices_buckets or not keeps_gathered(layout):
         return ()
-    spans, is_first, is_last = layout.content_key(stage)
     is_frozen, each = frozen_by(layout.table.freeze), layout.job.training.reduced_bytes
-    chunks = (layout.table.stage_weights([span], is_first=is_first, is_last=is_last) for span in spans)
+    ends = {"is_first": stage == 0, "is_last": stage == layout.head_stage}
+    chunks = (layout.table.stage_weights([span], **ends) for span in layout.stages[stage])
     return tuple(float(each * _numel([w for w in chunk if not is_frozen(w.name)], layout.views)) for chunk in chunks)
 
 

@@ -9,20 +9,16 @@ By hand, 4 s of compute, 1 s of tp messages and 1 s of bubble are a step of 6 s;
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Iterable, Iterator
 from math import exp, hypot
 from typing import NamedTuple
 
 from mpctl.core.axes import GRID_AXES, zero_groups
-from mpctl.core.sharding import validation_sizes
 from mpctl.core.units import count_text, plural
 from mpctl.model.layout.job_layout import JobLayout
 from mpctl.model.operators.table import OperatorTable
-from mpctl.plan.estimate.communication import Message, MessageCount, count_messages
+from mpctl.plan.estimate.communication import Message
 from mpctl.plan.estimate.kernels import Speed
-from mpctl.plan.estimate.messages import StepMessages, status_message
 from mpctl.plan.estimate.network import Network
 from mpctl.plan.estimate.system import SPREAD, find_system, own_spread, unknown_parts
 from mpctl.spec.job import JobSpec
@@ -320,68 +316,3 @@ def closing_times(
     hidden = min(gradients, backward) + min(parameters, forward)
     rest["dp_cp"] += covered - hidden + overlap.drag * hidden
     return ClosingTimes(**rest)
-
-
-# ------------------------------------------------------------------------------
-# Every message that a rank takes part in during one validation, in bytes of full messages.
-#
-# A validation is forward passes only: the messages of a step's forward (messages.py), one gathering
-# of each bucket of parameters at ZeRO 3, and one status a corpus. Which samples a replica computes,
-# and in how many micro batches, is `sharding.validation_batches`; a micro batch that only fills up
-# the count is one sample, filled up where tensor-parallel ranks cut the samples.
-#
-# By hand, 5 samples, dp 2, micro batches of 2: replica 0 computes 2 and 1 samples, replica 1
-# computes 2 and one that does not count; at ZeRO 3 both gather each bucket twice.
-
-
-def validation_messages(
-    layout: JobLayout, *, stage: int, replica: int, samples: Sequence[int]
-) -> tuple[MessageCount, ...]:
-    """The messages of one validation, of one rank of pipeline stage `stage`.
-
-    replica: its data-parallel replica. samples: number of validation samples of each corpus.
-    """
-    sizes = Counter[int]()
-    for corpus in samples:
-        sizes.update(_batch_sizes(layout, replica, corpus))
-    forwards = (
-        StepMessages.of(layout.with_micro_batch_size(size)).forward_of(stage, count)
-        for size, count in sorted(sizes.items())
-    )
-    messages = StepMessages.of(layout)
-    gathers = (m.times(sizes.total()) for m in messages.gradients.forward(stage))
-    status = messages.sent([status_message(layout.job).times(len(samples))])
-    alone = (count_messages([message]) for message in chain(gathers, status))
-    return tuple(chain(*forwards, *alone))
-
-
-def _batch_sizes(layout: JobLayout, replica: int, samples: int) -> dict[int, int]:
-    job = layout.job
-    return validation_sizes(
-        samples,
-        micro_batch=job.training.micro_batch_size,
-        parts=job.sizes["dp"],
-        index=replica,
-        sample_parts=layout.grid.sample_parts,
-    )
-
-
-# ------------------------------------------------------------------------------
-# Which stages of a pipeline take equally long: those that hold the same parts.
-#
-# By hand, 8 equal layers on 4 stages with tied embeddings: the first, the last and the two between
-# them, which share a key; three keys.
-
-
-def stage_keys(layout: JobLayout) -> list[Hashable]:
-    """For each stage a key of everything that determines its seconds: stages with equal keys take
-    equally long."""
-    keys: list[Hashable] = []
-    shared = layout.shared_parameters
-    for stage in range(len(layout.stages)):
-        slices = layout.stage_slices(stage)
-        ends = [id(end) for part in slices for end in part.ends]
-        layers = [n for part in slices for count, flow in part.blocks for n in (count, id(flow))]
-        names = [name for name, stages in shared.items() if stage in stages]
-        keys.append((*ends, -1, *layers, *names, stage == layout.loss_stage))
-    return keys

@@ -17,7 +17,7 @@ By hand, 1F1B on 2 stages that take F = 1, B = 2 and F = 2, B = 4, m = 3, no mes
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import log
@@ -30,7 +30,7 @@ from mpctl.plan.estimate.makespan import ChunkPass, ChunkTimes, PipelineTiming
 from mpctl.plan.estimate.messages import StepMessages
 from mpctl.plan.estimate.network import MissingLink, Network, contention_seconds
 from mpctl.plan.estimate.operator_times import OperatorTimer, pipeline_host
-from mpctl.plan.estimate.step import ClosingTimes, closing_times, find_band, stage_keys
+from mpctl.plan.estimate.step import ClosingTimes, closing_times, find_band
 from mpctl.plan.estimate.step import StepTime as StepTime  # the result of StepTimeModel.step
 from mpctl.plan.estimate.system import NETWORK, System, find_system
 from mpctl.spec.job import JobSpec
@@ -174,17 +174,8 @@ class StepTimeModel:
     @cached_property
     def passes(self) -> list[list[ChunkPass]]:
         """[stage][chunk]. Stages that hold the same parts share one."""
-        known: dict[Hashable, list[ChunkPass]] = {}
-        rows = []
-        for stage, key in enumerate(self._stage_keys):
-            if key not in known:
-                known[key] = [self._pass(stage, chunk) for chunk in range(len(self.layout.stages[stage]))]
-            rows.append(known[key])
-        return rows
-
-    @cached_property
-    def _stage_keys(self) -> list[Hashable]:
-        return stage_keys(self.layout)
+        stages = self.layout.stages
+        return self.layout.of_stages(lambda stage: [self._pass(stage, chunk) for chunk in range(len(stages[stage]))])
 
     def _pass(self, stage: int, chunk: int) -> ChunkPass:
         work = OpTimes()
@@ -263,22 +254,14 @@ class StepTimeModel:
 
     @cached_property
     def _trained(self) -> list[dict[str, int]]:
-        known: dict[Hashable, dict[str, int]] = {}
-        for stage, key in enumerate(self._stage_keys):
-            if key not in known:
-                known[key] = {
-                    view: local_parameters(self.layout, stage, trained_only=True, view=view)
-                    for view in self.layout.views
-                }
-        return [known[key] for key in self._stage_keys]
+        layout = self.layout
+        return layout.of_stages(
+            lambda stage: {view: local_parameters(layout, stage, trained_only=True, view=view) for view in layout.views}
+        )
 
     @cached_property
     def _closing(self) -> list[ClosingTimes]:
-        known: dict[Hashable, ClosingTimes] = {}
-        for stage, key in enumerate(self._stage_keys):
-            if key not in known:
-                known[key] = self._closing_of(stage)
-        return [known[key] for key in self._stage_keys]
+        return self.layout.of_stages(self._closing_of)
 
     def _closing_of(self, stage: int) -> ClosingTimes:
         """Gradients overlap with the last backward, parameters with that or the first forward; the

@@ -17,7 +17,6 @@ By hand, 2 stages, F = 1, B = 2, m = 3: 9 + 3 = 12, which is the step itself.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
 from math import gcd, inf
 from operator import mul
 from typing import Any, NamedTuple
@@ -238,32 +237,20 @@ class StepTimeBound:
         return self.evaluator.cached(key, lambda: self._find_slow_stages(family))
 
     def _find_slow_stages(self, layout: LayoutSettings) -> list[StageLayers]:
-        stages = self.evaluator.stages(self.space.job_of(layout), layout)
-        last = self.evaluator.job_layout(layout).head_stage
+        found = self.evaluator.job_layout(layout)
+        kinds = max(found.table.layer_kinds) + 1  # as many as CostBounds.kinds, in their order
         slow: dict[tuple[tuple[int, ...], bool], StageLayers] = {}
-        kinds = max(self._kind_of_layer) + 1
         before = [0] * kinds
-        for number, spans in enumerate(stages):
+        for number, alike in enumerate(found.stage_classes):
             own, first = [0] * kinds, [0] * kinds
-            for chunk, (start, stop) in enumerate(spans):
-                for kind in self._kind_of_layer[start:stop]:
-                    own[kind] += 1
-                    first[kind] += chunk == 0
-            key = tuple(own), number == last
+            for chunk, held in enumerate(alike.chunks):
+                for kind, count in held.layers:
+                    own[kind] += count
+                    first[kind] += count * (chunk == 0)
+            key = tuple(own), number == found.head_stage
             slow[key] = StageLayers(tuple(before), *key)
             before = [a + b for a, b in zip(before, first, strict=True)]
         return list(slow.values())
-
-    @cached_property
-    def _kind_of_layer(self) -> list[int]:
-        """The number of each layer's kind among `CostBounds.kinds`."""
-        numbers: dict[int, int] = {}
-        return [
-            numbers.setdefault(id(kind), len(numbers))
-            for flow in self.evaluator.table(1).flows
-            for run, kind in flow.runs
-            for _ in run
-        ]
 
     def of_members(
         self, family: LayoutSettings, bound: float, layouts: Iterable[LayoutSettings]

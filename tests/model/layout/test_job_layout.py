@@ -121,3 +121,24 @@ def test_an_order_that_names_no_axes_has_no_topology() -> None:
     assert find_topology(job) == JobLayout.of(job).topology
     parallel = job.parallel.model_copy(update={"order": "tp-xp"})
     assert find_topology(job.model_copy(update={"parallel": parallel})) is None
+
+
+def test_stages_that_are_alike_are_asked_once() -> None:
+    """12 layers on 4 stages with tied embeddings: the first, the two between, the last."""
+    layout = JobLayout.of(job_of({"parallel.pp": 4, "cluster.gpus_per_node": 4}))
+    first, *between, last = layout.stage_classes
+    assert between[0] == between[1] not in (first, last) and first != last
+    assert first.chunks[0].layers == ((0, 3),) and last.has_loss
+    asked: list[int] = []
+
+    def find(stage: int) -> int:
+        asked.append(stage)
+        return stage
+
+    assert layout.of_stages(find) == [0, 1, 1, 3] and asked == [0, 1, 3]
+
+
+def test_a_stage_of_which_fewer_layers_are_trained_is_another() -> None:
+    frozen = {"parallel.pp": 4, "cluster.gpus_per_node": 4, "training.freeze": ["layers.[0-3].*"]}
+    kinds = [alike.chunks[0].layers for alike in JobLayout.of(job_of(frozen)).stage_classes]
+    assert kinds[1] != kinds[2] == kinds[3]

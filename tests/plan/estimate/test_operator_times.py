@@ -46,8 +46,7 @@ def test_gathered_keys_overlap_with_the_diagonals_alone(more: dict[str, Any], sh
 def test_halves_of_an_input_overlap_with_a_product() -> None:
     """2 column products a layer, of 8 rows: half of each gather, or of each product, is hidden; the
     messages are twice as many, of half the size, and each pays its latency."""
-    own = with_part("overlap", tp=1.0)
-    own = own.model_copy(update={"runs": own.runs.model_copy(update={"launched": True})})
+    own = with_part("overlap", tp=1.0, gathers_in_halves=True)
     whole = timed(SPLIT, own)
     halves = timed({**SPLIT, "parallel.tp_comm_overlap": True}, own)
     products = 2 * 2 * 16 * 64 * (192 + 256) / 2 / 1e12  # of both layers, on one of two ranks
