@@ -18,7 +18,7 @@ from typing import Any
 from mpctl.model.layout.job_layout import JobLayout
 from mpctl.plan.batch.rows import as_others_run, load_row
 from mpctl.plan.estimate.memory import layout_memory, peak_bytes
-from mpctl.plan.rules.validate import has_errors
+from mpctl.plan.rules.validate import find_errors
 from mpctl.spec.job import JobSpec
 from tests.nanotron import nanotron_rows
 
@@ -75,7 +75,7 @@ def _judged(row: dict[str, Any], job: JobSpec, ran: Iterable[JobSpec]) -> Judged
         memory[0].reserved_bytes,
         None if peak is None else peak * 2**30,
         peak is not None
-        or not (has_errors(job) or layout.loss_stage < layout.last_stage or any(_needs_less(job, run) for run in ran)),
+        or not (find_errors(job) or layout.loss_stage < layout.last_stage or any(_needs_less(job, run) for run in ran)),
     )
 
 

@@ -288,6 +288,10 @@ class ClusterSpec(StrictModel):
             return None
         return int(self.device.memory_bytes * (1 - self.headroom / 100))
 
+    def fits(self, need: int) -> bool | None:
+        """Whether `need` bytes on a device leave the headroom free; None without a device."""
+        return None if self.usable_bytes is None else need <= self.usable_bytes
+
 
 Link = Literal["intra_node", "inter_node"]
 

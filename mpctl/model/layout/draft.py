@@ -14,6 +14,7 @@ from mpctl.model.layout.topology import find_topology
 from mpctl.model.pipeline.stages import Span, job_stages
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
+from mpctl.spec.runtime import RuntimeProfile, get_profile
 
 if TYPE_CHECKING:  # a job without a model never pays for these
     from mpctl.model.layout.job_layout import JobLayout
@@ -36,6 +37,11 @@ class LayoutDraft:
         """The job's model, which it must have."""
         assert self.job.model is not None, "the parts of a layout are those of a model"
         return self.job.model
+
+    @cached_property
+    def profile(self) -> RuntimeProfile:
+        """The profile of the software that runs the job. Raises InputError where its file is wrong."""
+        return get_profile(self.job.training.runtime)
 
     @cached_property
     def topology(self) -> Topology | None:
@@ -68,4 +74,4 @@ class LayoutDraft:
         from mpctl.model.layout.job_layout import JobLayout
 
         known = {} if self.topology is None else {"topology": self.topology}
-        return JobLayout.assemble(self.job, self.model, self.table, self.stages, **known)
+        return JobLayout.assemble(self.job, self.model, self.table, self.stages, profile=self.profile, **known)

@@ -137,8 +137,7 @@ class Estimate:
     def fits(self) -> bool | None:
         """Whether the fullest rank fits its device and leaves the headroom free; None without a
         device."""
-        usable = self.layout.job.cluster.usable_bytes
-        return None if usable is None else self.device_bytes <= usable
+        return self.layout.job.cluster.fits(self.device_bytes)
 
     @property
     def verdict(self) -> str:

@@ -403,8 +403,7 @@ def fit_text(cluster: ClusterSpec, need: int, who: str) -> str:
         unknown = f"legal; not known whether it fits: {who} needs {bytes_text(need)}"
         return f"{unknown}, and no device is named (--cluster NAME)"
     have, headroom = cluster.device.memory_bytes, f"headroom {cluster.headroom:g} %"
-    over = need - (cluster.usable_bytes or 0)
-    if over <= 0:
+    if cluster.fits(need):
         return f"fits: {part_text(need, have)}, {bytes_text(have - need)} free ({headroom})"
-    lacking = f"does not fit: {bytes_text(over)} too much on {who}"
+    lacking = f"does not fit: {bytes_text(need - (cluster.usable_bytes or 0))} too much on {who}"
     return f"{lacking} ({part_text(need, have)}, {headroom})"

@@ -18,7 +18,7 @@ from mpctl.model.layout.draft import LayoutDraft
 from mpctl.plan.planning.layout_settings import NearbyLayout
 from mpctl.plan.rules.check import Check
 from mpctl.plan.rules.model import host_memory_check, memory_check
-from mpctl.plan.rules.validate import RULES, DraftRule, Rule, check_job, with_tried_hints
+from mpctl.plan.rules.validate import RULES, Rule, check_job, with_tried_hints
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_partial
 
@@ -74,8 +74,7 @@ class Plan:
     def fits(self) -> bool | None:
         """Whether the fullest rank fits the memory of its device; None without a model or a
         device."""
-        answers = (check.status == "ok" for check in self.checks if check.rule == "memory-fits")
-        return next(answers, None)
+        return self.estimate.fits if self.estimate else None
 
     def evaluate(self) -> Plan:
         """The same plan, with every figure of its estimate computed: errors are raised here, not
@@ -92,9 +91,7 @@ class Plan:
         return self.topology
 
 
-def load_plan(
-    source: str | None, overrides: Overrides | None = None, rules: Sequence[Rule | DraftRule] | None = None
-) -> Plan:
+def load_plan(source: str | None, overrides: Overrides | None = None, rules: Sequence[Rule] | None = None) -> Plan:
     """The legal plan of a job file or job preset.
 
     overrides: settings by full or short name. rules: the rules to check, instead of all. Raises

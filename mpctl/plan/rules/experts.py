@@ -26,7 +26,6 @@ from mpctl.plan.rules.layout import domain_text
 from mpctl.plan.rules.sizes import kept_experts, needs_sequence_parallel, views_agree
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
-from mpctl.spec.runtime import get_profile
 
 VIEW = ("etp", "ep", "edp", "pp")
 EXPERT_KEYS = (
@@ -48,8 +47,9 @@ LATENT_KEYS = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim":
 EXCHANGES = 4  # of rows, each layer and micro batch: dispatch and combination, both ways
 
 
-def view_rules(job: JobSpec) -> Iterator[Check]:
+def view_rules(draft: LayoutDraft) -> Iterator[Check]:
     """etp x ep x pp divides the world, and the stages of both views are the same ranks."""
+    job = draft.job
     if not job.has_experts:
         return
     sizes, world, rule = job.expert_sizes, job.world_size, "expert-world-size"
@@ -104,9 +104,10 @@ def _with_ep(job: JobSpec, ep: int) -> dict[str, int]:
     return {**sizes, "edp": job.world_size // prod(sizes.values())}
 
 
-def expert_size_rules(job: JobSpec) -> Iterator[Check]:
+def expert_size_rules(draft: LayoutDraft) -> Iterator[Check]:
     """ep divides the experts, etp their width and tp that of the shared experts; without experts
     both are 1. tp cuts the tokens too, so that none is routed twice."""
+    job = draft.job
     p, model = job.parallel, job.model
     if model is None:
         return
@@ -134,8 +135,9 @@ def expert_size_rules(job: JobSpec) -> Iterator[Check]:
         )
 
 
-def expert_mode_rules(job: JobSpec) -> Iterator[Check]:
+def expert_mode_rules(draft: LayoutDraft) -> Iterator[Check]:
     """Experts and latent attention run in tensor mode 1d alone."""
+    job = draft.job
     mode, model = job.parallel.tensor_mode, job.model
     has_experts = job.has_experts
     if mode == "1d" or not (has_experts or (model is not None and model.is_mla)):
@@ -149,9 +151,10 @@ def expert_mode_rules(job: JobSpec) -> Iterator[Check]:
     yield refusal("experts-in-1d", "parallel.tensor_mode", message, offer)
 
 
-def router_rules(job: JobSpec) -> Iterator[Check]:
+def router_rules(draft: LayoutDraft) -> Iterator[Check]:
     """A token's experts exist, also in the groups that it keeps; settings of experts that belong
     together."""
+    job = draft.job
     model = job.model
     if model is None:
         return
@@ -250,16 +253,17 @@ def _groups(model: ModelSpec, experts: int) -> Iterator[Check]:
         yield refusal(rule, at, f"{kept} is above {plural(groups, 'group')}", offer)
 
 
-def balance_rules(job: JobSpec) -> Iterator[Check]:
+def balance_rules(draft: LayoutDraft) -> Iterator[Check]:
     """An auxiliary loss of a micro batch's tokens changes with the layout, and so does that of the
     global batch in software that counts its micro batches one by one: mpctl counts those of the
     step before."""
+    job = draft.job
     t, where = job.training, "training.moe_load_balancing"
     has_experts = job.model is not None and job.model.experts is not None
     if not has_experts or not t.moe_aux_loss_coeff:
         return
     over = {"micro_batch": "a micro batch"}
-    if not get_profile(t.runtime).experts.balances_by_step:
+    if not draft.profile.experts.balances_by_step:
         over["global"] = "the samples of a step so far, in the order of micro batches"
     if t.moe_load_balancing in over:
         yield Check(
@@ -272,9 +276,10 @@ def balance_rules(job: JobSpec) -> Iterator[Check]:
         )
 
 
-def latent_rules(job: JobSpec) -> Iterator[Check]:
+def latent_rules(draft: LayoutDraft) -> Iterator[Check]:
     """Latent attention has its widths, an even part of a head with positions, and no setting of
     heads with keys and values of their own; other attention has none of its widths."""
+    job = draft.job
     model = job.model
     if model is None:
         return

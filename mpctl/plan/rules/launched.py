@@ -17,6 +17,7 @@ from pathlib import Path
 
 from mpctl.core.units import PRODUCT_BYTES
 from mpctl.model.families import all_builtin, get_family
+from mpctl.model.layout.draft import LayoutDraft
 from mpctl.plan.rules.check import Check, listed
 from mpctl.plan.rules.sizes import head_columns
 from mpctl.spec.job import JobSpec
@@ -40,8 +41,9 @@ AS_MEGATRON = "to plan it as Megatron-Core runs it: --runtime megatron-core"
 PLANNED_ONLY = "it is planned only: mpctl plan and search count it"
 
 
-def variant_rules(job: JobSpec) -> Iterator[Check]:
+def variant_rules(draft: LayoutDraft) -> Iterator[Check]:
     """The family takes the keys by which decoders differ, and they agree with each other."""
+    job = draft.job
     model = job.model
     if model is None:
         return
@@ -125,10 +127,11 @@ def _agreement(model: ModelSpec) -> Iterator[Check]:
         )
 
 
-def launched_rules(job: JobSpec) -> Iterator[Check]:
+def launched_rules(draft: LayoutDraft) -> Iterator[Check]:
     """Whether `mpctl launch` runs the job; an ok is reported only for a config.json's shape."""
+    job = draft.job
     model = job.model
-    if model is None or not is_launched(job.training.runtime):
+    if model is None or not draft.profile.runs.launched:
         return
     yield from why_not_launched(job)
     if not any(not_launched(job)) and Path(model.source or "").name == "config.json":

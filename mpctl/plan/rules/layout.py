@@ -29,8 +29,9 @@ NAMED_RANKS = 32  # of a group that leaves its domain
 WORTH_BALANCING = 1.1  # times the time of the best cut
 
 
-def world_rules(job: JobSpec) -> Iterator[Check]:
+def world_rules(draft: LayoutDraft) -> Iterator[Check]:
     """The axes fill the cluster: dp is open, or equals the remaining ranks."""
+    job = draft.job
     p, world = job.parallel, job.world_size
     inner = chosen_ranks(job.sizes)
     nodes, gpus = plural(job.cluster.nodes, "node"), plural(job.cluster.gpus_per_node or 1, "GPU")
@@ -76,8 +77,9 @@ def _other_node(job: JobSpec, ranks: int) -> list[Offer]:
     return [Offer("cluster.gpus_per_node", (ranks,), "--gpus-per-node")]
 
 
-def order_rules(job: JobSpec) -> Iterator[Check]:
+def order_rules(draft: LayoutDraft) -> Iterator[Check]:
     """parallel.order names each axis once, and ep at most once."""
+    job = draft.job
     p = job.parallel
     try:
         parse_order(p.order, {**job.sizes, "ep": 1}, (*AXIS_NAMES, "ep"))
@@ -115,9 +117,10 @@ def domain_text(domain: LinkLevel, per_node: int) -> str:
     return f"{domain.name} of {plural(domain.ranks, 'GPU')}{nodes}"
 
 
-def link_rules(job: JobSpec) -> Iterator[Check]:
+def link_rules(draft: LayoutDraft) -> Iterator[Check]:
     """The NVLink domain is a multiple of a node, and each level of the fabric a multiple of the one
     below it; the remainder is not counted."""
+    job = draft.job
     cluster, below = job.cluster, job.cluster.gpus_per_node or 1
     levels = [("NVLink domain", "nvlink_domain", cluster.nvlink_domain or below, "node")]
     levels += [(f.name, "fabric", f.gpus, "network below it") for f in cluster.fabric]
@@ -153,16 +156,13 @@ def _tp_of_a_domain(job: JobSpec, ranks: int) -> Offer:
 
 
 def pipeline_rules(draft: LayoutDraft) -> Iterator[Check]:
-    """The schedule exists, and the layers can be cut into stages, none of them much slower."""
+    """The schedule exists, and the layers can be cut into stages."""
     job, p = draft.job, draft.job.parallel
     for conflict in schedule_conflicts(p.schedule, stages=p.pp, microbatches=job.num_microbatches, chunks=p.vpp):
         yield refusal(conflict.rule, conflict.setting, conflict.message, *conflict.offers, more=conflict.hint)
     if job.model is None or (p.stage_balance == "cost" and not is_countable(job.model)):
         return
-    layers = _stage_check(draft, "model.layers", job.model.all_layers)
-    yield layers
-    if layers.status == "ok" and p.pp > 1 and not _is_chosen(job) and is_countable(job.model):
-        yield from _balance(draft)
+    yield _stage_check(draft, "model.layers", job.model.all_layers)
 
 
 def _stage_check(draft: LayoutDraft, where: str, layers: int) -> Check:
@@ -213,10 +213,15 @@ def is_countable(model: ModelSpec) -> bool:
     )
 
 
-def _balance(draft: LayoutDraft) -> Iterator[Check]:
+def balance_rules(draft: LayoutDraft) -> Iterator[Check]:
     """Stages take equally long; with equal numbers of layers the stage of the output head is
     slowest, and all others wait for it. A warning above WORTH_BALANCING."""
-    p, rule, costs = draft.job.parallel, "stage-balance", draft.costs
+    job, p, rule = draft.job, draft.job.parallel, "stage-balance"
+    if job.model is None or p.pp == 1 or _is_chosen(job) or not is_countable(job.model):
+        return
+    if _stage_check(draft, "model.layers", job.model.all_layers).status != "ok":
+        return
+    costs = draft.costs
     if min(costs.layers) == 0:  # less than a token per rank: cp-divides-sequence
         return
     takes = costs.of_stages(draft.stages)
@@ -233,9 +238,10 @@ def _balance(draft: LayoutDraft) -> Iterator[Check]:
     yield Check(rule, "warning", "parallel", f"{message}, above {WORTH_BALANCING:g}", hint)
 
 
-def zero_rules(job: JobSpec) -> Iterator[Check]:
+def zero_rules(draft: LayoutDraft) -> Iterator[Check]:
     """ZeRO has replicas to shard over, of dense parameters or of experts; the groups that share
     its states are runs of equal length of these."""
+    job = draft.job
     p, held = job.parallel, replicas(job)
     others = any(view.replicas > 1 for view in other_views(job))
     if p.zero and held == 1 and not others:

@@ -12,6 +12,7 @@ from mpctl.core.errors import Offer
 from mpctl.core.sharding import divisors, padded_vocab, splits_kv_heads
 from mpctl.core.units import bytes_text, plural
 from mpctl.model.families import all_builtin, get_family
+from mpctl.model.layout.draft import LayoutDraft
 from mpctl.plan.rules.check import Check, divides, listed, refusal
 from mpctl.plan.rules.sizes import context_parts, head_columns, sequence_parts
 from mpctl.plan.rules.tensor_mode import feature_columns, feature_parts, grid_divides
@@ -21,8 +22,9 @@ from mpctl.spec.model import ModelSpec
 USUAL_LENGTH = 8192  # tokens of a sample in pre-training (Llama 3: arXiv 2407.21783, section 3.4)
 
 
-def position_rules(job: JobSpec) -> Iterator[Check]:
+def position_rules(draft: LayoutDraft) -> Iterator[Check]:
     """A table of learned positions has a row for each token of the sequence."""
+    job = draft.job
     model = job.model
     if model is None:
         return
@@ -44,8 +46,9 @@ def is_longest(model: ModelSpec) -> bool:
     return is_config and USUAL_LENGTH < model.seq_length == model.max_positions
 
 
-def length_rules(job: JobSpec) -> Iterator[Check]:
+def length_rules(draft: LayoutDraft) -> Iterator[Check]:
     """A config.json states the longest possible sequence, not the length in training."""
+    job = draft.job
     if job.model is not None and is_longest(job.model):
         yield Check(
             "config-length",
@@ -57,8 +60,9 @@ def length_rules(job: JobSpec) -> Iterator[Check]:
         )
 
 
-def head_rules(job: JobSpec) -> Iterator[Check]:
+def head_rules(draft: LayoutDraft) -> Iterator[Check]:
     """Heads divide hidden, tp divides heads, and tp splits or shares kv heads evenly."""
+    job = draft.job
     model, tp = job.model, job.parallel.tp
     if model is None:
         return
@@ -92,9 +96,10 @@ def head_rules(job: JobSpec) -> Iterator[Check]:
         )
 
 
-def rotary_rules(job: JobSpec) -> Iterator[Check]:
+def rotary_rules(draft: LayoutDraft) -> Iterator[Check]:
     """Rotary positions turn pairs of a head's columns; Llama 3.1's scaling blends between two
     wavelengths."""
+    job = draft.job
     model = job.model
     if model is None or model.position != "rotary":
         return
@@ -117,8 +122,9 @@ def rotary_rules(job: JobSpec) -> Iterator[Check]:
         )
 
 
-def width_rules(job: JobSpec) -> Iterator[Check]:
+def width_rules(draft: LayoutDraft) -> Iterator[Check]:
     """tp divides the MLP's width; the word table is padded to a multiple of tp."""
+    job = draft.job
     model, tp = job.model, job.parallel.tp
     if model is None:
         return
@@ -137,8 +143,9 @@ def width_rules(job: JobSpec) -> Iterator[Check]:
     yield Check("vocab-padding", "ok", "model.vocab", message)
 
 
-def sequence_rules(job: JobSpec) -> Iterator[Check]:
+def sequence_rules(draft: LayoutDraft) -> Iterator[Check]:
     """cp and, under sequence parallelism, tp divide the sequence."""
+    job = draft.job
     p, model = job.parallel, job.model
     if p.sequence_parallel and p.tp == 1:
         yield refusal(
@@ -176,7 +183,7 @@ def memory_check(job: JobSpec, heaviest_bytes: int, stage: int) -> Check | None:
         return None
     need, have = bytes_text(heaviest_bytes), bytes_text(device.memory_bytes)
     rule, where = "memory-fits", "parallel"
-    if heaviest_bytes > usable:
+    if not job.cluster.fits(heaviest_bytes):
         over, headroom = bytes_text(heaviest_bytes - usable), job.cluster.headroom
         return Check(
             rule,
@@ -212,8 +219,9 @@ def host_memory_check(job: JobSpec, node_bytes: int) -> Check | None:
     )
 
 
-def family_rules(job: JobSpec) -> Iterator[Check]:
+def family_rules(draft: LayoutDraft) -> Iterator[Check]:
     """Positions, sequence length, norms and kv heads that the model's family accepts."""
+    job = draft.job
     model = job.model
     if model is None:
         return
@@ -253,9 +261,10 @@ def family_rules(job: JobSpec) -> Iterator[Check]:
         )
 
 
-def relative_rules(job: JobSpec) -> Iterator[Check]:
+def relative_rules(draft: LayoutDraft) -> Iterator[Check]:
     """Half of the buckets of each direction have one distance each, and the largest distance is
     above those: with n buckets, n/4 in the encoder, which attends both ways, n/2 in the decoder."""
+    job = draft.job
     model = job.model
     if model is None or model.position != "relative":
         return
@@ -278,8 +287,9 @@ def relative_rules(job: JobSpec) -> Iterator[Check]:
         )
 
 
-def decoder_rules(job: JobSpec) -> Iterator[Check]:
+def decoder_rules(draft: LayoutDraft) -> Iterator[Check]:
     """A family with a decoder needs its depth and its length, and no other family takes them."""
+    job = draft.job
     model = job.model
     if model is None:
         return

@@ -13,18 +13,20 @@ from mpctl.core.axes import AXES, EXPERT_AXES, find_order
 from mpctl.core.errors import Offer
 from mpctl.core.sharding import divisors
 from mpctl.core.units import plural
+from mpctl.model.layout.draft import LayoutDraft
 from mpctl.model.layout.topology import replicas, zero_copies
 from mpctl.model.pipeline.filled import is_filled, job_cut
 from mpctl.plan.rules.check import Check, refusal
 from mpctl.spec.job import JobSpec
-from mpctl.spec.runtime import RuntimeProfile, get_profile
+from mpctl.spec.runtime import RuntimeProfile
 
 
-def runtime_rules(job: JobSpec) -> Iterator[Check]:
+def runtime_rules(draft: LayoutDraft) -> Iterator[Check]:
     """The job's runtime supports its settings; the estimate assumes that it supports the others
     too. mpctl's runtime has a separate rule for each of its limits."""
+    job = draft.job
     runtime = job.training.runtime
-    profile = get_profile(runtime)
+    profile = draft.profile
     missing = [] if profile.runs.launched else list(not_run(job, profile))
     if not missing:
         return
@@ -58,11 +60,12 @@ def not_run(job: JobSpec, profile: RuntimeProfile) -> Iterator[tuple[str, str]]:
     return ((where, text) for where, text, is_run in settings if not is_run)
 
 
-def start_rules(job: JobSpec) -> Iterator[Check]:
+def start_rules(draft: LayoutDraft) -> Iterator[Check]:
     """Micro batches for every stage before the last where the runtime's 1F1B asks for them, and a
     parameter on every stage whose replicas torch's DDP would wrap."""
+    job = draft.job
     p, micro_batches = job.parallel, job.num_microbatches
-    if p.pp == 1 or not get_profile(job.training.runtime).runs.needs_full_pipeline:
+    if p.pp == 1 or not draft.profile.runs.needs_full_pipeline:
         return
     if micro_batches < p.pp - 1:
         per_micro_batch = job.training.micro_batch_size * job.sizes["dp"]

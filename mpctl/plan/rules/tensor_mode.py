@@ -17,6 +17,7 @@ from mpctl.core.errors import Offer
 from mpctl.core.tensor_grid import MODES, TensorGrid, grid_axes
 from mpctl.core.units import plural
 from mpctl.model.families import all_builtin, get_family
+from mpctl.model.layout.draft import LayoutDraft
 from mpctl.model.layout.topology import find_grid
 from mpctl.plan.rules.check import Check, divides, listed, refusal
 from mpctl.plan.rules.sizes import head_columns, settings_of_1d
@@ -29,8 +30,9 @@ SHAPES = {"2d": "q x q", "2.5d": "d x q x q", "3d": "l x l x l"}
 Parts = Callable[[TensorGrid], int]
 
 
-def tensor_mode_rules(job: JobSpec) -> Iterator[Check]:
+def tensor_mode_rules(draft: LayoutDraft) -> Iterator[Check]:
     """The ranks are a square (2d), d squares (2.5d) or a cube (3d), with two or more a side."""
+    job = draft.job
     p = job.parallel
     mode, depth = p.tensor_mode, p.tensor_depth
     if depth and mode != "2.5d":
@@ -154,8 +156,9 @@ def feature_columns(grid: TensorGrid) -> int:
     return max(map(grid.parts, (grid.weight_axes(("hidden", "ffn"))[1], grid.feature_axes)))
 
 
-def grid_width_rules(job: JobSpec) -> Iterator[Check]:
+def grid_width_rules(draft: LayoutDraft) -> Iterator[Check]:
     """Sizes that a grid cuts and 1d does not: hidden, and in 3d the columns of all heads by l^2."""
+    job = draft.job
     model, p = job.model, job.parallel
     if model is None or p.tensor_mode == "1d":
         return
@@ -168,9 +171,10 @@ def grid_width_rules(job: JobSpec) -> Iterator[Check]:
         yield from grid_divides(job, "tp-divides-head-columns", columns, noun, feature_columns)
 
 
-def sample_rules(job: JobSpec) -> Iterator[Check]:
+def sample_rules(draft: LayoutDraft) -> Iterator[Check]:
     """A grid cuts the samples of a micro batch: over rows (2d), rows and depth (2.5d), or l^2
     ranks (3d)."""
+    job = draft.job
     grid, where, micro = find_grid(job), "training.micro_batch_size", job.training.micro_batch_size
     if grid is None or grid.sample_parts == 1:
         return
@@ -195,8 +199,9 @@ def sample_rules(job: JobSpec) -> Iterator[Check]:
     )
 
 
-def combination_rules(job: JobSpec) -> Iterator[Check]:
+def combination_rules(draft: LayoutDraft) -> Iterator[Check]:
     """Settings that run only in 1d."""
+    job = draft.job
     p, training = job.parallel, job.training
     mode = p.tensor_mode
     if mode == "1d":
@@ -234,8 +239,9 @@ def _schedule(job: JobSpec, in_1d: Offer) -> Check:
     return refusal("tensor-mode-schedule", "parallel.schedule", message, offer, in_1d)
 
 
-def family_mode_rules(job: JobSpec) -> Iterator[Check]:
+def family_mode_rules(draft: LayoutDraft) -> Iterator[Check]:
     """The model's family runs in the mode, as its description says."""
+    job = draft.job
     mode, model = job.parallel.tensor_mode, job.model
     if model is None or mode in (modes := get_family(model.family).tensor_modes):
         return

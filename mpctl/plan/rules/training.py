@@ -9,18 +9,19 @@ from mpctl.core.errors import Offer
 from mpctl.core.sharding import divisors
 from mpctl.core.units import plural
 from mpctl.model.families import get_table
+from mpctl.model.layout.draft import LayoutDraft
 from mpctl.model.operators import fused_attention
 from mpctl.model.operators.kernel_sets import kernel_set
 from mpctl.plan.rules.check import Check, refusal
 from mpctl.plan.rules.sizes import head_columns
 from mpctl.spec.job import HALVES, JobSpec
 from mpctl.spec.model import ModelSpec
-from mpctl.spec.runtime import get_profile
 from mpctl.spec.training import CORE
 
 
-def rate_rules(job: JobSpec) -> Iterator[Check]:
+def rate_rules(draft: LayoutDraft) -> Iterator[Check]:
     """The learning rate falls from its peak, and warm-up and decay fit into the steps."""
+    job = draft.job
     t = job.training
     if t.lr_schedule != "constant" and t.lowest_rate > t.learning_rate:
         yield Check(
@@ -89,8 +90,9 @@ def _wsd(job: JobSpec) -> Iterator[Check]:
 WHERE = "training.freeze"
 
 
-def freeze_rules(job: JobSpec) -> Iterator[Check]:
+def freeze_rules(draft: LayoutDraft) -> Iterator[Check]:
     """Every pattern of training.freeze matches a parameter, and not all parameters are frozen."""
+    job = draft.job
     patterns = job.training.freeze
     if job.model is None or not patterns:
         return
@@ -133,12 +135,13 @@ def _matches_nothing(pattern: str, model: ModelSpec, names: list[str]) -> Check:
     )
 
 
-def attention_rules(job: JobSpec) -> Iterator[Check]:
+def attention_rules(draft: LayoutDraft) -> Iterator[Check]:
     """Attention dropout on a GPU holds no scores in memory; else a warning says why."""
+    job = draft.job
     training, model = job.training, job.model
     if model is None or not training.attention_dropout or job.device_kind == "cpu":
         return
-    if not kernel_set(get_profile(training.runtime).memory.kernels, training.runtime).fuses_variants:
+    if not kernel_set(draft.profile.memory.kernels, training.runtime).fuses_variants:
         return
     columns = max(model.qk_size, model.v_size) if model.is_mla else head_columns(model)
     if columns is None:  # heads-divide-hidden says what is wrong
@@ -153,8 +156,9 @@ def attention_rules(job: JobSpec) -> Iterator[Check]:
         yield Check("fused-attention", "warning", "training.attention_dropout", message, hint)
 
 
-def batch_rules(job: JobSpec) -> Iterator[Check]:
+def batch_rules(draft: LayoutDraft) -> Iterator[Check]:
     """The global batch is a multiple of the micro batches of all replicas."""
+    job = draft.job
     t, dp = job.training, job.sizes["dp"]
     batch, per_pass = t.global_batch_size or 1, t.micro_batch_size * dp
     rule, where = "batch-divides", "training.global_batch_size"
@@ -175,9 +179,10 @@ def batch_rules(job: JobSpec) -> Iterator[Check]:
         yield Check(rule, "ok", where, message)
 
 
-def recompute_rules(job: JobSpec) -> Iterator[Check]:
+def recompute_rules(draft: LayoutDraft) -> Iterator[Check]:
     """Only full recomputation saves each layer's input, which alone can be sharded or moved to the
     host (ZeRO-R, arXiv 1910.02054)."""
+    job = draft.job
     t, rule = job.training, "recompute-full"
     for key in ("partition_activations", "offload_activations"):
         if getattr(t, key) and t.recompute != "full":
@@ -189,8 +194,9 @@ def recompute_rules(job: JobSpec) -> Iterator[Check]:
         yield Check("partition-or-sequence", "error", "training.partition_activations", message, hint)
 
 
-def module_rules(job: JobSpec) -> Iterator[Check]:
+def module_rules(draft: LayoutDraft) -> Iterator[Check]:
     """Megatron alone recomputes other parts of a layer than attention's scores."""
+    job = draft.job
     training, rule, where = job.training, "recompute-modules", "training.recompute_modules"
     given = " ".join(training.recompute_modules)
     if not given:
@@ -198,14 +204,15 @@ def module_rules(job: JobSpec) -> Iterator[Check]:
     if training.recompute != "selective":
         message = f"{given} needs recompute selective, and recompute is {training.recompute}"
         yield Check(rule, "error", where, message, "use training.recompute selective")
-    kernels = get_profile(training.runtime).memory.kernels
+    kernels = draft.profile.memory.kernels
     if given != CORE and not kernel_set(kernels, training.runtime).repeats_modules:
         message = f"{given}: {training.runtime} recomputes {CORE} alone"
         yield Check(rule, "error", where, message, "use runtime megatron-core, or leave it out")
 
 
-def dtype_rules(job: JobSpec) -> Iterator[Check]:
+def dtype_rules(draft: LayoutDraft) -> Iterator[Check]:
     """The device has a rate for the data type; without one no time is estimated."""
+    job = draft.job
     device, dtype = job.cluster.device, job.training.dtype
     if device is not None and dtype not in device.peak_flops:
         known = ", ".join(device.peak_flops)
@@ -218,9 +225,10 @@ def dtype_rules(job: JobSpec) -> Iterator[Check]:
         )
 
 
-def slow_dtype(job: JobSpec) -> Iterator[Check]:
+def slow_dtype(draft: LayoutDraft) -> Iterator[Check]:
     """fp32 on a modern GPU is many times slower than 16-bit products; on a CPU, where jobs are
     tried out, it is the usual choice."""
+    job = draft.job
     device, dtype = job.cluster.device, job.training.dtype
     if device is None or device.is_cpu or dtype not in ("fp32", "fp64") or dtype not in device.peak_flops:
         return

@@ -1,6 +1,6 @@
 """All rules that a layout must keep, checked at once: rule, value, bound, way out.
 
-A rule is a generator of Checks over a job; it never raises and never stops the next one. To add
+A rule is a generator of Checks over the draft of a layout; it never raises and never stops the next one. To add
 one, write the generator in the file of its subject and add a row to RULES, with the tables of a job
 that it reads: then every plan, launch, search and batch checks it, and the values that it offers
 are tried before a hint names them. The assertions of Megatron and similar software (world, layers,
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from mpctl.core.errors import Issue, Offer
+from mpctl.core.errors import Issue, Offer, Status
 from mpctl.model.layout.draft import LayoutDraft
 from mpctl.plan.rules import experts, launched, layout, model, runtime, tensor_mode, training
 from mpctl.plan.rules.check import MOST_OFFERED, Check, way_out
@@ -29,28 +29,25 @@ LAYOUT, SHAPE, BATCH = {"cluster", "parallel"}, {"parallel", "model"}, {"paralle
 
 
 class Rule(NamedTuple):
-    """A rule: its generator of checks, and the tables of the job that it reads."""
-
-    answer: Callable[[JobSpec], Iterator[Check]]
-    reads: set[str]
-
-
-class DraftRule(NamedTuple):
-    """The same for a rule that reads more than the job: its ranks, stages or costs."""
+    """A rule: its generator of checks, the tables of the job that it reads, and the worst answer that
+    it gives. One that only warns is not asked where only errors count, as in a search."""
 
     answer: Callable[[LayoutDraft], Iterator[Check]]
     reads: set[str]
+    severity: Status = "error"
 
 
-RULES: tuple[Rule | DraftRule, ...] = (
+WARNING: Status = "warning"
+RULES: tuple[Rule, ...] = (
     Rule(layout.world_rules, LAYOUT),
     Rule(layout.order_rules, LAYOUT),
-    DraftRule(layout.domain_rules, LAYOUT),
+    Rule(layout.domain_rules, LAYOUT),
     Rule(layout.link_rules, LAYOUT),
     Rule(experts.view_rules, LAYOUT | {"model"}),
-    DraftRule(experts.expert_domain_rules, LAYOUT | SHAPE | BATCH),
-    DraftRule(layout.pipeline_rules, SHAPE | BATCH),
-    Rule(runtime.runtime_rules, LAYOUT | BATCH),
+    Rule(experts.expert_domain_rules, LAYOUT | SHAPE | BATCH, WARNING),
+    Rule(layout.pipeline_rules, SHAPE | BATCH),
+    Rule(layout.balance_rules, SHAPE | BATCH, WARNING),
+    Rule(runtime.runtime_rules, LAYOUT | BATCH, WARNING),
     Rule(runtime.start_rules, LAYOUT | SHAPE | BATCH),
     Rule(tensor_mode.tensor_mode_rules, LAYOUT),
     Rule(tensor_mode.combination_rules, BATCH),
@@ -59,12 +56,12 @@ RULES: tuple[Rule | DraftRule, ...] = (
     Rule(model.position_rules, SHAPE),
     Rule(model.family_rules, SHAPE),
     Rule(launched.variant_rules, {"model"}),
-    Rule(launched.launched_rules, SHAPE | BATCH | {"cluster", "launch"}),
+    Rule(launched.launched_rules, SHAPE | BATCH | {"cluster", "launch"}, WARNING),
     Rule(experts.expert_size_rules, SHAPE),
     Rule(experts.expert_mode_rules, SHAPE),
     Rule(experts.router_rules, {"model"}),
     Rule(experts.latent_rules, {"model"}),
-    Rule(experts.balance_rules, {"model", "training"}),
+    Rule(experts.balance_rules, {"model", "training"}, WARNING),
     Rule(model.decoder_rules, SHAPE),
     Rule(model.relative_rules, {"model"}),
     Rule(model.head_rules, SHAPE),
@@ -72,16 +69,16 @@ RULES: tuple[Rule | DraftRule, ...] = (
     Rule(model.rotary_rules, {"model"}),
     Rule(model.width_rules, SHAPE),
     Rule(model.sequence_rules, SHAPE),
-    Rule(model.length_rules, {"model"}),
+    Rule(model.length_rules, {"model"}, WARNING),
     Rule(training.batch_rules, LAYOUT | BATCH),
     Rule(tensor_mode.sample_rules, LAYOUT | BATCH),
     Rule(training.recompute_rules, BATCH),
     Rule(training.module_rules, {"training"}),
-    Rule(training.attention_rules, {"cluster", "launch", "model", "training"}),
+    Rule(training.attention_rules, {"cluster", "launch", "model", "training"}, WARNING),
     Rule(training.rate_rules, {"training"}),
     Rule(training.freeze_rules, {"model", "training"}),
-    Rule(training.dtype_rules, {"cluster", "training"}),
-    Rule(training.slow_dtype, {"cluster", "training"}),
+    Rule(training.dtype_rules, {"cluster", "training"}, WARNING),
+    Rule(training.slow_dtype, {"cluster", "training"}, WARNING),
 )
 NO_VALUE = "no value of it alone is legal in this job: change other settings with it"
 
@@ -89,7 +86,7 @@ NO_VALUE = "no value of it alone is legal in this job: change other settings wit
 def check_job(
     job: JobSpec,
     tables_with_errors: frozenset[str] = frozenset(),
-    rules: Sequence[Rule | DraftRule] = RULES,
+    rules: Sequence[Rule] = RULES,
     draft: LayoutDraft | None = None,
 ) -> list[Check]:
     """Every rule's answer about a complete job, in the order in which people read a layout.
@@ -101,27 +98,24 @@ def check_job(
     draft, checks = draft or LayoutDraft(job), list[Check]()
     for rule in rules:
         if not rule.reads & tables_with_errors:
-            checks += rule.answer(draft) if isinstance(rule, DraftRule) else rule.answer(job)
+            checks += rule.answer(draft)
     return checks
 
 
 def model_issues(model: ModelSpec) -> list[Issue]:
     """Why no job can train a model, whatever its layout."""
     of_model = [rule for rule in RULES if rule.reads == {"model"}]
-    checks = check_job(JobSpec(model=model), rules=of_model)
-    return [check.issue for check in checks if check.status == "error"]
+    return [check.issue for check in find_errors(JobSpec(model=model), of_model)]
 
 
-def has_errors(job: JobSpec, draft: LayoutDraft | None = None) -> bool:
-    """Whether a rule refuses the complete job; draft: as for check_job."""
-    return any(check.status == "error" for check in check_job(job, draft=draft))
+def find_errors(job: JobSpec, rules: Sequence[Rule] = RULES, draft: LayoutDraft | None = None) -> list[Check]:
+    """The errors among the answers of `check_job`; rules that only warn are not asked."""
+    asked = [rule for rule in rules if rule.severity == "error"]
+    return [check for check in check_job(job, rules=asked, draft=draft) if check.status == "error"]
 
 
 def with_tried_hints(
-    job: JobSpec,
-    checks: Sequence[Check],
-    open_settings: frozenset[str] = frozenset(),
-    rules: Sequence[Rule | DraftRule] = RULES,
+    job: JobSpec, checks: Sequence[Check], open_settings: frozenset[str] = frozenset(), rules: Sequence[Rule] = RULES
 ) -> list[Check]:
     """The checks of a job, with hints that name only values which all rules accept.
 
@@ -139,7 +133,7 @@ class _Trial(NamedTuple):
     job: JobSpec
     failing: frozenset[str]
     open_settings: frozenset[str]
-    rules: Sequence[Rule | DraftRule]
+    rules: Sequence[Rule]
 
     def check(self, check: Check) -> Check:
         """The check with only those of its offered values that fix it and break nothing else."""
@@ -161,6 +155,6 @@ class _Trial(NamedTuple):
         job = changed_job(self.job, settings, self.open_settings)
         if job is None:
             return False
-        errors = [c for c in check_job(job, rules=self.rules) if c.status == "error"]
+        errors = find_errors(job, self.rules)
         must_hold = {check.rule} | {error.rule for error in errors if error.where == offer.setting}
         return not any(e.rule in must_hold or e.rule not in self.failing for e in errors)

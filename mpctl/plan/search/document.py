@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, NotRequired, TypedDict, final
 
 from mpctl.core.errors import Issue, IssueEntry
 from mpctl.core.records import Json, to_json
+from mpctl.model.layout.draft import LayoutDraft
 from mpctl.plan.planning.layout_settings import LayoutSettings, SettingValue, layout_text
 from mpctl.plan.planning.summary import training_settings
 from mpctl.plan.rules.launched import why_not_launched
@@ -163,9 +164,9 @@ def _warnings(result: SearchResult) -> list[Issue]:
     """Warnings of the job, before its layouts, and of fixed settings in the best one that the
     runtime does not run."""
     request = result.request
-    job, checks = request.job, [*slow_dtype(request.job)]
+    job, checks = request.job, [*slow_dtype(LayoutDraft(request.job))]
     if result.best:
-        checks += runtime_rules(result.best[0].job)
+        checks += runtime_rules(LayoutDraft(result.best[0].job))
     if is_launched(job.training.runtime):
         checks += why_not_launched(job)
     return [*request.warnings, *(check.issue for check in checks)]

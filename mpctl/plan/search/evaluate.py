@@ -32,7 +32,7 @@ from mpctl.plan.estimate.step import StepTime
 from mpctl.plan.estimate.system import System, find_system
 from mpctl.plan.estimate.time import StepTimeModel
 from mpctl.plan.planning.layout_settings import LayoutSettings
-from mpctl.plan.rules.validate import has_errors
+from mpctl.plan.rules.validate import find_errors
 from mpctl.plan.search.space import SearchSpace
 from mpctl.spec.cluster import Link
 from mpctl.spec.job import JobSpec
@@ -121,7 +121,7 @@ class LayoutEvaluator:
         """Whether every rule accepts the layout."""
         job = self.space.job_of(layout)
         stages = self.stages(job, layout)
-        return not has_errors(job, LayoutDraft(job, table=self.table(layout.tp), stages=stages))
+        return not find_errors(job, draft=LayoutDraft(job, table=self.table(layout.tp), stages=stages))
 
     def timer(self, layout: LayoutSettings, job_layout: JobLayout) -> OperatorTimer:
         """The timer of the layout's layers and ends. Layouts of one layer key and the same routes

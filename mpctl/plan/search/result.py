@@ -74,7 +74,7 @@ class LayoutReport:
     @property
     def fits(self) -> bool:
         """Whether the fullest rank fits its device and leaves the headroom free."""
-        return self.bytes <= (self.job.cluster.usable_bytes or 0)
+        return bool(self.job.cluster.fits(self.bytes))
 
     @property
     def verdict(self) -> str:

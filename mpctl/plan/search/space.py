@@ -74,7 +74,7 @@ from mpctl.plan.rules.sizes import (
     stays_in_domain,
     views_agree,
 )
-from mpctl.plan.rules.validate import has_errors
+from mpctl.plan.rules.validate import find_errors
 from mpctl.spec.job import JobSpec, ends_count_as_layers
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.parallel import ScheduleName
@@ -359,7 +359,7 @@ class SearchSpace:
             "parallel": job.parallel.model_copy(update={"allow_tp_across_nodes": True}),
             "training": job.training.model_copy(update={"global_batch_size": micro * dp}),
         }
-        return not has_errors(job.model_copy(update=tables))
+        return not find_errors(job.model_copy(update=tables))
 
     def micro_batch_sizes(self, dp: int) -> Iterator[int]:
         """Sizes that divide a replica's share of the global batch."""

@@ -6,7 +6,7 @@ from statistics import mean
 
 import pytest
 
-from mpctl.plan.rules.validate import has_errors
+from mpctl.plan.rules.validate import find_errors
 from mpctl.spec.cluster import ClusterSpec
 from tests.verdicts import JudgedRun, balanced_accuracy, judged_runs
 
@@ -19,7 +19,7 @@ def runs() -> list[JudgedRun]:
 
 
 def test_what_nanotron_refuses_to_start_is_refused_and_nothing_that_ran(runs: list[JudgedRun]) -> None:
-    refused = [run for run in runs if has_errors(run.job)]
+    refused = [run for run in runs if find_errors(run.job)]
     assert len(refused) > 10 and not any(run.ran for run in refused)
 
 

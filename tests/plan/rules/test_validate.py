@@ -13,7 +13,6 @@ from mpctl.model.layout.job_layout import JobLayout
 from mpctl.plan.planning.plan import load_plan, make_plan
 from mpctl.plan.rules.check import Check, refusal
 from mpctl.plan.rules.validate import RULES, Rule, check_job, with_tried_hints
-from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job, load_partial
 from tests.jobs import GPT, job_of
 
@@ -128,9 +127,9 @@ def test_a_plan_is_made_of_what_its_rules_computed() -> None:
 TWO_NODES = {"cluster.nodes": 2, "cluster.gpus_per_node": 4, "model": "gpt2"}
 
 
-def even_tp(job: JobSpec) -> Iterator[Check]:
+def even_tp(draft: LayoutDraft) -> Iterator[Check]:
     """A toy rule: tp is even. Its offer holds values that other rules refuse."""
-    tp = job.parallel.tp
+    tp = draft.job.parallel.tp
     if tp % 2 == 0:
         yield Check("even-tp", "ok", "parallel.tp", f"{tp} is even")
     else:
