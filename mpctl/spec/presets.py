@@ -120,10 +120,11 @@ def presets_root() -> Path:
     return installed if installed.is_dir() else package.parent / "presets"
 
 
-def own_folders() -> tuple[Path, ...]:
+def own_folders(searched: tuple[str, ...] | None = None) -> tuple[Path, ...]:
     """The folders of the user's presets, in the order of search, whether they exist or not;
-    InputError where MPCTL_PRESETS names a path that is not a folder."""
-    return _own_folders(search_path())
+    InputError where MPCTL_PRESETS names a path that is not a folder. searched: `search_path()`, if
+    known."""
+    return _own_folders(searched or search_path())
 
 
 @cache

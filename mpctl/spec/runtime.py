@@ -423,8 +423,9 @@ def get_profile(name: str) -> RuntimeProfile:
 
     Raises InputError where no preset has this name, and where its file is wrong, with an issue for
     each wrong key. A file is read again when it has changed."""
-    folders = tuple(_stamp(folder / "runtimes") for folder in own_folders())
-    file = _profile_file(name, search_path(), folders)
+    searched = search_path()
+    folders = tuple([_stamp(folder / "runtimes") for folder in own_folders(searched)])
+    file = _profile_file(name, searched, folders)
     return _read_profile(file, None if file.is_bundled else _stamp(file.path))
 
 

@@ -7,6 +7,7 @@ knows which gradients each layer and end still computes (grad_flow.py).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -225,30 +226,35 @@ class OperatorTable:
     def routed_layers(self) -> tuple[str, ...]:
         """The layers' branches with experts by full name, `layers.3.mlp`, in execution order."""
         ending = ".router.weight"
-        weights = self.weights()
-        return tuple(w.name.removesuffix(ending) for w in weights if w.name.endswith(ending))
+        return tuple(
+            f"{stack.prefix}.{layer}.{weight.name.removesuffix(ending)}"
+            for stack in self.stacks
+            for layer, block in enumerate(stack.blocks)
+            for weight in (block.weights if block.has_experts else ())
+            if weight.name.endswith(ending)
+        )
 
     @cached_property
     def numel(self) -> int:
         """Parameters of the model, padding included, each once."""
-        return sum(weight.numel for weight in self._each())
+        return sum(count * weight.numel for count, weight in self._each())
 
     def active_numel(self, chosen: int) -> int:
         """Those that one token meets, which passes `chosen` experts of a layer.
 
         By hand, 8 experts of 100 parameters, 2 chosen: 200 of 800.
         """
-        experts = (weight for weight in self._each() if weight.view == EXPERTS)
-        each = ((weight.numel // weight.shape[0], weight.shape[0]) for weight in experts)
+        experts = ((layers, weight) for layers, weight in self._each() if weight.view == EXPERTS)
+        each = ((layers * weight.numel // weight.shape[0], weight.shape[0]) for layers, weight in experts)
         return self.numel - sum(numel * (count - chosen) for numel, count in each)
 
-    def _each(self) -> Iterator[ParameterSpec]:
-        """Every parameter of the model once, those of layers under names relative to the layer."""
+    def _each(self) -> Iterator[tuple[int, ParameterSpec]]:
+        """Every parameter of the model, those of equal layers once, with the number of layers."""
         slices = self.stage_slices([(0, self.layers)])
-        yield from {w.name: w for part in slices for w in part.end_weights()}.values()
+        yield from ((1, w) for w in {w.name: w for part in slices for w in part.end_weights()}.values())
         for stack in self.stacks:
-            for block in stack.blocks:
-                yield from block.weights
+            layers = Counter(map(id, stack.blocks))
+            yield from ((layers[id(block)], weight) for block in stack.kinds for weight in block.weights)
 
 
 def _after(flow: StackGradFlow, layers: int) -> bool:

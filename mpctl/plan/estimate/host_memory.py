@@ -20,7 +20,6 @@ from mpctl.plan.estimate.activation_shapes import ActivationShapes, SavedTensor,
 from mpctl.plan.estimate.activations import ChunkBytes
 from mpctl.plan.estimate.memory import peak_activations
 from mpctl.plan.estimate.states import checkpoint_bytes, snapshot_bytes
-from mpctl.records.checkpoint.replicas import Replicas
 from mpctl.spec.parallel import ScheduleName
 
 
@@ -48,7 +47,7 @@ def host_bytes(layout: JobLayout, ranks: int) -> int:
     and all write."""
     copies = 0
     if layout.job.checkpoint.asynchronous:
-        writers = Replicas(layout.topology).writer_count
+        writers = layout.job.world_size // layout.dense.replicas  # records/checkpoint/replicas.py
         copies = checkpoint_bytes(layout) * min(ranks, writers) // writers
     return max(offloaded_bytes(layout)) * ranks + copies
 

@@ -150,8 +150,10 @@ def fp8_message(layout: JobLayout) -> Iterator[Message]:
 def routing_message(layout: JobLayout) -> Iterator[Message]:
     """The sum of the tokens of each expert over all ranks once a step, where the runtime takes it
     of a model with experts."""
-    numbers = len(layout.table.routed_layers) * (layout.model.experts or 0)
-    if numbers and layout.profile.experts.sums_tokens:
+    if not layout.model.experts or not layout.profile.experts.sums_tokens:
+        return
+    numbers = len(layout.table.routed_layers) * layout.model.experts
+    if numbers:
         yield Message("world", "all_reduce", "tokens of experts", numbers * COUNT_BYTES)
 
 

@@ -18,7 +18,7 @@ from mpctl.plan.planning.summary import PlanSummary, plan_summary
 from mpctl.plan.rules.runtime import not_run
 from mpctl.spec.cluster import ClusterSpec
 from mpctl.spec.job import JobSpec
-from mpctl.spec.presets import get_file, preset_files
+from mpctl.spec.presets import PresetFile, get_file, preset_files
 from mpctl.spec.runtime import RuntimeProfile, get_profile
 
 ALL = "all"
@@ -89,12 +89,23 @@ def runtimes_of_today(cluster: ClusterSpec, kind: str | None) -> list[str]:
     """The current runtimes that run on devices of a kind: first those whose figures were measured
     on the cluster's device."""
     device = cluster.device.name if cluster.device else ""
+    files = preset_files("runtimes")
+    current = (name for name, file in files.items() if _names_a_launcher(file))
     profiles = {
         name: profile
-        for name, profile in _readable(preset_files("runtimes"))
+        for name, profile in _readable(current)
         if profile.runs.is_used_today and profile.runs.runs_on(kind)
     }
     return sorted(profiles, key=lambda name: (device not in profiles[name].seen.devices, name))
+
+
+def _names_a_launcher(file: PresetFile) -> bool:
+    """Whether the file can be of a current runtime; most are not, and need not be parsed."""
+    try:
+        content = file.content()
+    except InputError:
+        return False
+    return b"launched" in content or b"emit" in content
 
 
 def _readable(names: Iterable[str]) -> Iterator[tuple[str, RuntimeProfile]]:

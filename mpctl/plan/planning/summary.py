@@ -244,6 +244,8 @@ def main_figures(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "memory", f"{need}; {allocated} allocated by torch"
     if estimate.layout.profile.runs.launched:
         yield "checkpoint", f"{bytes_text(estimate.checkpoint_bytes)} on the disk"
+    if isinstance(estimate.time, str):
+        return
     from mpctl.plan.planning.whole_run import saving_advice  # which takes a plan
 
     if advice := saving_advice(plan):

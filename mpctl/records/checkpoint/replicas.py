@@ -39,11 +39,6 @@ class Replicas:
     def writers(self) -> list[int]:
         return sorted(group[0] for group in self.topology.groups(*self.axes))
 
-    @property
-    def writer_count(self) -> int:
-        """How many ranks hold a first replica."""
-        return self.topology.world_size // self.topology.group_size(*self.axes)
-
 
 def layout_replicas(layout: JobLayout, topology: Topology | None = None) -> list[Replicas]:
     """The replicas of each view of a layout, the dense one first. topology: that of the layout, if

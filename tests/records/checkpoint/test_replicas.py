@@ -23,7 +23,7 @@ def test_shards_are_numbered_by_stage_and_tp_rank(sizes: dict[str, int], order: 
         for pp in range(sizes["pp"])
     }
     assert {rank: (file.name, file.coords) for rank, file in files.items()} == expected
-    assert len(files) == Replicas(topology).writer_count
+    assert len(files) == topology.world_size // topology.group_size("cp", "dp")
     assert {rank for rank in range(topology.world_size) if Replicas(topology).is_first(rank)} == (files.keys())
 
 
