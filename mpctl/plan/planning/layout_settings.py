@@ -31,46 +31,33 @@ from mpctl.spec.parallel import ScheduleName
 SettingValue = int | str | bool | None
 TRAINING = ("micro_batch_size", "recompute")  # settings of [training]; the others: [parallel]
 
-if TYPE_CHECKING:
 
-    class _Fields(NamedTuple):
-        """The fields as type checkers know them: the sizes of the axes come first."""
+class _Fields(NamedTuple):
+    """The fields as type checkers know them: the sizes of the axes come first."""
 
-        tp: int = 1
-        cp: int = 1
-        dp: int = 1
-        pp: int = 1
-        ep: int = 1
-        etp: int = 1
-        vpp: int = 1
-        schedule: ScheduleName = "1f1b"
-        stage_balance: str = "even"
-        micro_batch_size: int = 1
-        recompute: str = "none"
-        sequence_parallel: bool = False
-        zero: int = 0
-        zero_size: int | None = None
-        order: str = DEFAULT_ORDER
-        tensor_mode: str = "1d"
-        tensor_depth: int | None = None
+    tp: int = 1
+    cp: int = 1
+    dp: int = 1
+    pp: int = 1
+    ep: int = 1
+    etp: int = 1
+    vpp: int = 1
+    schedule: ScheduleName = "1f1b"
+    stage_balance: str = "even"
+    micro_batch_size: int = 1
+    recompute: str = "none"
+    sequence_parallel: bool = False
+    zero: int = 0
+    zero_size: int | None = None
+    order: str = DEFAULT_ORDER
+    tensor_mode: str = "1d"
+    tensor_depth: int | None = None
 
-else:
-    _OTHERS = {
-        "ep": 1,
-        "etp": 1,
-        "vpp": 1,
-        "schedule": "1f1b",
-        "stage_balance": "even",
-        "micro_batch_size": 1,
-        "recompute": "none",
-        "sequence_parallel": False,
-        "zero": 0,
-        "zero_size": None,
-        "order": DEFAULT_ORDER,
-        "tensor_mode": "1d",
-        "tensor_depth": None,
-    }
-    _Fields = namedtuple("_Fields", (*AXIS_NAMES, *_OTHERS), defaults=(*(1 for _ in AXES), *_OTHERS.values()))
+
+if not TYPE_CHECKING:  # the axes are those of AXES
+    _DEFAULTS = dict.fromkeys(AXIS_NAMES, 1) | _Fields._field_defaults
+    _NAMES = (*AXIS_NAMES, *(name for name in _Fields._fields if name not in AXIS_NAMES))
+    _Fields = namedtuple("_Fields", _NAMES, defaults=[_DEFAULTS[name] for name in _NAMES])
 
 
 class LayoutSettings(_Fields):

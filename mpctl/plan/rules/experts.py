@@ -154,8 +154,7 @@ def expert_mode_rules(draft: LayoutDraft) -> Iterator[Check]:
 def router_rules(draft: LayoutDraft) -> Iterator[Check]:
     """A token's experts exist, also in the groups that it keeps; settings of experts that belong
     together."""
-    job = draft.job
-    model = job.model
+    model = draft.job.model
     if model is None:
         return
     if model.experts is None:
@@ -279,8 +278,7 @@ def balance_rules(draft: LayoutDraft) -> Iterator[Check]:
 def latent_rules(draft: LayoutDraft) -> Iterator[Check]:
     """Latent attention has its widths, an even part of a head with positions, and no setting of
     heads with keys and values of their own; other attention has none of its widths."""
-    job = draft.job
-    model = job.model
+    model = draft.job.model
     if model is None:
         return
     if not model.is_mla:

@@ -43,8 +43,7 @@ PLANNED_ONLY = "it is planned only: mpctl plan and search count it"
 
 def variant_rules(draft: LayoutDraft) -> Iterator[Check]:
     """The family takes the keys by which decoders differ, and they agree with each other."""
-    job = draft.job
-    model = job.model
+    model = draft.job.model
     if model is None:
         return
     family = get_family(model.family)

@@ -24,8 +24,7 @@ USUAL_LENGTH = 8192  # tokens of a sample in pre-training (Llama 3: arXiv 2407.2
 
 def position_rules(draft: LayoutDraft) -> Iterator[Check]:
     """A table of learned positions has a row for each token of the sequence."""
-    job = draft.job
-    model = job.model
+    model = draft.job.model
     if model is None:
         return
     if model.position == "learned" and model.max_positions < model.seq_length:
@@ -99,8 +98,7 @@ def head_rules(draft: LayoutDraft) -> Iterator[Check]:
 def rotary_rules(draft: LayoutDraft) -> Iterator[Check]:
     """Rotary positions turn pairs of a head's columns; Llama 3.1's scaling blends between two
     wavelengths."""
-    job = draft.job
-    model = job.model
+    model = draft.job.model
     if model is None or model.position != "rotary":
         return
     if model.head_dim is not None and model.head_dim % 2 and not model.is_mla:
@@ -221,8 +219,7 @@ def host_memory_check(job: JobSpec, node_bytes: int) -> Check | None:
 
 def family_rules(draft: LayoutDraft) -> Iterator[Check]:
     """Positions, sequence length, norms and kv heads that the model's family accepts."""
-    job = draft.job
-    model = job.model
+    model = draft.job.model
     if model is None:
         return
     family = get_family(model.family)
@@ -264,8 +261,7 @@ def family_rules(draft: LayoutDraft) -> Iterator[Check]:
 def relative_rules(draft: LayoutDraft) -> Iterator[Check]:
     """Half of the buckets of each direction have one distance each, and the largest distance is
     above those: with n buckets, n/4 in the encoder, which attends both ways, n/2 in the decoder."""
-    job = draft.job
-    model = job.model
+    model = draft.job.model
     if model is None or model.position != "relative":
         return
     buckets, distance = model.relative_buckets, model.relative_max_distance

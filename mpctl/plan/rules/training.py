@@ -196,8 +196,7 @@ def recompute_rules(draft: LayoutDraft) -> Iterator[Check]:
 
 def module_rules(draft: LayoutDraft) -> Iterator[Check]:
     """Megatron alone recomputes other parts of a layer than attention's scores."""
-    job = draft.job
-    training, rule, where = job.training, "recompute-modules", "training.recompute_modules"
+    training, rule, where = draft.job.training, "recompute-modules", "training.recompute_modules"
     given = " ".join(training.recompute_modules)
     if not given:
         return
