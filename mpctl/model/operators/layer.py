@@ -22,13 +22,35 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, TypeAlias, Union
+from typing import NamedTuple, Protocol, TypeAlias, Union
 
-from mpctl.model.operators.matmul import Dims, MatMul, ParameterSpec
+from mpctl.model.operators.activation_shapes import OF_LATENTS, ActivationShapes, Saved, SavedTensor, is_outer
+from mpctl.model.operators.attention import CONTEXT as CONTEXT
+from mpctl.model.operators.attention import AttentionOp as AttentionOp
+from mpctl.model.operators.matmul import MODULES, Dims, MatMul, ParameterSpec, head_bytes, saved_dims, table_bytes
 
 INPUT = "input"
 SOURCE = "source"  # the result of the stack before, which cross attention reads
-CONTEXT = "context"  # the result of an attention core, which the next product reads
+LOSS_FLOATS = 4  # of each token: its loss, the softmax's maximum and sum, the target's logit
+CHOICE = "choice"  # of experts, whose numbers a recomputed layer keeps
+
+
+class Operator(Protocol):
+    """One step of a layer's forward. A wrong count of its bytes is mended in the file of its class;
+    a family may add classes of its own."""
+
+    @property
+    def part(self) -> str:
+        """The branch or end that it belongs to."""
+
+    def saved(self, shapes: ActivationShapes, kept: set[str]) -> Saved:
+        """The tensors that its forward saves for backward. kept: names of the tensors that
+        operations before it saved, to which it adds those that later ones need not save again."""
+
+    def needs(self, shapes: ActivationShapes, *, defers: bool = False) -> float:
+        """Temporary bytes of its backward: gradients of features, of weights and of its own copies,
+        in addition to what forward saved and to the gradient of the hidden states. defers: without
+        what the gradients of weights need, which are computed later (zero-bubble)."""
 
 
 class Norm(NamedTuple):
@@ -45,6 +67,22 @@ class Norm(NamedTuple):
     value: str
     weights: tuple[ParameterSpec, ...] = ()
 
+    def saved(self, shapes: ActivationShapes, kept: set[str]) -> Saved:
+        """Its input and, for each row, a scale and (except for rmsnorm) a mean. The attention core
+        saves those of norms of heads."""
+        if not self.value:
+            return []
+        reads, statistics = saved_dims(self.reads, self.value), 1 if self.kind == "rmsnorm" else 2
+        own = [] if self.value in kept else [SavedTensor(f"{self.name} input", reads, "value", 1, True)]
+        kept.add(self.value)
+        module = OF_LATENTS if self.reads[-1] == "latent" else ""
+        return [*own, SavedTensor(f"{self.name} statistics", reads[:-1], "float", statistics, True, module=module)]
+
+    def needs(self, shapes: ActivationShapes, *, defers: bool = False) -> float:
+        """Nothing: the gradient of its input takes the place of its result, which the next product
+        has read."""
+        return 0.0
+
 
 class Activation(NamedTuple):
     """The activation between the two products of an MLP. is_gated: whether it multiplies the
@@ -56,12 +94,49 @@ class Activation(NamedTuple):
     is_gated: bool
     value: str
 
+    def saved(self, shapes: ActivationShapes, kept: set[str]) -> Saved:
+        """Its input; kernels that save only relu's result compute its gradient from that, and a
+        product in fp8 saves another copy of it."""
+        kernels, outer = shapes.kernels, is_outer(self.reads)
+        stem = self.value.removesuffix(".up") if self.value.endswith(".up") else self.part
+        module = "" if self.reads[-1] == "expert_ffn" else MODULES.get(self.reads[-1], "")
+
+        def tensor(name: str, times: float = 1) -> SavedTensor:
+            return SavedTensor(f"{stem} {name}", self.reads, "value", times, outer, module=module)
+
+        if self.kind == "relu" and not self.is_gated and kernels.relu_by_result:
+            return [tensor("result")] if shapes.operand < shapes.value else []
+        gates = [tensor("gate")] if self.is_gated and kernels.keeps_gate else []
+        return [tensor("up", 2 if self.is_gated else 1), *gates]
+
+    def needs(self, shapes: ActivationShapes, *, defers: bool = False) -> float:
+        """Of a gated one, gradients of its result and of both parts in one kernel, else two more;
+        of another, no more than the product behind it needs."""
+        waits = shapes.stream_bytes(self.reads[1] if len(self.reads) > 2 else "seq") * (defers and shapes.splits)
+        parts = shapes.kernels.gate_gradients if shapes.is_cuda else 5
+        return waits + self.is_gated * parts * self._bytes(shapes)
+
+    def freed(self, shapes: ActivationShapes) -> float:
+        """Bytes of its result and of what it reads, which its own backward is the last to read."""
+        return (3 if self.is_gated else 2) * self._bytes(shapes)
+
+    def _bytes(self, shapes: ActivationShapes) -> float:
+        return float(shapes.count(self.reads) * shapes.value)
+
 
 class Residual(NamedTuple):
     """Dropout of a branch's result, and its sum with the hidden states."""
 
     part: str
     reads: Dims
+
+    def saved(self, shapes: ActivationShapes, kept: set[str]) -> Saved:
+        """The mask of its dropout."""
+        return [SavedTensor(f"{self.part} mask", self.reads, "mask", 1, True)] * shapes.dropout
+
+    def needs(self, shapes: ActivationShapes, *, defers: bool = False) -> float:
+        """The gradient of the branch's result, if it is not that of the sum."""
+        return shapes.own_bytes(self.reads[1]) * shapes.dropout
 
 
 class Dropout(NamedTuple):
@@ -70,6 +145,14 @@ class Dropout(NamedTuple):
     part: str
     reads: Dims
 
+    def saved(self, shapes: ActivationShapes, kept: set[str]) -> Saved:
+        """Its mask."""
+        return [SavedTensor(f"{self.part} mask", self.reads, "mask", 1, True)] * shapes.dropout
+
+    def needs(self, shapes: ActivationShapes, *, defers: bool = False) -> float:
+        """Nothing: the gradient is multiplied in place."""
+        return 0.0
+
 
 class Table(NamedTuple):
     """Rows of tables that are added to the embeddings: of positions, of segments."""
@@ -77,12 +160,29 @@ class Table(NamedTuple):
     part: str
     weights: tuple[ParameterSpec, ...]
 
+    def saved(self, shapes: ActivationShapes, kept: set[str]) -> Saved:
+        """Nothing: numbers of rows are few."""
+        return []
+
+    def needs(self, shapes: ActivationShapes, *, defers: bool = False) -> float:
+        """Nothing: the gradients of its rows are few."""
+        return 0.0
+
 
 class Loss(NamedTuple):
     """Cross entropy of logits."""
 
     part: str
     reads: Dims
+
+    def saved(self, shapes: ActivationShapes, kept: set[str]) -> Saved:
+        """The logits, over which the gradient is written, and of each token some floats."""
+        floats = SavedTensor("loss", self.reads[:-1], "float", LOSS_FLOATS)
+        return [SavedTensor("logits", self.reads), floats]
+
+    def needs(self, shapes: ActivationShapes, *, defers: bool = False) -> float:
+        """The block of logits that it works on, or all of them at once."""
+        return loss_bytes(shapes, self.reads[1])[0]
 
 
 class Dispatch(NamedTuple):
@@ -93,6 +193,26 @@ class Dispatch(NamedTuple):
     reads: Dims
     writes: Dims
 
+    def saved(self, shapes: ActivationShapes, kept: set[str]) -> Saved:
+        """What the router keeps: scores of all experts in float32, and of the experts of each token
+        their numbers, their weights and the places of its rows; of rows that have come from other
+        ranks their order. mpctl's layers keep the numbers also where the layer is recomputed, whose
+        second forward chooses the same."""
+        tokens, chosen = self.reads[:-1], shapes.experts_per_token
+        tensors = [
+            SavedTensor("scores", (*tokens, "experts"), "float", shapes.score_tensors, True),
+            SavedTensor(CHOICE, tokens, "index", chosen, True),
+            SavedTensor("places", tokens, "index", chosen * shapes.etp, True),
+            SavedTensor("router weights", tokens, "float", shapes.token_weights, True),
+        ]
+        if shapes.ep * shapes.etp > 1:
+            tensors.append(SavedTensor("arrival order", ("routed",), "index"))
+        return tensors
+
+    def needs(self, shapes: ActivationShapes, *, defers: bool = False) -> float:
+        """Nothing: the rows of the first product of the experts, whose gradients these are, are gone."""
+        return 0.0
+
 
 class Combine(NamedTuple):
     """Sends the experts' results back, and sums those of a token by the router's weights."""
@@ -101,68 +221,18 @@ class Combine(NamedTuple):
     reads: Dims
     writes: Dims
 
+    def saved(self, shapes: ActivationShapes, kept: set[str]) -> Saved:
+        """The experts' results that come back to a token, where its weights are applied to them;
+        others apply the weights to the experts' rows before these are sent back."""
+        times = shapes.experts_per_token
+        return [SavedTensor("combined rows", self.writes, "value", times, True)] * shapes.kernels.weighs_combined
 
-class AttentionOp(NamedTuple):
-    """softmax(Q K^T + bias) V of one attention of a layer.
-
-    part: name of the attention, as its matrix products have it. queries, keys: the sequence
-    dimensions of the two sides, equal for self-attention. query_product, key_product: names of the
-    matrix products that write queries, and keys with values. is_causal: a query sees no later key.
-    has_bias: a learned bias per head is added to the scores (T5's relative positions).
-    has_slopes: a bias per head that follows from the distance is added to them (ALiBi).
-    has_sample_mask: each sample has a different mask [s, s] (GLM), so that masks have a batch
-    dimension. window: the number of keys that a query of a causal attention sees, itself included;
-    0 for all. is_rotary: rotary positions are applied to queries and keys. has_norms: queries and
-    keys are normalized; norms_width: over all heads together. latent: multi-head
-    latent attention: width of what keys and values are computed from, positions included, which cp
-    exchanges in their place; 0 for others.
-    """
-
-    part: str
-    queries: str = "seq"
-    keys: str = "seq"
-    query_product: str = "attention.qkv"
-    key_product: str = "attention.qkv"
-    is_causal: bool = False
-    has_bias: bool = False
-    has_slopes: bool = False
-    has_sample_mask: bool = False
-    window: int = 0
-    is_rotary: bool = False
-    has_norms: bool = False
-    norms_width: bool = False
-    latent: int = 0
-
-    @property
-    def is_cross(self) -> bool:
-        """Whether the keys come from another stack than the queries."""
-        return self.queries != self.keys
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether it has no variant other than being causal or not."""
-        return not (self.has_bias or self.has_slopes or self.window or self.has_sample_mask)
-
-    def counted_pairs(self, queries: int, keys: int) -> int:
-        """Pairs of a query and a key that FLOP are counted for. Those of a causal attention count
-        in full; those of a window twice the ones it sees, 2 s w - w^2, which for w = s is s^2 as
-        well. queries: of this rank; keys: of the full sequence.
-
-        >>> AttentionOp("attention", is_causal=True, window=2).counted_pairs(8, 8)
-        28
-        """
-        if not self.window or not keys:  # cp may be larger than the sequence, which a rule refuses
-            return queries * keys
-        return queries * (2 * keys - self.window) * self.window // keys
-
-    def seen_pairs(self, queries: int, keys: int) -> float:
-        """Pairs of a query and a key that it may see, without the half of the diagonal."""
-        return self.counted_pairs(queries, keys) * (0.5 if self.is_causal else 1.0)
+    def needs(self, shapes: ActivationShapes, *, defers: bool = False) -> float:
+        """Nothing: gradients of the results take the place of the results."""
+        return 0.0
 
 
-Operation: TypeAlias = Union[
-    MatMul, Norm, Activation, Dispatch, Combine, AttentionOp, Residual, Dropout, Table, Loss, "OperatorGroup"
-]
+Operation: TypeAlias = Union[Operator, "OperatorGroup"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,11 +243,11 @@ class OperatorGroup:
     operations: tuple[Operation, ...] = ()
 
     @cached_property
-    def flat(self) -> tuple[Operation, ...]:
+    def flat(self) -> tuple[Operator, ...]:
         """The operations with those of layers inside it."""
         return tuple(self._flat())
 
-    def _flat(self) -> Iterator[Operation]:
+    def _flat(self) -> Iterator[Operator]:
         for operation in self.operations:
             if isinstance(operation, OperatorGroup):
                 yield from operation.flat
@@ -231,6 +301,11 @@ class OperatorGroup:
         return inside or (self,) * bool(self.branches)
 
     @cached_property
+    def stream(self) -> Dims:
+        """Dimensions of the hidden states that a layer reads and writes."""
+        return self.branches[-1].reads
+
+    @cached_property
     def weights(self) -> tuple[ParameterSpec, ...]:
         """Its parameters in execution order, each once."""
         found = {w.name: w for one in self.flat for w in parameters_of(one)}
@@ -239,9 +314,8 @@ class OperatorGroup:
 
 def parameters_of(operation: Operation) -> tuple[ParameterSpec, ...]:
     """The parameters of one operation."""
-    if isinstance(operation, (MatMul, Norm, Table, OperatorGroup)):
-        return operation.weights
-    return ()
+    found: tuple[ParameterSpec, ...] = getattr(operation, "weights", ())
+    return found
 
 
 @dataclass(frozen=True)
@@ -295,3 +369,34 @@ class LayerStack:
     def has_logits(self) -> bool:
         """Whether its exit computes logits, as that of a model's last stack does."""
         return any(isinstance(operation, Loss) for operation in self.exit.operations)
+
+
+# ------------------------------------------------------------------------------
+# Bytes that a loss takes at the exit of a stack in addition to the saved ones.
+#
+# On a CPU the three passes over the logits work on blocks of rows in 32 bits; CUDA's kernels
+# (train/kernels/triton/cross_entropy.py) hold a row's block in registers. The gradient is written over
+# the logits either way.
+#
+# By hand, bf16 logits of 2 words a token and 4 tokens fit a CPU's block: 8 floats, 32 bytes.
+
+
+LOSS_BLOCK = 1 << 17  # elements of a loss's working block on a CPU; CUDA's kernels have none
+
+
+def loss_bytes(shapes: ActivationShapes, seq: str) -> tuple[float, float]:
+    """(the loss's working block, after that the gradients of the head's input and of its table, if
+    that is made)."""
+    rows = shapes.count(("batch", seq))
+    vocab = shapes.dims["vocab"]
+    logits, stream = rows * vocab, rows * shapes.dims["hidden"] * shapes.value
+    if shapes.kernels.loss == "logits":
+        return 0.0, logits * shapes.logit_bytes + stream
+    block = max(vocab, LOSS_BLOCK // vocab * vocab)
+    working = 0 if shapes.is_cuda else shapes.wide * (logits if logits <= block else 2 * block)
+    table = table_bytes(shapes) if shapes.makes_table_gradient else 0
+    if shapes.mode != "1d":
+        return working, head_bytes(shapes, x=stream, w=table, y=logits * shapes.value)
+    gathers = 2 * stream if shapes.splits else 0.0
+    gathers += stream / shapes.tp if shapes.keeps_shards else 0.0
+    return working, stream + gathers + table

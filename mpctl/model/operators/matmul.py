@@ -28,13 +28,25 @@ from typing import NamedTuple
 from mpctl.core.collectives import Kind
 from mpctl.core.sharding import DENSE, Views, reduced_axes
 from mpctl.core.tensor_grid import FEATURES
+from mpctl.model.operators.activation_shapes import OF_LATENTS, ActivationShapes, Saved, SavedTensor, Width, is_outer
+from mpctl.model.operators.activation_shapes import Dims as Dims  # re-exported
+from mpctl.model.operators.kernel_sets import ROWS_BLOCK, row_sums_bytes
 
-Dims = tuple[str, ...]
 ROUTED: Dims = ("routed",)
 """The rows of tokens that a rank's experts compute, one for each expert of a token."""
 _SUM: tuple[Kind, ...] = ("all_reduce",)
 _GATHER: tuple[Kind, ...] = ("all_gather",)
 _SCATTER: tuple[Kind, ...] = ("reduce_scatter",)
+KEY_LATENT = "attention.key_value_latent_norm"
+LATENTS = {
+    "attention.query_down": "query_latent",
+    "attention.query_latent_norm": "query_latent",
+    "attention.key_value_down": "key_columns",
+    KEY_LATENT: "key_latent",
+}
+"""The columns of each tensor of latents (ActivationShapes.dims)."""
+MODULES = {"latent": OF_LATENTS, "expert_ffn": "moe_act", "shared_ffn": "shared_experts", "ffn": "mlp"}
+"""The module that forms a product's input again, by the last dimension of the input."""
 
 
 @dataclass(frozen=True)
@@ -176,3 +188,179 @@ class MatMul(NamedTuple):
         row = CollectivePhases(_SCATTER, _GATHER * (needs.x or needs.w))
         column = CollectivePhases(_GATHER, _GATHER * needs.w + _SCATTER * needs.x)
         return row if is_row else column if is_column else CollectivePhases((), ())
+
+    # What it saves, and what its backward needs.
+
+    @property
+    def module(self) -> str:
+        """The module that forms its input again, where only some are recomputed."""
+        return (
+            "layernorm"
+            if self.value.endswith("norm") and self.reads[-1] == "hidden"
+            else MODULES.get(self.reads[-1], "")
+        )
+
+    def saved(self, shapes: ActivationShapes, kept: set[str]) -> Saved:
+        """Its input, unless an operation before saved it; a lookup the words. kept: names of the
+        tensors that are saved already, to which it adds its own."""
+        if self.is_lookup:
+            return [SavedTensor("words", ("looked_up", self.writes[1]), "index", 1 if shapes.tp > 1 else 0)]
+        own = self.saved_input(shapes)
+        is_copied = own.width == "operand" and shapes.operand < shapes.value
+        is_kept = not self.value or (self.value in kept and not is_copied)
+        kept.add(self.value)
+        return [*([] if is_kept else [own]), *self._shared_gate(shapes)]
+
+    def saved_input(self, shapes: ActivationShapes) -> SavedTensor:
+        """The input as it is kept for dW. The latent of keys and values is gathered over tp and cp
+        beforehand, in one tensor with the keys' part with positions, and stays gathered, unless a
+        copy in fp8 is saved in its place."""
+        is_latent = self.value == KEY_LATENT
+        keeps_shard = shapes.keeps_shards and self.is_column and not is_latent
+        width: Width = "value" if keeps_shard or self.is_head or self.is_wide else "operand"
+        dims, outer = saved_dims(self.reads, self.value), is_outer(self.reads)
+        if is_latent and shapes.kernels.keeps_shards:
+            is_copied = width == "operand" and shapes.operand < shapes.value
+            is_gathered = not is_copied and (shapes.tp > 1 or shapes.cp > 1)
+            dims, outer = (*dims[:-1], "cp", "key_columns" if is_gathered else "key_latent"), False
+        return SavedTensor(f"{self.name} input", dims, width, 1, outer, module=self.module)
+
+    def _shared_gate(self, shapes: ActivationShapes) -> Saved:
+        """Of a gate of shared experts itself, and their result, which it multiplies."""
+        if self.writes[-1] != "gate":
+            return []
+        is_cast = shapes.wide > shapes.value
+        return [
+            SavedTensor("shared result", (*self.rows, "hidden"), "value", 1, True),
+            SavedTensor("shared gate", self.rows, "float", 1, True),
+            *[SavedTensor("shared gate", self.rows, "value", 1, True)] * is_cast,
+        ]
+
+    def needs(self, shapes: ActivationShapes, *, defers: bool = False) -> float:
+        """dX, dW on its way to the gradient buffer, and dY where that is no gradient of the hidden
+        states themselves. defers: dW is computed later, for which X and the gathered dY of a row
+        product stay."""
+        seq = self.reads[1] if len(self.reads) > 2 else "seq"
+        stream, own = shapes.stream_bytes(seq), shapes.own_bytes(seq)
+        is_row, rows = self.writes[-1] == "hidden", shapes.count(self.rows) * shapes.value
+        x, y = rows * self._inputs(shapes), rows * self._outputs(shapes)
+        given = own * shapes.dropout if is_row else y
+        if defers:
+            return given + 2 * x + stream * shapes.splits if is_row else 0.0
+        w = 0 if shapes.adds_products and not self.is_grouped else self.matrix_bytes(shapes)
+        needed = given + product_bytes(shapes, x=x, w=w, y=own if is_row else y) + cast_bytes(shapes, x=x, y=stream)
+        if not shapes.splits:
+            return needed
+        if is_row and not self.is_grouped:
+            return needed + stream  # the gathered dY
+        gathered = 2 * stream + (own if shapes.keeps_shards else 0.0)  # X once more, and dX, which is summed
+        return needed + gathered - (0.0 if is_row else x)
+
+    def deferred(self, shapes: ActivationShapes, waiting: set[str]) -> float:
+        """Bytes of its input and of the gradient of its result, which wait for a deferred dW.
+        waiting: inputs that wait already, to which it adds its own."""
+        if self.is_wide:  # computed at once
+            return 0.0
+        own = 0.0 if self.value in waiting else shapes.bytes_of([self.saved_input(shapes)])
+        waiting.add(self.value)
+        split = shapes.tp if shapes.splits and self.writes[-1] == "latent" else 1
+        return own + shapes.count(self.rows) * self._outputs(shapes) * shapes.operand / split
+
+    def _inputs(self, shapes: ActivationShapes) -> int:
+        """Columns of X on this rank."""
+        return shapes.count(dim for dim in saved_dims(self.reads, self.value) if dim not in self.rows)
+
+    def _outputs(self, shapes: ActivationShapes) -> int:
+        """Columns of Y on this rank: both halves of a gated product, queries with keys and values."""
+        columns = 1
+        for dim, size in zip(self.matrix.dims, self.matrix.shape, strict=True):
+            if dim in self.reads or (dim == "experts" and self.is_grouped):
+                continue
+            own = {"hidden": shapes.dims["hidden"], "expert_ffn": shapes.dims.get("expert_ffn", 0)}
+            columns *= own.get(dim, size // (shapes.feature_parts if dim in FEATURES else 1))
+        return columns
+
+    def matrix_bytes(self, shapes: ActivationShapes) -> int:
+        """Bytes of this rank's part of W; in 3d a third axis cuts it as well."""
+        experts = shapes.local_experts if self.is_grouped else 1
+        parts = shapes.side if shapes.mode == "3d" else 1
+        return self._inputs(shapes) * self._outputs(shapes) * shapes.value // parts * experts
+
+
+def saved_dims(dims: Dims, value: str) -> Dims:
+    """Dimensions as ActivationShapes has their sizes. value: the tensor with these dimensions."""
+    if dims[-1] == "latent":
+        return (*dims[:-1], LATENTS[value])
+    return (*dims[:-1], "inner") if dims[-1] == "heads" else dims
+
+
+# ------------------------------------------------------------------------------
+# Temporary bytes of the backward of one matrix product, in every tensor mode.
+#
+# In addition to dY of y bytes, with x and w the bytes of a rank's parts of X and W:
+#
+#     1d         dX and dW                                   x + w
+#     2d, 2.5d   b buffers for blocks that arrive, and p partial sums: one being made, one being
+#                sent, this rank's own (train/layers/grid/products.py)
+#                max(b w + p x, x + b x + p w)               b = min(q - 1, 2), p = min(q, 3)
+#     3d         gathered dY and X, partial dX and dW, dX and dW (train/layers/grid/products.py)
+#                l (y + 2 x + w) + x + w
+#
+# In 3d dW is laid out in blocks where partial dX has gone; a transport that still holds partial dX
+# then takes l w more. For a head's logits 2d and 2.5d swap the roles: their gradient arrives in
+# blocks, and dX stays, b y + b w + x + p w. The gradient of a lookup is gathered over the ranks
+# that share it, copied without the words of other ranks, and then the table's gradient is computed.
+#
+# By hand, 2d with q = 2, x 8 bytes, w 4: max(4 + 16, 8 + 8 + 8) = 24 bytes, and 12 in 1d.
+
+
+MOST_BUFFERS, MOST_SUMS = 2, 3
+
+
+def product_bytes(shapes: ActivationShapes, *, x: float, w: float, y: float) -> float:
+    """Temporary bytes of the backward of Y = X W; x, w, y: bytes of this rank's parts."""
+    if shapes.mode == "1d":
+        return x + w
+    side = shapes.side
+    if shapes.mode == "3d":
+        return side * (y + 2 * x + w) + x + w
+    buffers, sums = min(side - 1, MOST_BUFFERS), min(side, MOST_SUMS)
+    return max(buffers * w + sums * x, x + buffers * x + sums * w)
+
+
+def cast_bytes(shapes: ActivationShapes, *, x: float, y: float) -> float:
+    """Temporary bytes of the same backward in fp8 with mpctl's kernels: dY is cast twice, once
+    transposed, and a CPU multiplies 16-bit copies of the cast operands. x, y: bytes of X and dY in
+    16 bit."""
+    if not shapes.kernels.casts or shapes.operand == shapes.value:
+        return 0.0
+    return y if shapes.is_cuda else x + 2 * y
+
+
+def head_bytes(shapes: ActivationShapes, *, x: float, w: float, y: float) -> float:
+    """The same of an output head on a grid, Y its logits and W its table."""
+    if shapes.mode == "3d":
+        return product_bytes(shapes, x=x, w=w, y=y)
+    buffers, sums = min(shapes.side - 1, MOST_BUFFERS), min(shapes.side, MOST_SUMS)
+    return buffers * (y + w) + x + sums * w
+
+
+def table_bytes(shapes: ActivationShapes) -> int:
+    """Bytes of this rank's part of the word table."""
+    return shapes.dims["hidden"] * shapes.table_rows * shapes.value
+
+
+def lookup_bytes(shapes: ActivationShapes, seq: str) -> float:
+    """Temporary bytes of the backward of a lookup in the word table: the table's gradient, or the
+    sums that are added to it (train/kernels/rows.py)."""
+    rows: int = shapes.count(("looked_up", seq))
+    made: float = table_bytes(shapes)
+    if shapes.kernels.adds_rows:
+        vectors = rows * shapes.dims["hidden"]
+        sums = row_sums_bytes(vectors, width=shapes.value, wide=shapes.sums)
+        converted = 0 if shapes.sums == shapes.value else min(vectors, ROWS_BLOCK) * shapes.sums
+        made = min(made, sums) if shapes.is_cuda else converted
+    if shapes.mode == "1d":
+        return made
+    given = rows * shapes.dims["hidden"] * shapes.value
+    return given + max(given, made)

@@ -13,7 +13,8 @@ from typing import Literal, NamedTuple
 from mpctl.core.units import PRODUCT_BYTES, bytes_text, count_text, seconds_text
 from mpctl.model.layout.job_layout import JobLayout
 from mpctl.model.layout.link_levels import shown_levels
-from mpctl.plan.estimate.activation_shapes import ActivationShapes, SavedTensor, activation_shapes, is_cuda
+from mpctl.model.operators.activation_shapes import ActivationShapes, SavedTensor
+from mpctl.plan.estimate.activation_shapes import activation_shapes, is_cuda
 from mpctl.plan.estimate.activations import ChunkBytes, stage_chunks
 from mpctl.plan.estimate.advice import next_measurement
 from mpctl.plan.estimate.expert_messages import ROWS, ExpertMessages
@@ -296,14 +297,14 @@ def _formula(form: ActivationShapes, tensor: SavedTensor) -> str:
     parts: dict[str, int] = {}
     if form.mode != "1d":
         parts = dict.fromkeys(("inner", "kv", "heads", "ffn"), form.feature_parts)
-        parts |= {"batch": form.micro_batch // form.batch, "hidden": form.side}
+        parts |= {"batch": form.dims["micro_batch"] // form.dims["batch"], "hidden": form.side}
     dims = (f"{dim} / {parts[dim]}" if dim in parts else dim for dim in tensor.dims)
     is_value = tensor.width == "operand" and form.operand == form.value
     return " x ".join((*dims, "value" if is_value else tensor.width))
 
 
 def _product(form: ActivationShapes, tensor: SavedTensor) -> str:
-    sizes = " x ".join(str(getattr(form, dim)) for dim in tensor.dims)
+    sizes = " x ".join(str(form.dims[dim]) for dim in tensor.dims)
     width = form.bytes_of([SavedTensor("", (), tensor.width)])
     times = "" if tensor.times == 1 else f" x {tensor.times:g}"
     split = f" / {form.tp}" if form.splits and tensor.is_outer else ""

@@ -16,7 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mpctl.model.layout.job_layout import JobLayout
-from mpctl.plan.estimate.activation_shapes import ActivationShapes, SavedTensor, activation_shapes
+from mpctl.model.operators.activation_shapes import ActivationShapes, SavedTensor
+from mpctl.plan.estimate.activation_shapes import activation_shapes
 from mpctl.plan.estimate.activations import ChunkBytes
 from mpctl.plan.estimate.memory import peak_activations
 from mpctl.plan.estimate.states import checkpoint_bytes, snapshot_bytes

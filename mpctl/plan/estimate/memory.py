@@ -22,9 +22,10 @@ from typing import ClassVar, NamedTuple
 
 from mpctl.core.units import bytes_text, part_text
 from mpctl.model.layout.job_layout import MAX_SENDS_IN_FLIGHT, JobLayout
+from mpctl.model.operators.activation_shapes import ActivationShapes
 from mpctl.model.operators.matmul import Dims
 from mpctl.model.pipeline.schedule.orders import actions, peak_in_flight
-from mpctl.plan.estimate.activation_shapes import ActivationShapes, activation_shapes, is_cuda
+from mpctl.plan.estimate.activation_shapes import activation_shapes, is_cuda
 from mpctl.plan.estimate.activations import ChunkBytes, stage_chunks
 from mpctl.plan.estimate.communication import message_bytes
 from mpctl.plan.estimate.libraries import Communicators, workspace_bytes
@@ -223,7 +224,7 @@ class LayoutMemory:
         lasting = weights.lasting + rotary_table_bytes(layout, stage, shapes)
         work = weights.passing
         if shapes.splits:  # hidden states that a runtime gathers into a buffer of its own
-            gathered = shapes.batch * shapes.seq * shapes.hidden * shapes.value
+            gathered = shapes.stream_bytes()
             lasting += layout.profile.memory.gather_buffers * gathered
         if layout.job.parallel.pp > 1:
             ends = {layer for span in layout.stages[stage] for layer in span}
@@ -382,7 +383,7 @@ def rotary_table_bytes(layout: JobLayout, stage: int, shapes: ActivationShapes) 
     turned = int(model.head_size * model.rotary_fraction)
     if model.is_mla:
         turned = model.qk_rope_head_dim or 0
-    return len(laws) * shapes.seq * turned * max(4, shapes.value)
+    return len(laws) * shapes.dims["seq"] * turned * max(4, shapes.value)
 
 
 def _law(model: ModelSpec, layer: int) -> tuple[float, bool]:

@@ -81,14 +81,11 @@ def with_unsharded(chunks: Sequence[ChunkBytes], unsharded: Unsharded | None) ->
 
 def _moments(chunk: ChunkBytes, most: Sequence[int], first: int) -> Iterator[float]:
     """Bytes in each part of a backward; most, first: Unsharded's of the chunk."""
-    layer, last = 0, len(most) - 2
-    if last == 0:  # a chunk without layers
+    if len(most) == 2:  # a chunk without layers
         most = [max(most)] * 2
     for moment in chunk.moments:
         for number in range(moment.number):
-            layer += moment.is_layer
-            at = last + 1 if layer == last and not moment.is_layer else layer
-            beside = first if moment.is_first else most[at]
+            beside = first if moment.is_first else most[moment.place + number]
             yield moment.held - number * moment.freed + beside
 
 

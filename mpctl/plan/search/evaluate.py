@@ -18,10 +18,11 @@ from mpctl.model.families import get_table
 from mpctl.model.layout.draft import LayoutDraft
 from mpctl.model.layout.job_layout import JobLayout
 from mpctl.model.layout.topology import job_topology
+from mpctl.model.operators.activation_shapes import ActivationShapes
 from mpctl.model.operators.table import OperatorTable
 from mpctl.model.pipeline.costs import job_costs
 from mpctl.model.pipeline.stages import Span, job_stages
-from mpctl.plan.estimate.activation_shapes import ActivationShapes, activation_shapes, adds_products
+from mpctl.plan.estimate.activation_shapes import activation_shapes, adds_products
 from mpctl.plan.estimate.communication import gradient_bytes, local_parameters, local_sizes
 from mpctl.plan.estimate.kernels import MissingFigure, Speed, device_speed
 from mpctl.plan.estimate.libraries import Communicators

@@ -20,6 +20,7 @@ from tests.run.launch.command import Launched, end_all, launch
 from tests.train.runtime.tiny import make_data
 
 STEPS = 4
+RECURRENT = ("recurrent", "linear", "mlp-first")
 TOY = {
     "model.family": "toy",
     "model.position": "none",
@@ -33,6 +34,9 @@ SHAPE = {"model.layers": 3, "model.hidden": 16, "model.heads": 4, "model.seq_len
 
 ENTRY_POINTS = """[mpctl.families]
 toy = toy_family.family:FAMILY
+recurrent = toy_family.recurrent:RECURRENT
+linear = toy_family.recurrent:LINEAR
+mlp-first = toy_family.recurrent:MLP_FIRST
 missing = toy_family.nothing:FAMILY
 wrong = toy_family.family:BEGIN
 """
@@ -90,8 +94,9 @@ def test_a_package_that_gives_no_family_is_refused(family: str, why: str) -> Non
     assert "family-import" in done.stdout + done.stderr and why in done.stdout + done.stderr
 
 
-def train(folder: Path, data: Path, *layout: str) -> Launched:
-    run = launch(data, folder / f"toy{len(layout)}", *layout, *flags(TOY)).ended()
+def train(folder: Path, data: Path, *layout: str, family: str = "toy") -> Launched:
+    settings = {**TOY, "model.family": family}
+    run = launch(data, folder / f"{family}{len(layout)}", *layout, *flags(settings)).ended()
     assert run.process.returncode == 0, run.stderr
     return run
 
@@ -119,3 +124,28 @@ def test_two_ranks_train_it_as_planned(two_ranks: Launched) -> None:
 def test_one_rank_trains_it_with_the_same_losses(two_ranks: Launched, data: Path, tmp_path: Path) -> None:
     alone = train(tmp_path, data, "--tp", "1")
     assert alone.losses == pytest.approx(two_ranks.losses, rel=1e-6)
+
+
+@pytest.mark.parametrize("family", RECURRENT)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_layer_without_attention_takes_the_memory_of_its_plan(family: str, ranks: int) -> None:
+    """Layers of a recurrence and an MLP, of a recurrence and two products without an activation, and
+    with the MLP first: nothing of mpctl knows of attention in the peak of a step."""
+    wide = {"model.layers": 2, "model.hidden": 64, "model.ffn": 256, "model.heads": 4, "model.seq_length": 64}
+    batch = {"training.micro_batch_size": 8, "training.global_batch_size": 8, "parallel.tp": ranks}
+    settings = {**TOY, **wide, **batch, "model.family": family, "cluster.gpus_per_node": ranks}
+    done = mpctl("launch", "--rehearse", "--json", *flags(settings))
+    assert done.returncode == 0, done.stderr
+    (rank,) = json.loads(done.stdout)["ranks"]
+    assert rank["agrees"]
+    assert rank["peak_bytes"]["planned"] == pytest.approx(rank["peak_bytes"]["measured"], rel=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", RECURRENT)
+def test_a_layer_without_attention_is_trained(family: str, data: Path, tmp_path: Path) -> None:
+    """On one rank and on two, with the parameters, messages and losses that they should have."""
+    alone, split = (train(tmp_path, data, *how, family=family) for how in ((), ("--tp", "2")))
+    assert all(rank["agrees"] for run in (alone, split) for rank in run.summary["plan_beside_run"])
+    assert alone.losses == pytest.approx(split.losses, rel=1e-6)
+    assert alone.losses[-1] < alone.losses[0]

@@ -9,11 +9,12 @@ import pytest
 
 from mpctl.model.families.gpt.ops import HIDDEN
 from mpctl.model.layout.job_layout import JobLayout
+from mpctl.model.operators.activation_shapes import ActivationShapes
 from mpctl.model.operators.blocks import decoder_layer
-from mpctl.model.operators.layer import AttentionOp, OperatorGroup
+from mpctl.model.operators.layer import Activation, AttentionOp, OperatorGroup
 from mpctl.model.operators.table import OperatorTable
-from mpctl.plan.estimate.activation_shapes import ActivationShapes, activation_shapes
-from mpctl.plan.estimate.activations import stage_chunks
+from mpctl.plan.estimate.activation_shapes import activation_shapes
+from mpctl.plan.estimate.activations import layer_bytes, stage_chunks
 from mpctl.plan.estimate.flops import block_flops, step_flops
 from mpctl.plan.estimate.saved import layer_activations
 from tests.jobs import GPT, job_of, shape_of
@@ -110,3 +111,27 @@ def test_layers_of_a_stack_may_differ_in_kind(mixed: JobLayout) -> None:
     by_chunk = [sum(saved[stack.block_of(n)] for n in range(*span)) for span in mixed.stages[0][1:]]
     batch = stage_chunks(mixed, 0, shapes)[1].saved - by_chunk[0]
     assert 0 <= batch < saved[plain] / 10  # the chunk's part of the batch's arrays alone
+
+
+def test_a_peak_is_that_of_the_listed_operations() -> None:
+    """By hand, in units of r h for r = b s rows of fp32 elements and ffn 4 h, no dropout; m: bytes of
+    the largest matrix, 4 h^2. The peak is in the second product of the MLP: the gradients of the
+    hidden states, 1, and of the activation, 4, and m. Attention behind the MLP needs 3 h^2 + 5
+    (gradients of hidden states, of q k v and of the norm) at most, less than an MLP before whose
+    backward attention has freed all it saved: norm, its result, q k v and context, 6, statistics."""
+    layout = JobLayout.of(job_of({**GPT, "training.dropout": 0.0, "training.attention_dropout": 0.0}))
+    shapes, block = activation_shapes(layout), layout.table.stacks[0].block_of(0)
+    stream, matrix = shapes.stream_bytes(), 4 * shapes.dims["hidden"] ** 2 * shapes.value
+    saved = {id(one): shapes.bytes_of(one.saved(shapes, {"context"})) for one in block.operations}
+    first, second = (
+        tuple(one for one in block.operations if (one.part == "mlp") == is_mlp) for is_mlp in (False, True)
+    )
+    assert layer_bytes(shapes, block).temporary == 5 * stream + matrix
+    turned = layer_bytes(shapes, OperatorGroup((*second, *first)))
+    assert turned.saved == layer_bytes(shapes, block).saved
+    assert turned.temporary == max(
+        5 * stream + matrix - sum(saved[id(one)] for one in first), 5 * stream + matrix * 3 // 4
+    )
+    for kind in (AttentionOp, Activation):
+        rest = OperatorGroup(tuple(one for one in block.operations if not isinstance(one, kind)))
+        assert layer_bytes(shapes, rest).saved < layer_bytes(shapes, block).saved

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from mpctl.model.layout.job_layout import JobLayout
+from mpctl.model.operators.matmul import head_bytes, lookup_bytes, product_bytes, table_bytes
 from mpctl.plan.estimate.activation_shapes import activation_shapes
-from mpctl.plan.estimate.activations import head_bytes, lookup_bytes, matrix_bytes, product_bytes, table_bytes
 from mpctl.plan.estimate.communication import Message, transfers
 from mpctl.plan.estimate.flops import step_flops
 from mpctl.plan.estimate.layer_messages import NORMS, block_traffic
@@ -258,9 +258,10 @@ def test_parts_of_matrices_and_words_are_those_of_the_parameters(mode: str) -> N
     layout = layout_of(GRIDS[mode])
     shapes, stack = activation_shapes(layout), layout.table.stacks[0]
     of = {w.name: 4 * w.local_numel(layout.views) for w in stack.block_of(0).weights}
-    assert matrix_bytes(shapes, shapes.ffn) == of["mlp.up.weight"] == of["mlp.down.weight"]
+    for product in stack.block_of(0).products:
+        assert product.matrix_bytes(shapes) == of[f"{product.name}.weight"]
     assert table_bytes(shapes) == 4 * stack.entry.weights[0].local_numel(layout.views)
-    vectors = shapes.looked_up * 128 * shapes.hidden * 4  # before samples are scattered
+    vectors = shapes.dims["looked_up"] * 128 * shapes.dims["hidden"] * 4  # before samples are scattered
     lookup = next(m for m in StepMessages.of(layout).layers.end(layout.table.flows[0].entry))
     assert (lookup.what, lookup.bytes) == ("embedding.word", vectors)
     assert lookup_bytes(shapes, "seq") == vectors + max(vectors, table_bytes(shapes))

@@ -1,4 +1,4 @@
-"""The tensors that an attention saves for backward between its products.
+"""An attention between its products: which tensors it saves for backward, and what that needs.
 
 Our kernels: torch's fused attention; on CUDA, with dropout, a window, slopes, a bias or a mask, our
 own, which saves no more (attention.py); on a CPU, where dropout or a learned bias rules out the
@@ -21,17 +21,86 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from mpctl.model.operators.layer import AttentionOp
-from mpctl.model.operators.matmul import Dims
-from mpctl.plan.estimate.activation_shapes import ActivationShapes, SavedTensor, Width
+from mpctl.model.operators.activation_shapes import OF_LATENTS, ActivationShapes, Dims, Saved, SavedTensor, Width
 
-Saved = list[SavedTensor]
+CONTEXT = "context"  # the result of an attention core, which the next product reads
+SCORES = "shares"  # the softmax of attention scores, as large as their gradients
 
 
-def saved_by_core(shapes: ActivationShapes, core: AttentionOp) -> tuple[Saved, Saved]:
-    """(saved from forward to backward, recomputed) of one attention."""
-    of_core = SavedByLatentCore if core.latent else SavedByCore
-    return of_core(shapes, core).tensors()
+class AttentionOp(NamedTuple):
+    """softmax(Q K^T + bias) V of one attention of a layer.
+
+    part: name of the attention, as its matrix products have it. queries, keys: the sequence
+    dimensions of the two sides, equal for self-attention. query_product, key_product: names of the
+    matrix products that write queries, and keys with values. is_causal: a query sees no later key.
+    has_bias: a learned bias per head is added to the scores (T5's relative positions).
+    has_slopes: a bias per head that follows from the distance is added to them (ALiBi).
+    has_sample_mask: each sample has a different mask [s, s] (GLM), so that masks have a batch
+    dimension. window: the number of keys that a query of a causal attention sees, itself included;
+    0 for all. is_rotary: rotary positions are applied to queries and keys. has_norms: queries and
+    keys are normalized; norms_width: over all heads together. latent: multi-head
+    latent attention: width of what keys and values are computed from, positions included, which cp
+    exchanges in their place; 0 for others.
+    """
+
+    part: str
+    queries: str = "seq"
+    keys: str = "seq"
+    query_product: str = "attention.qkv"
+    key_product: str = "attention.qkv"
+    is_causal: bool = False
+    has_bias: bool = False
+    has_slopes: bool = False
+    has_sample_mask: bool = False
+    window: int = 0
+    is_rotary: bool = False
+    has_norms: bool = False
+    norms_width: bool = False
+    latent: int = 0
+
+    @property
+    def is_cross(self) -> bool:
+        """Whether the keys come from another stack than the queries."""
+        return self.queries != self.keys
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it has no variant other than being causal or not."""
+        return not (self.has_bias or self.has_slopes or self.window or self.has_sample_mask)
+
+    def counted_pairs(self, queries: int, keys: int) -> int:
+        """Pairs of a query and a key that FLOP are counted for. Those of a causal attention count
+        in full; those of a window twice the ones it sees, 2 s w - w^2, which for w = s is s^2 as
+        well. queries: of this rank; keys: of the full sequence.
+
+        >>> AttentionOp("attention", is_causal=True, window=2).counted_pairs(8, 8)
+        28
+        """
+        if not self.window or not keys:  # cp may be larger than the sequence, which a rule refuses
+            return queries * keys
+        return queries * (2 * keys - self.window) * self.window // keys
+
+    def seen_pairs(self, queries: int, keys: int) -> float:
+        """Pairs of a query and a key that it may see, without the half of the diagonal."""
+        return self.counted_pairs(queries, keys) * (0.5 if self.is_causal else 1.0)
+
+    def saved(self, shapes: ActivationShapes, kept: set[str]) -> Saved:
+        """Its tensors (SavedByCore); what reads the context finds it saved."""
+        of_core = SavedByLatentCore if self.latent else SavedByCore
+        tensors, formed = of_core(shapes, self).tensors()
+        kept.add(CONTEXT)
+        return tensors + [tensor._replace(is_formed=True) for tensor in formed]
+
+    def needs(self, shapes: ActivationShapes, *, defers: bool = False) -> float:
+        """Copies of the scores where they are written to memory, else gradients of the context, of
+        queries, keys and values. defers: the gradient of the next product's result waits."""
+        waits = shapes.stream_bytes(self.queries) if defers and shapes.splits else 0.0
+        scores = shapes.bytes_of(t for t in self.saved(shapes, set()) if t.name == SCORES)
+        if scores:
+            return scores * shapes.kernels.score_copies[not self.has_sample_mask] + waits
+        rows, keys = ("batch", self.queries), ("batch", self.keys)
+        queries = shapes.count((*rows, "inner")) + shapes.count((*rows, "queries" if self.latent else "inner"))
+        return (queries + shapes.count((*keys, "kv"))) * shapes.value + waits
 
 
 class SavedByCore(NamedTuple):
@@ -74,7 +143,7 @@ class SavedByCore(NamedTuple):
         if not self.attention.has_norms:
             return []
         heads = SavedTensor("query norm statistics", (*self.rows, "heads"), "float")
-        share = 0.5 / self.shapes.head_size
+        share = 0.5 / self.shapes.dims["head_size"]
         keys = SavedTensor("key norm statistics", (*self.keys, "kv"), "float", share)
         if self.attention.norms_width:
             heads, keys = heads._replace(dims=self.rows), keys._replace(dims=self.keys, times=1)
@@ -150,7 +219,7 @@ class SavedByCore(NamedTuple):
         """Whether torch's fused kernel takes it on CUDA: plain, and in 32 bits with a key-value
         head for each query head."""
         shapes = self.shapes
-        has_kernel = shapes.value == 2 or shapes.inner * 2 == shapes.kv
+        has_kernel = shapes.value == 2 or shapes.dims["inner"] * 2 == shapes.dims["kv"]
         return self.attention.is_plain and has_kernel and not shapes.attention_dropout
 
     def of_our_kernel(self) -> Saved:
@@ -195,7 +264,7 @@ class SavedByCore(NamedTuple):
         each query head, under cp once for each of the rank's two blocks of queries."""
         shapes = self.shapes
         queries = [SavedTensor("scaled queries", (*self.rows, "inner"))]
-        if shapes.cp > 1 and shapes.inner * 2 == shapes.kv:
+        if shapes.cp > 1 and shapes.dims["inner"] * 2 == shapes.dims["kv"]:
             return queries + self.gathered
         if self._has_views:
             if shapes.recompute == "selective":
@@ -211,8 +280,8 @@ class SavedByCore(NamedTuple):
         q, k and v, and no copies: with one sample or one head, whose batch of matrices is
         contiguous already."""
         shapes = self.shapes
-        is_one = shapes.batch == 1 or shapes.heads == 1
-        has_own_heads = shapes.inner * 2 == shapes.kv
+        is_one = shapes.dims["batch"] == 1 or shapes.dims["heads"] == 1
+        has_own_heads = shapes.dims["inner"] * 2 == shapes.dims["kv"]
         return shapes.cp == 1 and is_one and has_own_heads and not self.attention.is_cross
 
 
@@ -254,11 +323,11 @@ class SavedByLatentCore(NamedTuple):
         return [SavedTensor("sums", (*self.rows, "heads"), "float")]
 
     def inputs(self, keys: Dims) -> Saved:
-        """Queries, keys and values of their own widths."""
+        """Queries, keys and values of their own widths, made of the latents."""
         return [
-            SavedTensor("queries", (*self.rows, "queries")),
-            SavedTensor("keys", (*keys, "queries")),
-            SavedTensor("values", (*keys, "inner")),
+            SavedTensor("queries", (*self.rows, "queries"), module=OF_LATENTS),
+            SavedTensor("keys", (*keys, "queries"), module=OF_LATENTS),
+            SavedTensor("values", (*keys, "inner"), module=OF_LATENTS),
         ]
 
     def of_papers(self) -> tuple[Saved, Saved]:
@@ -269,7 +338,7 @@ class SavedByLatentCore(NamedTuple):
     def fused(self) -> tuple[Saved, Saved]:
         """A kernel with one width of heads, a CPU's or ours, reads and writes the wider one."""
         shapes, has_parts = self.shapes, self.shapes.cp > 1
-        queries, values = shapes.queries, shapes.inner
+        queries, values = shapes.dims["queries"], shapes.dims["inner"]
         tensors = self.sums
         if queries == values or (shapes.is_cuda and self.is_torchs):
             tensors += self.inputs(self.keys)
@@ -310,7 +379,7 @@ class SavedByLatentCore(NamedTuple):
     def blocks(self) -> float:
         """How many copies of the keys the blocks of queries have together, each of those that it
         meets; one sample or head needs none, as its batch of matrices is contiguous already."""
-        is_one = self.shapes.batch == 1 or self.shapes.heads == 1
+        is_one = self.shapes.dims["batch"] == 1 or self.shapes.dims["heads"] == 1
         return 1 if self.shapes.cp == 1 or is_one else 2 * self.pairs.share
 
     @property
@@ -349,7 +418,7 @@ class _ScorePairs(NamedTuple):
     def scores(self, *, has_dropout: bool) -> Iterator[SavedTensor]:
         """The softmax's result and, with dropout, the mask and result of that."""
         dims = ("batch", "heads", *self.dims)
-        yield SavedTensor("shares", dims, times=self.share, is_scores=True)
+        yield SavedTensor(SCORES, dims, times=self.share)
         if has_dropout:
             yield SavedTensor("dropped", dims, times=self.share)
             yield SavedTensor("scores mask", dims, "mask", self.share)

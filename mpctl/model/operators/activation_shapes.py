@@ -1,0 +1,173 @@
+"""Saved tensors, and the sizes that decide how many bytes of them a rank keeps of a micro batch.
+
+By hand, one tensor [b, s, h] of b 1, s 2, h 4 in fp32: 1 x 2 x 4 x 4 = 32 bytes; outside the
+tensor-parallel regions under sequence parallelism with tp 2, 16; of 2 samples on a square of 2 x 2
+ranks, 1 x 2 x 2 x 4 = 16 as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+from typing import Literal, NamedTuple
+
+from mpctl.core.tensor_grid import FEATURES
+from mpctl.model.operators.kernel_sets import KernelSet
+
+Dims = tuple[str, ...]
+
+Width = Literal["value", "operand", "float", "mask", "index"]
+"""Bytes of an element: of activations, of a product's operands, of float32 at least, 1, 8."""
+
+
+OF_LATENTS = "mla_up_proj"  # the module whose products read latents and write queries, keys, values
+
+
+def is_outer(dims: Dims) -> bool:
+    """Whether a tensor of these dimensions is outside the parallel regions of tp, where sequence
+    parallelism leaves each rank 1/tp of it: without features, and not of rows sent to experts."""
+    return dims[-1] not in FEATURES and "routed" not in dims
+
+
+class SavedTensor(NamedTuple):
+    """A tensor that is kept from forward to backward.
+
+    dims: names of its dimensions, sizes as this rank holds them. times: how many such tensors there
+    are, a fraction for a part of one. is_outer: whether it is outside the parallel regions of tp,
+    where sequence parallelism leaves each rank 1/tp of it. is_formed: whether selective
+    recomputation forms it again instead of keeping it. module: the part of a layer that can be
+    recomputed by itself (training.recompute_modules) and forms it, if any. branch: number of the
+    branch of its layer.
+    """
+
+    name: str
+    dims: Dims
+    width: Width = "value"
+    times: float = 1
+    is_outer: bool = False
+    is_formed: bool = False
+    module: str = ""
+    branch: int = 0
+
+
+Saved = list[SavedTensor]
+
+
+class LocalDims(dict[str, int]):
+    """Sizes of named dimensions on one rank. Hashed as a value: never changed once made."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(tuple(self.items()))
+
+
+class ActivationShapes(NamedTuple):
+    """Everything that decides what a rank saves of one micro batch.
+
+    dims: this rank's size of every dimension that a tensor may have. `batch` are the samples that it
+    computes, `micro_batch` all of them, `looked_up` those whose words it looks up; seq and
+    decoder_seq positions of this rank of cp; hidden columns between the layers, joined two of them
+    side by side; inner, queries and kv columns of values, of queries, of keys with values; routed
+    rows of its experts.
+
+    kernels: the software whose kernels run. fuses_variants: whether attention of any kind is one
+    kernel (plan/estimate/attention.py). value: bytes of an element of the training dtype; operand: bytes
+    of an element of a product's saved operand, fewer where fp8 kernels keep the 8-bit operand.
+    table_rows: rows of the word table, with padding. kv_heads: of the unsharded model. mode: the
+    tensor mode; side: ranks along an axis of its grid, q or l, 1 in 1d. feature_parts: into how
+    many parts heads are cut. splits: whether sequence parallelism is on. input_parts: into how many
+    parts the saved input of a recomputed layer is cut among the ranks of tp; 0 where it is
+    offloaded from the device. fetched_parts: the same for the input that backward prefetches from
+    the host (train/layers/recompute.py); 0 where nothing is prefetched. modules: what selective
+    recomputation repeats besides attention's scores. score_tensors: tensors with a number for each
+    token and expert that the router keeps; token_weights: numbers of each token that it keeps
+    besides. adds_products: products add to a matrix's gradient, so that no dW is made. sums: bytes
+    of an element of the gradients of a step. logit_bytes: bytes of a logit's element that a loss
+    takes at once (the runtime's profile).
+    """
+
+    dims: LocalDims
+    kernels: KernelSet
+    is_cuda: bool
+    fuses_variants: bool
+    value: int
+    operand: int
+    table_rows: int
+    kv_heads: int
+    mode: str
+    side: int
+    feature_parts: int
+    tp: int
+    cp: int
+    splits: bool
+    is_flash: bool
+    dropout: bool
+    attention_dropout: bool
+    recompute: str
+    input_parts: int
+    fetched_parts: int
+    experts_per_token: int = 0
+    ep: int = 1
+    etp: int = 1
+    modules: frozenset[str] = frozenset()
+    score_tensors: int = 0
+    token_weights: int = 0
+    adds_products: bool = False
+    sums: int = 4
+    logit_bytes: float = 0.0
+
+    @property
+    def local_experts(self) -> int:
+        """Experts of this rank."""
+        return self.dims["experts"] // self.ep
+
+    @property
+    def wide(self) -> int:
+        """Bytes of an element that is computed in float32 at least."""
+        return max(4, self.value)
+
+    @property
+    def makes_table_gradient(self) -> bool:
+        """Whether the head makes the dW of its table instead of adding it to the gradient."""
+        adds = self.sums == self.value or (self.is_cuda and self.kernels.adds_products)
+        return not (adds and self.kernels.adds_rows and self.mode == "1d")
+
+    @property
+    def keeps_shards(self) -> bool:
+        """Whether column products save only this rank's shard of their input: ours do under
+        sequence parallelism, and backward gathers it again."""
+        return self.splits and self.kernels.keeps_shards
+
+    @property
+    def holds_scores(self) -> bool:
+        """Whether the score matrix is written to memory instead of being formed block by block."""
+        if self.kernels.attention == "torch":
+            return self.attention_dropout and not self.fuses_variants
+        return not self.is_flash
+
+    def bytes_of(self, tensors: Iterable[SavedTensor]) -> float:
+        """Bytes of saved tensors together on this rank."""
+        widths = {"value": self.value, "operand": self.operand, "float": self.wide, "mask": 1, "index": 8}
+        return sum(
+            float(self.count(tensor.dims))
+            * widths[tensor.width]
+            * tensor.times
+            / (self.tp if self.splits and tensor.is_outer else 1)
+            for tensor in tensors
+        )
+
+    def count(self, dims: Iterable[str]) -> int:
+        """Elements of a tensor of these dimensions."""
+        return prod(self.dims[dim] for dim in dims)
+
+    def stream_bytes(self, seq: str = "seq") -> float:
+        """Bytes of the hidden states between the layers, not split by sequence parallelism."""
+        return float(self.count(("batch", seq, "hidden")) * self.value)
+
+    def own_bytes(self, seq: str = "seq") -> float:
+        """The same as this rank holds them."""
+        return self.stream_bytes(seq) / (self.tp if self.splits else 1)
+
+    @property
+    def recomputes_layers(self) -> bool:
+        """Whether a layer's forward runs again before its backward."""
+        return self.recompute == "full" or (self.recompute == "selective" and self.kernels.keeps_second_products)
