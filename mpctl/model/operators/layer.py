@@ -27,10 +27,11 @@ from typing import NamedTuple, Protocol, TypeAlias, Union
 from mpctl.model.operators.activation_shapes import OF_LATENTS, ActivationShapes, Saved, SavedTensor, is_outer
 from mpctl.model.operators.attention import CONTEXT as CONTEXT
 from mpctl.model.operators.attention import AttentionOp as AttentionOp
-from mpctl.model.operators.matmul import MODULES, Dims, MatMul, ParameterSpec, head_bytes, saved_dims, table_bytes
+from mpctl.model.operators.matmul import MODULES, Dims, MatMul, ParameterSpec, saved_dims
 
 INPUT = "input"
 SOURCE = "source"  # the result of the stack before, which cross attention reads
+LOSS_BLOCK = 1 << 17  # elements of a loss's working block on a CPU
 LOSS_FLOATS = 4  # of each token: its loss, the softmax's maximum and sum, the target's logit
 CHOICE = "choice"  # of experts, whose numbers a recomputed layer keeps
 
@@ -181,8 +182,14 @@ class Loss(NamedTuple):
         return [SavedTensor("logits", self.reads), floats]
 
     def needs(self, shapes: ActivationShapes, *, defers: bool = False) -> float:
-        """The block of logits that it works on, or all of them at once."""
-        return loss_bytes(shapes, self.reads[1])[0]
+        """On a CPU a block of rows in 32 bits, over which its three passes go; CUDA's kernels
+        (train/kernels/triton/cross_entropy.py) hold a row's block in registers. By hand, bf16 logits of
+        2 words a token and 4 tokens fit a CPU's block: 8 floats, 32 bytes."""
+        if shapes.kernels.loss == "logits" or shapes.is_cuda:
+            return 0.0
+        logits, vocab = shapes.count(self.reads), shapes.dims["vocab"]
+        block = max(vocab, LOSS_BLOCK // vocab * vocab)
+        return float(shapes.wide * (logits if logits <= block else 2 * block))
 
 
 class Dispatch(NamedTuple):
@@ -369,34 +376,3 @@ class LayerStack:
     def has_logits(self) -> bool:
         """Whether its exit computes logits, as that of a model's last stack does."""
         return any(isinstance(operation, Loss) for operation in self.exit.operations)
-
-
-# ------------------------------------------------------------------------------
-# Bytes that a loss takes at the exit of a stack in addition to the saved ones.
-#
-# On a CPU the three passes over the logits work on blocks of rows in 32 bits; CUDA's kernels
-# (train/kernels/triton/cross_entropy.py) hold a row's block in registers. The gradient is written over
-# the logits either way.
-#
-# By hand, bf16 logits of 2 words a token and 4 tokens fit a CPU's block: 8 floats, 32 bytes.
-
-
-LOSS_BLOCK = 1 << 17  # elements of a loss's working block on a CPU; CUDA's kernels have none
-
-
-def loss_bytes(shapes: ActivationShapes, seq: str) -> tuple[float, float]:
-    """(the loss's working block, after that the gradients of the head's input and of its table, if
-    that is made)."""
-    rows = shapes.count(("batch", seq))
-    vocab = shapes.dims["vocab"]
-    logits, stream = rows * vocab, rows * shapes.dims["hidden"] * shapes.value
-    if shapes.kernels.loss == "logits":
-        return 0.0, logits * shapes.logit_bytes + stream
-    block = max(vocab, LOSS_BLOCK // vocab * vocab)
-    working = 0 if shapes.is_cuda else shapes.wide * (logits if logits <= block else 2 * block)
-    table = table_bytes(shapes) if shapes.makes_table_gradient else 0
-    if shapes.mode != "1d":
-        return working, head_bytes(shapes, x=stream, w=table, y=logits * shapes.value)
-    gathers = 2 * stream if shapes.splits else 0.0
-    gathers += stream / shapes.tp if shapes.keeps_shards else 0.0
-    return working, stream + gathers + table

@@ -189,16 +189,12 @@ class MatMul(NamedTuple):
         column = CollectivePhases(_GATHER, _GATHER * needs.w + _SCATTER * needs.x)
         return row if is_row else column if is_column else CollectivePhases((), ())
 
-    # What it saves, and what its backward needs.
-
     @property
     def module(self) -> str:
         """The module that forms its input again, where only some are recomputed."""
-        return (
-            "layernorm"
-            if self.value.endswith("norm") and self.reads[-1] == "hidden"
-            else MODULES.get(self.reads[-1], "")
-        )
+        if self.reads[-1] == "hidden":
+            return "layernorm" if self.value.endswith("norm") else ""
+        return MODULES.get(self.reads[-1], "")
 
     def saved(self, shapes: ActivationShapes, kept: set[str]) -> Saved:
         """Its input, unless an operation before saved it; a lookup the words. kept: names of the
@@ -240,6 +236,10 @@ class MatMul(NamedTuple):
         """dX, dW on its way to the gradient buffer, and dY where that is no gradient of the hidden
         states themselves. defers: dW is computed later, for which X and the gathered dY of a row
         product stay."""
+        if self.is_lookup:
+            return lookup_bytes(shapes, self.writes[1])
+        if "vocab" in self.writes:
+            return self._head_needs(shapes)
         seq = self.reads[1] if len(self.reads) > 2 else "seq"
         stream, own = shapes.stream_bytes(seq), shapes.own_bytes(seq)
         is_row, rows = self.writes[-1] == "hidden", shapes.count(self.rows) * shapes.value
@@ -255,6 +255,18 @@ class MatMul(NamedTuple):
             return needed + stream  # the gathered dY
         gathered = 2 * stream + (own if shapes.keeps_shards else 0.0)  # X once more, and dX, which is summed
         return needed + gathered - (0.0 if is_row else x)
+
+    def _head_needs(self, shapes: ActivationShapes) -> float:
+        """Gradients of a head's input and of its table, if that is made. Those of the logits are
+        written over them, where the loss does not take them all at once."""
+        logits, stream = shapes.count(self.writes), shapes.stream_bytes(self.writes[1])
+        if shapes.kernels.loss == "logits":
+            return logits * shapes.logit_bytes + stream
+        table = table_bytes(shapes) if shapes.makes_table_gradient else 0
+        if shapes.mode != "1d":
+            return head_bytes(shapes, x=stream, w=table, y=logits * shapes.value)
+        gathered = 2 * stream + (stream / shapes.tp if shapes.keeps_shards else 0.0)
+        return stream + table + gathered * shapes.splits
 
     def deferred(self, shapes: ActivationShapes, waiting: set[str]) -> float:
         """Bytes of its input and of the gradient of its result, which wait for a deferred dW.

@@ -6,6 +6,7 @@ By hand, gpt of 8 heads and ffn 64 on tp 2: a rank has 4 heads and 32 columns of
 from __future__ import annotations
 
 from mpctl.core.sharding import padded_vocab
+from mpctl.core.tensor_grid import FEATURES
 from mpctl.core.units import DTYPE_BYTES
 from mpctl.model.layout.job_layout import JobLayout
 from mpctl.model.operators.activation_shapes import ActivationShapes, LocalDims
@@ -54,6 +55,10 @@ def activation_shapes(layout: JobLayout) -> ActivationShapes:
         key_columns=sum(latents[1:]),
         **_experts_dims(layout, sizes),
     )
+    for block in (block for stack in layout.table.stacks for block in stack.kinds):
+        for weight in block.weights:  # which also have a family's own dimensions
+            for dim, size in zip(weight.dims, weight.shape, strict=True):
+                dims.setdefault(dim, size // (features if dim in FEATURES else 1))
     return ActivationShapes(
         dims=dims,
         kernels=kernels,

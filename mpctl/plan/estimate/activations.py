@@ -18,17 +18,17 @@ Letters: b batch, s sequence, h hidden, f MLP width, v vocabulary; t tp, c cp.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import groupby
 from typing import NamedTuple
 
 from mpctl.model.families import get_family
 from mpctl.model.layout.job_layout import JobLayout
-from mpctl.model.operators.activation_shapes import ActivationShapes, SavedTensor
+from mpctl.model.operators.activation_shapes import ActivationShapes
 from mpctl.model.operators.kernel_sets import COPIES_IN_FLIGHT
-from mpctl.model.operators.layer import SOURCE, Activation, Loss, Operator, OperatorGroup, loss_bytes
-from mpctl.model.operators.matmul import Dims, MatMul, lookup_bytes, table_bytes
+from mpctl.model.operators.layer import SOURCE, Activation, Loss, Operator, OperatorGroup
+from mpctl.model.operators.matmul import Dims, MatMul, table_bytes
 from mpctl.model.operators.table import StackPart, StageSlice
 from mpctl.plan.estimate.saved import batch_activations, forward_activations, layer_activations, shared_activations
 
@@ -131,96 +131,86 @@ def _chunk(
 ) -> ChunkBytes:
     """The peak of a backward through the chunk, piece by piece from its exit."""
     makes_source = any(part.exit is not None and not part.has_logits for part in parts)
-    pieces = [_pieces(shapes, part, makes_source=makes_source) for part in parts]
-    saved = sum(piece.total for of_part in pieces for piece in of_part)
+    pieces = [piece for part in parts for piece in _pieces(shapes, part, makes_source=makes_source)]
+    saved, layers = sum(piece.total for piece in pieces), sum(piece.number for piece in pieces if piece.is_layer)
     has_both_ends = any(p.entry is not None for p in parts) and any(p.exit is not None for p in parts)
     is_summed = not shapes.kernels.adds_rows or shapes.mode != "1d"  # by autograd
     waits = table_bytes(shapes) if is_tied and has_both_ends and is_summed else 0.0
-    remaining = split_peak = saved
-    waiting = deferred = 0.0
-    layers = sum(piece.number for of_part in pieces for piece in of_part if piece.is_layer)
-    done = 0
     batch = shapes.bytes_of(batch_activations(arrays))
-    moments = [Moment(saved + batch)]
-    is_first = True
-    for part, of_part in zip(reversed(parts), reversed(pieces), strict=True):
-        for piece in reversed(of_part):
-            if piece.loss:
-                moments.append(Moment(remaining + waiting + piece.loss + batch, place=done, is_first=is_first))
-            place = done + (piece.is_layer or done == layers)
-            done += piece.number * piece.is_layer
-            moments.append(Moment(remaining + waiting + piece.temporary + batch, piece.saved, piece.number, place))
-            split_peak = max(split_peak, remaining + waiting + deferred + piece.split_peak)
-            remaining -= piece.total
-            is_first = False
-            deferred += piece.number * piece.deferred
-            waiting = waits
-        if part.entry is not None:
-            looked_up = lookup_bytes(shapes, part.seq)
-            moments.append(Moment(remaining + waiting + looked_up + batch, place=done + (done == layers)))
-            split_peak = max(split_peak, remaining + waiting + deferred + looked_up)
+    held, done, deferred = saved + batch, 0, 0.0
+    split_peak, moments = held, [Moment(held)]
+    for at, piece in enumerate(reversed(pieces)):
+        if piece.loss:
+            moments.append(Moment(held + piece.loss, place=done, is_first=not at))
+        place = done + (piece.is_layer or done == layers)
+        moments.append(Moment(held + piece.temporary, piece.saved, piece.number, place))
+        split_peak = max(split_peak, held + deferred + piece.split_peak)
+        held += (0.0 if at else waits) - piece.total
+        done += piece.number * piece.is_layer
+        deferred += piece.number * piece.deferred
     peak = max(moment.held for moment in moments)
-    return ChunkBytes(saved + batch, peak, deferred, split_peak + batch, moments=tuple(moments))
+    return ChunkBytes(saved + batch, peak, deferred, split_peak, moments=tuple(moments))
 
 
-def _pieces(shapes: ActivationShapes, part: StackPart, *, makes_source: bool) -> list[_Piece]:
-    """The pieces of a stack in forward order: what it received, embedding, layers, exit.
+def _pieces(shapes: ActivationShapes, part: StackPart, *, makes_source: bool) -> Iterator[_Piece]:
+    """The pieces of a stack in forward order: lookup, what it received, embedding, layers, exit.
 
     makes_source: whether the chunk computes what cross attention reads. A decoder's chunk that does
     not receives it from another stage and saves it for the products of its layers.
     """
-    pieces: list[_Piece] = []
+    lookup, embedding = _entry_pieces(shapes, part.entry) if part.entry is not None else (None, None)
+    if lookup is not None:  # after all that the chunk received has been freed
+        yield lookup
     if part.has_cross_attention:
-        source = shapes.bytes_of([SavedTensor("source", ("batch", "seq", "hidden"), is_outer=True)])
-        pieces.append(_Piece(0.0 if makes_source else source, deferred=source))
-    if part.entry is not None:
-        pieces.append(_Piece(shapes.bytes_of(forward_activations(shapes, part.entry.flat))))
+        source = shapes.own_bytes()
+        yield _Piece(0.0 if makes_source else source, deferred=source)
+    if embedding is not None:
+        yield embedding
     shared = shapes.bytes_of(shared_activations(shapes, part.first)) if part.first else 0.0
     for at, (block, number) in enumerate(part.layers):
-        layer = layer_bytes(shapes, block)
         of_all = 0.0 if at else shared
-        pieces.append(_Piece(*layer, number=number, shared=of_all, is_layer=True))
+        yield _Piece(*layer_bytes(shapes, block), number=number, shared=of_all, is_layer=True)
     if part.exit is not None:
-        pieces += _exit_pieces(shapes, part, part.exit)
-    return pieces
+        yield from _exit_pieces(shapes, part.exit, part.seq, part.has_logits)
 
 
-def _exit_pieces(shapes: ActivationShapes, part: StackPart, exit_: OperatorGroup) -> Iterator[_Piece]:
+@lru_cache(maxsize=4096)
+def _entry_pieces(shapes: ActivationShapes, entry: OperatorGroup) -> tuple[_Piece, _Piece]:
+    """The lookup, whose backward is the last, and what the embedding saves."""
+    needed = max((one.needs(shapes) for one in entry.products), default=0.0)
+    return _Piece(0.0, needed, split_temporary=needed), _Piece(shapes.bytes_of(forward_activations(shapes, entry.flat)))
+
+
+@lru_cache(maxsize=4096)
+def _exit_pieces(shapes: ActivationShapes, exit_: OperatorGroup, seq: str, has_logits: bool) -> tuple[_Piece, ...]:
     """An exit in forward order: the model's own head and, for each layer of multi-token prediction,
     the product that joins its inputs, the layer and its head. The result of a stack without logits
     is the source of the next one."""
-    ends: list[OperatorGroup | list[Operator]] = [[]]
+    pieces, end = list[_Piece](), list[Operator]()
     for operation in exit_.operations:
         if isinstance(operation, OperatorGroup):
-            ends += [operation, []]
-            continue
-        if isinstance(operation, MatMul) and operation.is_lookup:
-            ends.append([])
-        end = ends[-1]
-        assert isinstance(end, list)
-        end.append(operation)
-    for end in ends:
-        if isinstance(end, OperatorGroup):
-            yield _Piece(*layer_bytes(shapes, end))
-            continue
-        tensors = forward_activations(shapes, end)
-        loss = temporary = 0.0
-        if any(isinstance(operation, Loss) for operation in end):
-            leaving = _leaving(shapes, part.seq)
-            loss, temporary = (n + leaving for n in loss_bytes(shapes, part.seq))
-        elif not part.has_logits:
-            tensors.append(SavedTensor("result", ("batch", part.seq, "hidden"), is_outer=True))
-        most = max(loss, temporary)
-        yield _Piece(shapes.bytes_of(tensors), temporary, split_temporary=most, loss=loss)
+            pieces += [_end_piece(shapes, end, seq), _Piece(*layer_bytes(shapes, operation))]
+            end = []
+        elif isinstance(operation, MatMul) and operation.is_lookup:
+            pieces.append(_end_piece(shapes, end, seq))
+            end = [operation]
+        else:
+            end.append(operation)
+    last = _end_piece(shapes, end, seq)
+    return (*pieces, last if has_logits else last._replace(saved=last.saved + shapes.own_bytes(seq)))
 
 
-def _leaving(shapes: ActivationShapes, seq: str) -> float:
-    """Inputs that are held at the loss until they are copied to the host: the last ones. The first
-    layer that backward takes waits for their copies."""
-    if not shapes.fetched_parts:
-        return 0.0
-    hidden = SavedTensor("input", ("batch", seq, "hidden"), is_outer=True)
-    return COPIES_IN_FLIGHT * shapes.bytes_of([hidden]) / shapes.fetched_parts
+def _end_piece(shapes: ActivationShapes, operations: Sequence[Operator], seq: str) -> _Piece:
+    """Operations of an exit, with a head and its loss or without. Inputs of the last layers are held at
+    the loss until they are copied to the host, which the first layer that backward takes waits for."""
+    losses = [one.needs(shapes) for one in operations if isinstance(one, Loss)]
+    heads = [one.needs(shapes) for one in operations if isinstance(one, MatMul) and "vocab" in one.writes]
+    leaving = (
+        COPIES_IN_FLIGHT * shapes.own_bytes(seq) / shapes.fetched_parts if losses and shapes.fetched_parts else 0.0
+    )
+    loss, temporary = (max(needs, default=0.0) + leaving for needs in (losses, heads))
+    saved = shapes.bytes_of(forward_activations(shapes, operations))
+    return _Piece(saved, temporary, split_temporary=max(loss, temporary), loss=loss)
 
 
 @lru_cache(maxsize=65536)

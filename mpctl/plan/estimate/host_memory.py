@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mpctl.model.layout.job_layout import JobLayout
-from mpctl.model.operators.activation_shapes import ActivationShapes, SavedTensor
+from mpctl.model.operators.activation_shapes import ActivationShapes
 from mpctl.plan.estimate.activation_shapes import activation_shapes
 from mpctl.plan.estimate.activations import ChunkBytes
 from mpctl.plan.estimate.memory import peak_activations
@@ -76,7 +76,6 @@ def _inputs(layout: JobLayout, shapes: ActivationShapes, stage: int, chunk: int)
     """Bytes of the inputs of a chunk's layers."""
     total = 0.0
     for part in (one.part for one in layout.chunk_slices(stage, chunk)):
-        layer_input = SavedTensor("input", ("batch", part.seq, "hidden"), is_outer=True)
         layers = sum(number for _, number in part.layers)
-        total += layers * shapes.bytes_of([layer_input]) / shapes.fetched_parts
+        total += layers * shapes.own_bytes(part.seq) / shapes.fetched_parts
     return total
