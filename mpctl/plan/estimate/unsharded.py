@@ -73,20 +73,15 @@ def with_unsharded(chunks: Sequence[ChunkBytes], unsharded: Unsharded | None) ->
         return tuple(chunks)
     found = []
     for chunk, most, first in zip(chunks, unsharded.backward, unsharded.first, strict=True):
-        peak = max(_moments(chunk, most, first))
+        beside = most if len(most) > 2 else [max(most)] * 2  # a chunk without layers
+        peak = max(
+            moment.held - number * moment.freed + (first if moment.is_first else beside[moment.place + number])
+            for moment in chunk.moments
+            for number in range(moment.number)
+        )
         split_peak = chunk.split_peak + max(most)
         found.append(chunk._replace(peak=peak, split_peak=split_peak, late=unsharded.weights))
     return tuple(found)
-
-
-def _moments(chunk: ChunkBytes, most: Sequence[int], first: int) -> Iterator[float]:
-    """Bytes in each part of a backward; most, first: Unsharded's of the chunk."""
-    if len(most) == 2:  # a chunk without layers
-        most = [max(most)] * 2
-    for moment in chunk.moments:
-        for number in range(moment.number):
-            beside = first if moment.is_first else most[moment.place + number]
-            yield moment.held - number * moment.freed + beside
 
 
 class _Replay:
