@@ -230,6 +230,8 @@ def layer_bytes(shapes: ActivationShapes, block: OperatorGroup) -> LayerBytes:
         held += shapes.stream_bytes()  # the gradient of the source
     if shapes.recomputes_layers:  # its input is there already
         held += sum(again.values()) - (own if shapes.input_parts == 1 else 0.0)
+    elif shapes.recompute == "none":
+        held -= shapes.kernels.spared_gradients * own
     waiting, most, split_most, deferred = {SOURCE}, 0.0, 0.0, 0.0
     branches = [list(branch) for _, branch in groupby(block.flat, key=lambda one: one.part)]
     waits = [sum(one.deferred(shapes, waiting) for one in branch if isinstance(one, MatMul)) for branch in branches]
