@@ -10,17 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
+from math import ceil, floor, log10
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.text import Text
 
 from mpctl.core.errors import InputError
-from mpctl.render.charts.chart import Chart, ChartSeries, Look, Mark, Panel, round_ticks, span_axis
-from mpctl.render.charts.png import has_matplotlib, write_png
-from mpctl.render.charts.svg import chart_file
+from mpctl.render.charts import Chart, ChartAxis, ChartSeries, Look, Mark, Panel, write_chart
 from mpctl.render.console import get_console, visible
-from mpctl.render.markup import write_text
 from mpctl.run.history.show import Series
 
 LABELS = {
@@ -208,25 +206,31 @@ def _set_ticks(figure: Any, axis: str, values: list[float], count: int) -> None:
     figure.ruler(axis, side).ticks(positions, labels=[f"{position:g}" for position in positions])
 
 
+def round_ticks(low: float, high: float, most: int) -> list[float]:
+    """Multiples of a round step from low to high, both of which they do not exceed: about `most`.
+
+    >>> round_ticks(0.3, 2.4, 5)
+    [0.5, 1.0, 1.5, 2.0]
+    """
+    if not high > low:
+        return [low]
+    first = floor(log10(high - low)) - 2
+    steps = (times * 10.0**n for n in range(first, first + 5) for times in (1, 2, 2.5, 5))
+    step = next(step for step in steps if (high - low) / step <= most)
+    return [n * step for n in range(ceil(low / step - 1e-9), floor(high / step + 1e-9) + 1)]
+
+
 def check_picture(path: Path) -> None:
     """Raises InputError unless a picture can be written there."""
-    suffix = path.suffix.lower()
-    if suffix not in SUFFIXES:
+    if path.suffix.lower() not in SUFFIXES:
         message, hint = f"{path} is neither PNG nor SVG", f"end its name in {' or '.join(SUFFIXES)}"
         raise InputError.of("bad-suffix", "--out", message, hint)
-    if suffix == ".png" and not has_matplotlib():
-        hint = "pip install 'mpctl[plot]', or end the name in .svg, which needs nothing"
-        raise InputError.of("extra-missing", "--out", "matplotlib is not installed", hint)
 
 
 def write_picture(path: Path, series: Sequence[Series], x: str) -> None:
     """Write the curves as PNG or SVG, by the suffix of path. x: the metric of the horizontal axis.
     Raises InputError where the file cannot be written."""
-    chart = curves_chart(series, x)
-    if path.suffix.lower() == ".png":
-        write_png(path, chart)
-    else:
-        write_text(path, chart_file(chart), option="--out")
+    write_chart(path, curves_chart(series, x))
 
 
 def curves_chart(series: Sequence[Series], x: str) -> Chart:
@@ -241,11 +245,11 @@ def curves_chart(series: Sequence[Series], x: str) -> Chart:
         drawn.append(ChartSeries(name, _marks(xs, mean(ys, count)), look, colour))
     averaged = max(window(len(s.x)) for s in series)
     return Chart(
-        "curves",
+        series[0].metric.partition("/")[0],
         f"{up.name} of {whose(series)}",
         f"Bold: mean of {averaged} points." if averaged > 1 else "",
-        span_axis(across.label, (v for s in series for v in across.scaled(s.x))),
-        span_axis(up.label, (v for s in series for v in up.scaled(s.y))),
+        ChartAxis(across.label),
+        ChartAxis(up.label),
         (Panel("", tuple(drawn)),),
     )
 

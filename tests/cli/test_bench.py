@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any, cast
 
@@ -112,15 +111,6 @@ def test_json_stands_alone_on_stdout(tmp_path: Path, capsys: pytest.CaptureFixtu
     out, err = capsys.readouterr()
     assert json.loads(out) == json.loads((tmp_path / "out/report.json").read_text())
     assert err.startswith("wrote report.json")
-
-
-def test_without_matplotlib_only_pngs_are_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    names = end(tmp_path / "out", verify_report())
-    assert set(PICTURES) <= set(names) and not [name for name in names if name.endswith(".png")]
-    assert "pip install 'mpctl[plot]'" in capsys.readouterr().out
 
 
 def test_a_picture_that_cannot_be_written_costs_no_report(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any, get_args
 import pytest
 
 from mpctl.measure.bench.report import BenchName
-from mpctl.render.charts.bench import report_charts
+from mpctl.render.bench_charts import report_charts
 from mpctl.render.html.bench import LEAD, bench_page, headline
 from tests.measure.bench.reports import ENVIRONMENT, MADE, kernels_report, verify_report
 from tests.render.test_page import EVIL, Reader

@@ -1,7 +1,5 @@
 """The page of a bench's report, and its pictures: what it measured, what follows from that, and
 where it was measured. A page has no script, and needs nothing but itself.
-
-Without the package matplotlib the PNG pictures are left out.
 """
 
 from __future__ import annotations
@@ -13,17 +11,14 @@ from typing import Any, cast
 from mpctl.core.units import plural, rate_text
 from mpctl.measure.bench.report import BenchName, BenchReport
 from mpctl.render.bench import report_parts, where_measured
+from mpctl.render.bench_charts import report_charts
 from mpctl.render.bench_parts import BenchLine, BenchTable, Part
 from mpctl.render.bench_runs import machine_rows
-from mpctl.render.charts.bench import report_charts
-from mpctl.render.charts.chart import Chart
-from mpctl.render.charts.png import has_matplotlib, write_png
-from mpctl.render.charts.svg import chart_file, chart_svg
+from mpctl.render.charts import Chart, chart_svg, write_chart
 from mpctl.render.html.frame import details, note, page_text, scrolling, section, table, tiles
 from mpctl.render.markup import Raw, el, write_text
 
 PAGE = "report.html"
-NO_PNG = "no PNG pictures: the package matplotlib is not installed (pip install 'mpctl[plot]')"
 LEAD: dict[BenchName, str] = {
     "scaling": "The same job at several world sizes and layouts, and how efficiently it scales.",
     "collectives": "Collectives along the axes of a layout, by size, as nccl-tests measures them.",
@@ -50,23 +45,10 @@ def write_bench_files(folder: Path, report: BenchReport) -> Iterator[Path]:
     write_text(folder / PAGE, bench_page(report, charts, folder), option="--out")
     yield folder / PAGE
     for chart in charts:
-        path = folder / f"{chart.key}.svg"
-        write_text(path, chart_file(chart, source), option="--out")
-        yield path
-        if _wrote_png(path.with_suffix(".png"), chart, source):
-            yield path.with_suffix(".png")
-
-
-def _wrote_png(path: Path, chart: Chart, source: str) -> bool:
-    """Whether there was a matplotlib to write it with: it may be absent, or installed and broken,
-    and no picture is worth the figures."""
-    if not has_matplotlib():
-        return False
-    try:
-        write_png(path, chart, source)
-    except ImportError:
-        return False
-    return True
+        for suffix in (".svg", ".png"):
+            path = folder / f"{chart.key}{suffix}"
+            write_chart(path, chart, source)
+            yield path
 
 
 def bench_page(report: BenchReport, charts: Sequence[Chart], folder: Path) -> str:

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mpctl.core.units import bytes_text, seconds_text
-from mpctl.render.charts.chart import Chart, ChartSeries, Look, Mark, Panel, log_axis, short
-from mpctl.render.charts.svg import chart_svg
+from mpctl.render.charts import Chart, ChartAxis, ChartSeries, Look, Mark, Panel, chart_svg
 from mpctl.render.html.frame import details, note, scrolling, section, table
 from mpctl.render.markup import Raw, el
 from mpctl.render.search import (
@@ -107,15 +106,14 @@ def _by_gpus(entries: Sequence[LayoutEntry | NoLayoutEntry]) -> Iterator[Raw]:
 
 
 def _picture(front: Sequence[FrontPoint], others: Sequence[FrontPoint], label: str) -> Raw:
-    every = [*front, *others]
     series = [_series("others", others, 6, "points")] if others else []
     series += [_series(FRONT, front, 1, "line")] if front else []
     chart = Chart(
         "front",
         label,
         "",
-        log_axis("step time", [p.seconds for p in every], lambda s: short(seconds_text(s))),
-        log_axis("memory", [p.bytes for p in every], lambda b: short(bytes_text(b)), base=2),
+        ChartAxis("step time", seconds_text, base=10),
+        ChartAxis("memory", bytes_text, base=2),
         (Panel("", tuple(series)),),
     )
     return scrolling(chart_svg(chart), label)

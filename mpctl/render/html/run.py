@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from mpctl.core.units import count_text, seconds_text
 from mpctl.records.rundir.goodput import TimeSpent, time_spent
 from mpctl.records.rundir.metrics import ordered, points
-from mpctl.render.charts.svg import chart_svg
+from mpctl.render.charts import chart_svg
 from mpctl.render.curves import curves_chart
 from mpctl.render.html.frame import Share, bar, legend, note, page_text, scrolling, section, table, tiles
 from mpctl.render.markup import Raw, el

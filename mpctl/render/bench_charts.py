@@ -24,21 +24,7 @@ from mpctl.measure.bench.machine import MachineCheck
 from mpctl.measure.bench.report import BenchReport, BenchRow
 from mpctl.measure.bench.scaling import ScalingRow
 from mpctl.plan.estimate.step import QUANTILE
-from mpctl.render.charts.chart import (
-    Chart,
-    ChartAxis,
-    ChartSeries,
-    Look,
-    Mark,
-    Panel,
-    Span,
-    counts_axis,
-    linear_axis,
-    log_axis,
-    numbered,
-    rows_axis,
-    short,
-)
+from mpctl.render.charts import Chart, ChartAxis, ChartSeries, Look, Mark, Panel, Span, numbered
 
 MOST_ROWS, MOST_POINTS = 40, 2000
 Row = Mapping[str, Any]  # of any bench
@@ -91,10 +77,8 @@ def efficiency_charts(rows: Sequence[ScalingRow]) -> Iterator[Chart]:
         _scaling_panel(mode, [row for row in rows if row["mode"] == mode], colours)
         for mode in dict.fromkeys(row["mode"] for row in rows)
     )
-    marks = [mark for panel in panels for series in panel.series for mark in series.marks]
-    highs = [mark.y_span[1] if mark.y_span else mark.y for mark in marks]
-    y = linear_axis("efficiency", [1.0, *highs], lambda share: f"{share:.0%}")
-    x = counts_axis("ranks", worlds)
+    y = ChartAxis("efficiency", "{:.0%}".format, from_zero=True)
+    x = ChartAxis("ranks", base=2, ticks=tuple(sorted(worlds)))
     yield Chart("efficiency", "Scaling efficiency", EFFICIENCY_NOTE, x, y, panels)
 
 
@@ -174,14 +158,12 @@ def busbw_chart(rows: Sequence[CollectiveRow], fits: Sequence[CollectiveFit]) ->
                 curve = _fitted_curve(fit["latency"], fit["bandwidth"], own)
                 series.append(ChartSeries(name, curve, "dotted", colours[name]))
         panels.append(Panel(kind.replace("_", "-"), tuple(series)))
-    marks = [mark for panel in panels for each in panel.series for mark in each.marks]
-    rates = [rate for mark in marks for rate in mark.y_span or (mark.y,)]
     return Chart(
         "busbw",
         "Bus bandwidth of collectives",
         BUSBW_NOTE + FIT_NOTE * bool(fits) + ".",
-        log_axis("bytes", [mark.x for mark in marks], lambda n: short(bytes_text(n)), base=4),
-        log_axis("bus bandwidth, GB/s", rates, lambda rate: f"{rate / 1e9:g}"),
+        ChartAxis("bytes", lambda n: short(bytes_text(n)), base=4),
+        ChartAxis("bus bandwidth, GB/s", lambda rate: f"{rate / 1e9:g}", base=10),
         tuple(panels),
     )
 
@@ -237,7 +219,7 @@ def roofline_charts(rows: Sequence[KernelRow], peaks: Mapping[str, float]) -> It
     drawn = [row for row in rows if row["flops"] > 0 and row["bytes"] > 0]
     if not drawn:
         return
-    x = log_axis("FLOP per byte", [row["flops"] / row["bytes"] for row in drawn], "{:g}".format)
+    reach = _reach([row["flops"] / row["bytes"] for row in drawn])
     colours = numbered(_kernel(row) for row in drawn)
     panels = []
     for ranks, dtype in sorted({(row["ranks"], row["dtype"]) for row in drawn}):
@@ -249,15 +231,19 @@ def roofline_charts(rows: Sequence[KernelRow], peaks: Mapping[str, float]) -> It
             mark = Mark(at, reached, title, is_hollow=row["is_rehearsal"])
             kernels.setdefault(_kernel(row), []).append(mark)
         points = _points(kernels, colours)
-        title, roof = _roof(rows, own, peaks.get(dtype), x)
+        title, roof = _roof(rows, own, peaks.get(dtype), reach)
         panels.append(Panel(f"{plural(ranks, 'rank')}, {dtype}{title}", (*roof, *points)))
-    highs = [mark.y for panel in panels for series in panel.series for mark in series.marks]
 
     def rate(value: float) -> str:
         return short(rate_text(value)).removesuffix("FLOP/s").strip()
 
-    y = log_axis("FLOP/s", highs, rate)
+    x, y = ChartAxis("FLOP per byte", base=10), ChartAxis("FLOP/s", rate, base=10)
     yield Chart("roofline", "Roofline", ROOF_NOTE, x, y, tuple(panels))
+
+
+def _reach(values: Sequence[float]) -> Span:
+    """From somewhat below the least value to somewhat above the largest."""
+    return min(values) / 1.2, max(values) * 1.2
 
 
 def _kernel(row: KernelRow) -> str:
@@ -265,7 +251,7 @@ def _kernel(row: KernelRow) -> str:
 
 
 def _roof(
-    rows: Sequence[KernelRow], own: Sequence[KernelRow], peak: float | None, x: ChartAxis
+    rows: Sequence[KernelRow], own: Sequence[KernelRow], peak: float | None, reach: Span
 ) -> tuple[str, list[ChartSeries]]:
     """What the panel's title says of its roof, and the roof: the bandwidth is that of the fastest
     triad or copy of as many ranks; the peak the device's, else the fastest product's."""
@@ -275,9 +261,9 @@ def _roof(
     peak = peak or max(products, default=0.0)
     if not streams or not peak:
         return "", []
-    bandwidth = max(streams)
-    ridge = [peak / bandwidth] if x.low < peak / bandwidth < x.high else []
-    corners = tuple(Mark(at, min(at * bandwidth, peak)) for at in (x.low, *ridge, x.high))
+    bandwidth, (low, high) = max(streams), reach
+    ridge = [peak / bandwidth] if low < peak / bandwidth < high else []
+    corners = tuple(Mark(at, min(at * bandwidth, peak)) for at in (low, *ridge, high))
     title = f": {bandwidth / 1e9:.3g} GB/s, {short(rate_text(peak))}"
     return title, [ChartSeries("roof", corners, "dashed")]
 
@@ -360,19 +346,28 @@ def _scatter(rows: Sequence[Row]) -> Chart:
     points = _points(groups, colours)
     marks = [mark for own in groups.values() for mark in own]
     values = [v for m in marks for v in (m.x, m.y, *(m.x_span or ()), *(m.y_span or ()))]
-    x, y = (log_axis(label, values, lambda s: short(seconds_text(s))) for label in ("measured", "predicted"))
+    x, y = (ChartAxis(label, _seconds, base=10) for label in ("measured", "predicted"))
     lines = [
-        _line("predicted = measured", 1.0, "dashed", x),
-        *(_line("10 % off", ratio, "dotted", x) for ratio in (0.9, 1.1)),
+        _line("predicted = measured", 1.0, "dashed", _reach(values)),
+        *(_line("10 % off", ratio, "dotted", _reach(values)) for ratio in (0.9, 1.1)),
     ]
     note = PREDICTED_NOTE + BAND_NOTE * any(mark.y_span for mark in marks) + "."
     panels = (Panel("", (*lines, *points)),)
     return Chart("predicted", "Predicted against measured", note, x, y, panels)
 
 
-def _line(name: str, ratio: float, look: Look, axis: ChartAxis) -> ChartSeries:
-    """Predicted = ratio x measured, within a square of the axis."""
-    ends = max(axis.low, axis.low / ratio), min(axis.high, axis.high / ratio)
+def _seconds(value: float) -> str:
+    return short(seconds_text(value))
+
+
+def short(text: str) -> str:
+    """A figure for a tick: `10.0 ms` -> `10 ms`."""
+    return text.replace(".00 ", " ").replace(".0 ", " ")
+
+
+def _line(name: str, ratio: float, look: Look, reach: Span) -> ChartSeries:
+    """Predicted = ratio x measured, within a square."""
+    ends = max(reach[0], reach[0] / ratio), min(reach[1], reach[1] / ratio)
     return ChartSeries(name, tuple(Mark(at, ratio * at) for at in ends), look)
 
 
@@ -407,6 +402,5 @@ def _by_row(key: str, title: str, note: str, rows: Sequence[Row]) -> Chart:
 
 
 def _row_chart(key: str, title: str, note: str, names: Sequence[str], series: Sequence[ChartSeries]) -> Chart:
-    values = [v for one in series for mark in one.marks for v in (mark.x, *(mark.x_span or ()))]
-    x = log_axis("", values, lambda s: short(seconds_text(s)))
-    return Chart(key, title, note, x, rows_axis(names), (Panel("", tuple(series)),))
+    rows = ChartAxis("", names=tuple(names))
+    return Chart(key, title, note, ChartAxis("", _seconds, base=10), rows, (Panel("", tuple(series)),))

@@ -1,1 +1,0 @@
-"""Charts of reports as plain data, drawn as SVG and PNG."""
