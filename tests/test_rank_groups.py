@@ -17,8 +17,8 @@ from mpctl.core.topology import Topology
 from mpctl.model.layout.topology import job_topology
 from mpctl.plan.planning.document import group_summary, plan_document, rank_document
 from mpctl.plan.planning.plan import make_plan
-from mpctl.render.html.layout import groups_table
-from mpctl.render.plan_layout import groups_part, ranks_part
+from mpctl.render.plan_layout import groups_parts, ranks_table
+from mpctl.render.terminal import print_parts
 from mpctl.spec.job import JobSpec, complete
 from mpctl.spec.parallel import ParallelSpec
 from tests.cli.calls import Mpctl, caller
@@ -270,9 +270,8 @@ def test_a_view_is_listed_printed_and_drawn(case: dict[str, Any]) -> None:
         members = rank_document(plan, experts, 5)["groups"][kind]
         assert [members] == [group for group in case["groups"][kind] if 5 in group]
     assert document["ranks"][5]["coords"] == experts.coords(5)
-    assert all(kind in str(groups_table(experts)) for kind in EXPERT)
     console = Console(width=200, record=True, file=StringIO())
-    console.print(*groups_part(plan, experts, None, full=True), ranks_part(plan, experts))
+    print_parts([*groups_parts(plan, experts, None, full=True), ranks_table(plan, experts)], console=console)
     (row,) = [line for line in console.export_text().splitlines() if line.startswith("ep ")]
     assert row.split()[1:3] == [str(case["world_size"] // case["ep"]), str(case["ep"])]
 

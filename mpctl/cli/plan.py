@@ -264,8 +264,8 @@ def _print_plan(
 
         print_json(plan_document(made, topology, kinds=kinds, ranks=ranks, runtimes=asked, run=run))
         return
-    from mpctl.render.plan import print_plan
+    from mpctl.render.plan import PlanView, print_plan
 
     has_rows = is_open(made.job) and made.estimate is not None and not asked
     others = same_layout(made, other_runtimes(made.job)) if has_rows else []
-    print_plan(made, topology, kinds=kinds, ranks=ranks, full=full, others=others, runtimes=asked, run=run)
+    print_plan(made, topology, PlanView(kinds, ranks, full, others, asked, run))

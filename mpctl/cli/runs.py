@@ -328,8 +328,8 @@ def _plot(runs: list[SavedRun], metrics: list[str], x: X, out: Path | None, *, a
 
 def _write_page(runs: list[SavedRun], path: Path, x: X) -> None:
     from mpctl.render.console import say
-    from mpctl.render.html.run import run_page
     from mpctl.render.markup import write_text
+    from mpctl.render.runs import run_page
     from mpctl.run.history.show import only_run
 
     run = only_run(runs, "--html")

@@ -259,7 +259,7 @@ def _saved(path: Path, job: JobSource) -> TuneDocument:
     from mpctl.core.durable import write_whole
     from mpctl.measure.tune.document import read_document
     from mpctl.measure.tune.state import PAGE, REPORT
-    from mpctl.render.html.tune import tune_page
+    from mpctl.render.tune import tune_page
 
     if job.source or job.overrides:
         raise InputError.of("usage", "--show", "the folder says which job was tuned", "leave out JOB and its settings")
@@ -359,7 +359,7 @@ def _write(tuning: Tuning, command_of: Callable[[LayoutSettings], str]) -> TuneD
     from mpctl.core.durable import write_whole
     from mpctl.measure.tune.document import tune_document
     from mpctl.measure.tune.state import PAGE, REPORT, cannot_write
-    from mpctl.render.html.tune import tune_page
+    from mpctl.render.tune import tune_page
 
     document, folder = tune_document(tuning, command_of), tuning.folder.path
     try:

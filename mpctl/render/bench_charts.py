@@ -30,7 +30,7 @@ MOST_ROWS, MOST_POINTS = 40, 2000
 Row = Mapping[str, Any]  # of any bench
 
 
-def report_charts(report: BenchReport) -> list[Chart]:
+def charts_of(report: BenchReport) -> list[Chart]:
     """The charts of a report, that of its bench first; the times of its rows where none other can
     be drawn. Rows of no time at all are left out: they have no place on a logarithmic axis."""
     rows: list[Any] = [row for row in report["results"] if row["seconds_min"] > 0]

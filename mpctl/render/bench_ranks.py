@@ -12,7 +12,26 @@ from mpctl.measure.bench.collectives import CollectiveFit, CollectiveRow, Collec
 from mpctl.measure.bench.kernel_list import case_sizes
 from mpctl.measure.bench.kernels import KernelRow, KernelsReport
 from mpctl.measure.bench.tensor_modes import TensorModesReport
-from mpctl.render.bench_parts import BenchLine, BenchTable, Column, Part, Row, gigabytes, percent
+from mpctl.render.parts import Column, DataTable, Part, Row, Sentence
+
+
+def percent(value: float) -> str:
+    return f"{value:.0%}"
+
+
+def signed_error(value: float) -> str:
+    return f"{value:+.1%}"
+
+
+def gigabytes(rate: float) -> str:
+    """GB/s: three decimals, or three digits where those would be zeros."""
+    rate /= 1e9
+    return f"{rate:.3f}" if rate >= 0.0995 else f"{rate:.3g}"
+
+
+def bandwidth_text(rate: float) -> str:
+    return f"{rate / 1e9:.2f} GB/s"
+
 
 # ---------------------------------------------------------------- collectives
 
@@ -59,13 +78,13 @@ def collectives_parts(report: CollectivesReport) -> Iterator[Part]:
         ways = groupby(report["results"], _sent)
         best = {key: max(row["busbw"] for row in rows) for key, rows in ways}
         rows = [{**fit, "best": best[key]} for key, fit in fits.items() if key in best]
-        yield BenchTable("fitted latency and bus bandwidth (GB/s)", FITS, rows)
-    yield BenchLine(DEFINITION, "note")
+        yield DataTable("fitted latency and bus bandwidth (GB/s)", FITS, rows)
+    yield Sentence(DEFINITION, "note")
     for way in report["findings"]["absent"]:
         text = f"{way['axis']} has no {WAYS[way['transport']]}: nothing was timed there"
-        yield BenchLine(text, "warning")
+        yield Sentence(text, "warning")
     if wrong := sum(row["wrong"] > 0 for row in report["results"]):
-        yield BenchLine(f"{plural(wrong, 'row')} with wrong results: see #wrong", "warning")
+        yield Sentence(f"{plural(wrong, 'row')} with wrong results: see #wrong", "warning")
 
 
 def _sent(entry: CollectiveRow | CollectiveFit) -> tuple[str, str, str]:
@@ -74,16 +93,16 @@ def _sent(entry: CollectiveRow | CollectiveFit) -> tuple[str, str, str]:
 
 def collective_tables(
     results: Sequence[CollectiveRow], fits: Mapping[tuple[str, str, str], CollectiveFit]
-) -> Iterator[Part]:
+) -> Iterator[DataTable | Sentence]:
     for key, own in groupby(results, _sent):
         first, *_ = rows = list(own)
         columns = COLLECTIVES if first["predicted_seconds"] is None else (*COLLECTIVES, PLANNED)
         ranks, way = plural(first["ranks"], "rank"), WAYS[first["transport"]]
         title = f"{first['kind']} over {first['axis']}, {ranks}, {way} (bytes, us, GB/s)"
-        yield BenchTable(title, columns, rows)
+        yield DataTable(title, columns, rows)
         average = gigabytes(fmean(row["busbw"] for row in rows))
         fitted = _fitted(fits[key]) if key in fits else ""
-        yield BenchLine(f"avg bus bandwidth {average} GB/s{fitted}", "note")
+        yield Sentence(f"avg bus bandwidth {average} GB/s{fitted}", "note")
 
 
 def _fitted(fit: CollectiveFit) -> str:
@@ -129,16 +148,16 @@ def kernels_parts(report: KernelsReport) -> Iterator[Part]:
     """A table for each data type, and the peaks to which shares refer."""
     found = report["findings"]
     yield from kernel_tables(report["results"], report["job"] or "the model")
-    yield BenchLine(KERNELS_LAW, "note")
+    yield Sentence(KERNELS_LAW, "note")
     dtypes = {row["dtype"] for row in report["results"]}
     peaks = [f"{d} {rate_text(rate)}" for d, rate in found["peak_flops"].items() if d in dtypes]
     if found["memory_bandwidth"]:
         peaks.append(f"memory {found['memory_bandwidth'] / 1e9:.1f} GB/s")
     if found["device"] and peaks:
-        yield BenchLine(f"peaks of {found['device']}: {', '.join(peaks)}", "note")
+        yield Sentence(f"peaks of {found['device']}: {', '.join(peaks)}", "note")
 
 
-def kernel_tables(rows: Sequence[KernelRow], job: str) -> Iterator[BenchTable]:
+def kernel_tables(rows: Sequence[KernelRow], job: str) -> Iterator[DataTable]:
     for dtype in dict.fromkeys(row["dtype"] for row in rows):
         own = [row for row in rows if row["dtype"] == dtype]
         counts = sorted({row["ranks"] for row in own})
@@ -153,7 +172,7 @@ def kernel_tables(rows: Sequence[KernelRow], job: str) -> Iterator[BenchTable]:
             Column("off", _kernel_off, "{:+.0%}".format),
         )
         title = f"Kernels of {job} in {dtype}"
-        yield BenchTable(title, columns, _by_kernel(own), lambda row: KERNELS[row["kernel"]], True)
+        yield DataTable(title, columns, _by_kernel(own), lambda row: KERNELS[row["kernel"]], whole=1)
 
 
 def _giga(rate: float) -> str:
@@ -239,11 +258,11 @@ def modes_parts(report: TensorModesReport) -> Iterator[Part]:
         figures = [{"": figure.title, **{row["name"]: figure.text(row) for row in rows}} for figure in TENSOR_MODES]
         modes = [Column(row["name"], row["name"]) for row in rows]
         title = f"One layer ({layer}), {plural(found['micro_batch_size'], 'sample')}"
-        yield BenchTable(title, (Column("", "", left=True), *modes), figures, keeps_first=True)
-    yield BenchLine(MODES_LAW, "note")
+        yield DataTable(title, (Column("", "", left=True), *modes), figures, whole=1)
+    yield Sentence(MODES_LAW, "note")
     for refused in found["refused"]:
         issue = refused["issue"]
-        yield BenchLine(refusal(refused["mode"], issue["message"], issue["hint"]), "refused")
+        yield Sentence(refusal(refused["mode"], issue["message"], issue["hint"]), "refused")
 
 
 def refusal(mode: str, message: str, hint: str) -> str:

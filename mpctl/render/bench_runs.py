@@ -11,20 +11,8 @@ from mpctl.measure.bench.machine import MachineFindings, MachineReport
 from mpctl.measure.bench.scaling import ScalingReport, ScalingRow
 from mpctl.measure.bench.trace import STEP, TraceReport, TraceRow
 from mpctl.measure.bench.verify import ALL, BUSY, GROUPS, VerifyReport, VerifyRow, disturbed
-from mpctl.render.bench_parts import (
-    CHECK,
-    REHEARSAL,
-    BenchLine,
-    BenchTable,
-    Column,
-    Part,
-    Row,
-    Style,
-    bandwidth_text,
-    percent,
-    signed_error,
-)
-from mpctl.render.bench_ranks import collective_tables, kernel_tables
+from mpctl.render.bench_ranks import bandwidth_text, collective_tables, kernel_tables, percent, signed_error
+from mpctl.render.parts import Column, DataTable, Facts, Lines, Part, Row, Sentence, Style
 
 # ---------------------------------------------------------------- scaling
 
@@ -41,6 +29,10 @@ MODES = {
 RATES_TITLE = (
     "Model FLOP/s of a rank, processor time of rank 0, and what a rank waits in collectives; both as shares of a step"
 )
+
+
+REHEARSAL = "*"  # marks a layout with more ranks than cores, or GPUs
+CHECK = {True: "✓", False: "✗"}
 
 
 def _half_spread(row: ScalingRow) -> float | None:
@@ -78,12 +70,12 @@ RATES = (
 def scaling_parts(report: ScalingReport) -> Iterator[Part]:
     for mode, title in MODES.items():
         if rows := [row for row in report["results"] if row["mode"] == mode]:
-            yield BenchTable(title, SCALING, rows)
+            yield DataTable(title, SCALING, rows)
     timed = {(row["layout"], row["global_batch_size"]): row for row in report["results"]}
     if timed:
-        yield BenchTable(RATES_TITLE, RATES, list(timed.values()))
+        yield DataTable(RATES_TITLE, RATES, list(timed.values()))
     units = plural(report["findings"]["units"], report["findings"]["unit"])
-    yield BenchLine(EFFICIENCY.format(units=units), "note")
+    yield Sentence(EFFICIENCY.format(units=units), "note")
 
 
 # ---------------------------------------------------------------- machine
@@ -114,30 +106,29 @@ CHECKS = (
     Column("planned", "fitted_seconds", seconds_text),
     *(Column(f"error, {name}", _off(f"{key}_seconds"), signed_error) for key, name in ERRORS.items()),
 )
-FIGURES = (Column("figure", lambda pair: pair[0], left=True), Column("value", lambda pair: pair[1]))
 
 
 def machine_parts(report: MachineReport) -> Iterator[Part]:
     """The verdict, the figures, and a row for each layout that was trained."""
     findings = report["findings"]
     if findings["files"]:
-        yield BenchLine(_machine_verdict(findings), "head")
-        yield BenchTable("", FIGURES, list(_figures(findings)))
+        yield Sentence(_machine_verdict(findings), "head")
+        yield Facts(list(_figures(findings)))
     else:
-        yield BenchLine("too little was measured for a preset", "head")
+        yield Sentence("too little was measured for a preset", "head")
     if findings["checks"]:
-        yield BenchTable("", CHECKS, findings["checks"])
-        yield BenchLine(CHECKS_LEGEND, "note")
+        yield DataTable("Layouts that were trained", CHECKS, findings["checks"])
+        yield Sentence(CHECKS_LEGEND, "note")
     if findings["files"] and findings["spread"] is None:
         text = "fewer than three layouts were trained: bands are those of a cluster never measured"
-        yield BenchLine(text, "warning")
+        yield Sentence(text, "warning")
     if (drift := findings.get("drift", 0.0)) > DRIFTED:
         text = f"the machine was up to {drift:.0%} slower at times: figures are of its usual pace"
-        yield BenchLine(text, "note")
+        yield Sentence(text, "note")
     for name in findings["wrong"]:
-        yield BenchLine(f"{name}: the result is wrong", "warning")
+        yield Sentence(f"{name}: the result is wrong", "warning")
     if findings["disturbed"]:
-        yield BenchLine(_disturbed(findings["disturbed"], "moved figures are theirs too"), "warning")
+        yield Sentence(_disturbed(findings["disturbed"], "moved figures are theirs too"), "warning")
 
 
 def _machine_verdict(findings: MachineFindings) -> str:
@@ -169,19 +160,20 @@ def _figures(findings: MachineFindings) -> Iterator[tuple[str, str]]:
         yield "start of a collective", seconds_text(link.get("start", 0.0))
 
 
-def machine_commands(report: MachineReport, folder: Path) -> Iterator[BenchLine]:
+def machine_commands(report: MachineReport, folder: Path) -> Iterator[Lines]:
     """Commands that plan with the presets. folder: where they were written."""
-    for name in report["findings"]["files"]:
-        if "clusters/" in name:
-            path = shlex.quote(str(folder / name))
-            yield BenchLine(f"plan on it: mpctl plan JOB --cluster {path}")
+    paths = [str(folder / name) for name in report["findings"]["files"] if "clusters/" in name]
+    if paths:
+        lines = [f"mpctl plan JOB --cluster {shlex.quote(path)}" for path in paths]
+        yield Lines("Plan on it", lines, are_commands=True)
 
 
-def machine_rows(report: MachineReport) -> Iterator[Part]:
+def machine_rows(report: MachineReport) -> Iterator[DataTable | Sentence]:
     """The tables of the kernels and collectives that were measured on a machine."""
     rows: Sequence[Row] = report["results"]
-    yield from kernel_tables([row for row in rows if "kernel" in row], report["job"] or "a model")
-    yield from collective_tables([row for row in rows if "kind" in row], {})
+    tables = kernel_tables([row for row in rows if "kernel" in row], report["job"] or "a model")
+    for part in (*tables, *collective_tables([row for row in rows if "kind" in row], {})):
+        yield part._replace(fold="both", on="page") if isinstance(part, DataTable) else part._replace(on="page")
 
 
 def _disturbed(names: Sequence[str], whose: str) -> str:
@@ -252,26 +244,26 @@ def verify_parts(report: VerifyReport) -> Iterator[Part]:
             (f"step time, {name}", groups[name]) for name in GROUPS if name == judged or groups[name] != groups[judged]
         ]
         compared.append(("memory", findings["memory"]))
-        yield BenchTable("", ACCURACY, [pair for pair in compared if pair[1]["layouts"]])
-        yield BenchTable("", LAYOUTS, rows)
-    yield BenchLine(VERIFY_LEGEND, "note")
+        yield DataTable("Accuracy of the plan", ACCURACY, [pair for pair in compared if pair[1]["layouts"]])
+        yield DataTable("Plan and run of each layout", LAYOUTS, rows)
+    yield Sentence(VERIFY_LEGEND, "note")
     for row in rows:
         if row["differs"]:
-            yield BenchLine(f"{row['name']} did not run as planned: {row['differs']}", "warning")
+            yield Sentence(f"{row['name']} did not run as planned: {row['differs']}", "warning")
     left_out = findings["left_out"]
     for reason in dict.fromkeys(left_out.values()):
         layouts = ", ".join(name for name, why in left_out.items() if why == reason)
-        yield BenchLine(f"left out {layouts}: {reason}", "warning")
+        yield Sentence(f"left out {layouts}: {reason}", "warning")
     if busy := disturbed(rows):
-        yield BenchLine(_disturbed(busy, "these errors are theirs too"), "warning")
+        yield Sentence(_disturbed(busy, "these errors are theirs too"), "warning")
 
 
-def _verdict(report: VerifyReport) -> BenchLine:
+def _verdict(report: VerifyReport) -> Sentence:
     """`✓ step time 6.1% off on average over 9 layouts within cores (at most 10% wanted), ...`."""
     findings = report["findings"]
     judged = findings["groups"][findings["judged"]]
     if judged["mape"] is None:
-        return BenchLine("nothing was measured", "head")
+        return Sentence("nothing was measured", "head")
     group = "" if findings["judged"] == ALL else f" {findings['judged']}"
     wanted = f" (at most {findings['within']:.0%} wanted)" if findings["within"] is not None else ""
     parts = [
@@ -281,7 +273,7 @@ def _verdict(report: VerifyReport) -> BenchLine:
         f"{judged['coverage'] or 0:.0%} inside the band",
     ]
     styles: Mapping[bool | None, Style] = {True: "passed", False: "failed", None: "head"}
-    return BenchLine(", ".join(parts), styles[findings["passed"]])
+    return Sentence(", ".join(parts), styles[findings["passed"]])
 
 
 # ---------------------------------------------------------------- trace
@@ -314,21 +306,21 @@ def trace_parts(report: TraceReport) -> Iterator[Part]:
     findings = report["findings"]
     steps = f"step{'s' * (len(findings['steps']) > 1)} {ranges_text(findings['steps'])}"
     title = f"{report['job']}: {steps} of {plural(findings['ranks'], 'rank')}"
-    yield BenchTable(title, TRACE, report["results"])
-    yield BenchLine(TRACE_NOTE, "note")
+    yield DataTable(title, TRACE, report["results"])
+    yield Sentence(TRACE_NOTE, "note")
     if findings["missing"]:
         text = f"{ranks_text(findings['missing'])} recorded not every step, or none"
-        yield BenchLine(text, "warning")
+        yield Sentence(text, "warning")
     if contention := findings["planned_contention"]:
         text = (
             f"ranks share cores: {seconds_text(contention)} of the planned step are waiting for a "
             "core, which measured passes contain and planned ones do not"
         )
-        yield BenchLine(text, "warning")
+        yield Sentence(text, "warning")
     if len(findings["clock_offsets"]) > 1:
         text = (
             f"clocks of {plural(len(findings['clock_offsets']), 'host')} are aligned by the end of "
             "each step: as exact as a small all-reduce is fast"
         )
-        yield BenchLine(text, "warning")
-    yield BenchLine(f"wrote {findings['file']}: open it in ui.perfetto.dev")
+        yield Sentence(text, "warning")
+    yield Lines("To open in ui.perfetto.dev", [findings["file"]], are_commands=True)

@@ -11,7 +11,8 @@ from mpctl.core.units import plural
 from mpctl.measure.calibrate.own_fit import OwnFit
 from mpctl.measure.calibrate.own_words import band_text
 from mpctl.measure.calibrate.runs import Run
-from mpctl.render.console import get_console, plain_table, say
+from mpctl.render.parts import Lines, Part, Sentence, table_of
+from mpctl.render.terminal import print_parts
 
 NOTE = "Mean absolute error of the step time, before the fit and after it; bias: the mean error after it, with its sign"
 
@@ -21,15 +22,13 @@ def print_own_fit(fit: OwnFit, paths: Sequence[Path]) -> None:
     _print_errors(fit)
     get_console().print(f"{plural(len(paths), 'preset')} written")
     for name, spread in fit.spreads.items():
-        say(f"{name}: nine of ten runs to come are within {band_text(spread)} of their plan")
-    for title, lines in (("learnt", fit.learnt), ("runs that would tell most", fit.telling)):
-        say(f"{title}:")
-        for line in lines:
-            say(f"  {line}")
-    say("plan under the fitted presets, by their names:")
-    for cluster, runtime in dict.fromkeys(map(_names, fit.runs)):
-        folder = quote(str(paths[0].parent.parent))
-        say(f"  MPCTL_PRESETS={folder} mpctl search JOB --cluster {cluster} --runtime {runtime}")
+        yield Sentence(f"{name}: nine of ten runs to come are within {band_text(spread)} of their plan")
+    yield Lines("Fitted", fit.learnt)
+    yield Lines("The most informative runs", fit.telling)
+    folder = quote(str(paths[0].parent.parent))
+    names = dict.fromkeys(map(_names, fit.runs))
+    lines = [f"MPCTL_PRESETS={folder} mpctl search JOB --cluster {c} --runtime {runtime}" for c, runtime in names]
+    yield Lines("Plan under the fitted presets, by their names", lines, are_commands=True)
 
 
 def _names(run: Run) -> tuple[str, str]:

@@ -6,11 +6,10 @@ import shlex
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from rich.text import Text
-
 from mpctl.core.units import bytes_text, count_text, plural, ranges_text, seconds_text
 from mpctl.records.checkpoint.listing import CheckpointEntry, CheckpointsDocument, InspectDocument, ParameterRow
-from mpctl.render.console import Console, NamedRows, get_console, marked, plain_table
+from mpctl.render.parts import Column, DataTable, Facts, Lines, Part, Sentence
+from mpctl.render.terminal import print_parts
 
 if TYPE_CHECKING:
     from mpctl.train.weights.writer import Written
@@ -21,63 +20,72 @@ UNKNOWN = "?"
 
 def print_checkpoints(document: CheckpointsDocument) -> None:
     """Print a line for each checkpoint on stdout, with its errors below it."""
-    console, rows = get_console(), []
+    print_parts(checkpoints_parts(document))
+
+
+def checkpoints_parts(document: CheckpointsDocument) -> Iterator[Part]:
+    columns = (
+        Column("step", "step"),
+        Column("size", "bytes", bytes_text),
+        Column("layout", _layout, left=True),
+        Column("written", _written),
+        Column("state", _state, left=True),
+    )
+    yield DataTable("", columns, document["checkpoints"])
     for entry in document["checkpoints"]:
-        known = f"verified in {seconds_text(entry['seconds'])}" if entry["verified"] else "complete"
-        state = Text("damaged", "red") if entry["problems"] else Text(known, "green")
-        cells = (str(entry["step"]), bytes_text(entry["bytes"]), _layout(entry), _written(entry))
-        rows.append((*cells, state))
-    columns = ("step", "size", "layout", "written", "state")
-    console.print(plain_table("", columns, rows, left=("layout", "state")))
-    for entry in document["checkpoints"]:
-        for words in entry["problems"]:
-            console.print(marked("✗", words), soft_wrap=True)
+        yield from (Sentence(words, "refused") for words in entry["problems"])
     for path in document["set_aside"]:
-        console.print(Text(f"set aside as damaged: {path}", "dim"), soft_wrap=True)
+        yield Sentence(f"set aside as damaged: {path}", "note")
+
+
+def _state(entry: CheckpointEntry) -> str:
+    if entry["problems"]:
+        return "✗ damaged"
+    return f"✓ verified in {seconds_text(entry['seconds'])}" if entry["verified"] else "complete"
 
 
 def print_inspection(document: InspectDocument, *, parameters: bool) -> None:
     """Print the contents of a checkpoint on stdout; parameters: also a line for each parameter."""
-    console, entry = get_console(), document["checkpoint"]
-    shards, rows = document["shards"], document["parameters"]
+    print_parts(inspection_parts(document), full=parameters)
+
+
+def inspection_parts(document: InspectDocument) -> Iterator[Part]:
+    entry, shards, rows = document["checkpoint"], document["shards"], document["parameters"]
     frozen = sum(row["frozen"] for row in rows)
     updates = sorted({row["updates"] for row in rows if row["updates"] is not None})
+    size = f"{count_text(document['elements'])} in {plural(len(rows), 'tensor')}"
+    has_blocks = all(shard["block_checksums"] for shard in shards)
     named = [
         ("checkpoint", entry["path"]),
         ("step", str(entry["step"])),
         ("written", _written(entry)),
         ("layout", f"{_layout(entry)}: {plural(len(shards), 'shard')}"),
         ("size", bytes_text(entry["bytes"])),
-        (
-            "parameters",
-            f"{count_text(document['elements'])} in {plural(len(rows), 'tensor')}"
-            + (f", {frozen} of them frozen" if frozen else ""),
-        ),
+        ("parameters", size + (f", {frozen} of them frozen" if frozen else "")),
         ("updates", ", ".join(map(str, updates)) or "not recorded by parameter"),
-        (
-            "checks",
-            "CRC-32 of each block, sha256 of each file"
-            if all(shard["block_checksums"] for shard in shards)
-            else "sha256 of each file",
-        ),
+        ("checks", f"{'CRC-32 of each block, ' * has_blocks}sha256 of each file"),
     ]
     if document["loss_scale"]:
         named.append(("loss scale", f"{document['loss_scale'].get('scale', 0):g}"))
-    console.print(NamedRows(named))
-    if parameters:
-        _print_parameters(rows)
+    yield Facts(named)
+    yield DataTable("", PARAMETERS, rows, fold="both")
 
 
-def _print_parameters(rows: list[ParameterRow]) -> None:
-    table = []
-    for row in rows:
-        shape = " x ".join(map(str, row["shape"])) or "scalar"
-        split = f"dim {' and '.join(map(str, row['dims']))}" if row["dims"] else "no"
-        updates = "frozen" if row["frozen"] else str(row["updates"] or "")
-        shards = ranges_text(row["shards"], most=len(row["shards"]))
-        table.append((Text(row["name"]), shape, split, shards, updates))
-    columns = ("parameter", "shape", "split", "shards", "updates")
-    get_console().print(plain_table("", columns, table, left=columns[:-1]))
+def _shape(row: ParameterRow) -> str:
+    return " x ".join(map(str, row["shape"])) or "scalar"
+
+
+def _split(row: ParameterRow) -> str:
+    return f"dim {' and '.join(map(str, row['dims']))}" if row["dims"] else "no"
+
+
+PARAMETERS = (
+    Column("parameter", "name", left=True),
+    Column("shape", _shape, left=True),
+    Column("split", _split, left=True),
+    Column("shards", lambda row: ranges_text(row["shards"], most=len(row["shards"])), left=True),
+    Column("updates", lambda row: "frozen" if row["frozen"] else row["updates"] or None),
+)
 
 
 def _layout(entry: CheckpointEntry) -> str:
@@ -99,10 +107,8 @@ def _written(entry: CheckpointEntry) -> str:
 
 def print_written(written: Written, *, use: list[str]) -> None:
     """Print what was written on stdout. use: the command that uses it."""
-    console = Console(highlight=False)
-    console.print(NamedRows(_facts(written)))
-    line = Text.assemble(("use it      ", "dim"), shlex.join(use))
-    console.print(line, soft_wrap=True)  # on one line, for copying
+    command = Lines("Use it", [shlex.join(use)], are_commands=True)
+    print_parts([Facts(list(_facts(written))), command])
 
 
 def _facts(written: Written) -> Iterator[tuple[str, str]]:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
-
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING, Any, cast
 
 from mpctl.core.units import bytes_text, count_text, seconds_text
 from mpctl.plan.planning.runtimes import UnderRuntime
 from mpctl.plan.planning.summary import plan_summary, training_line
 from mpctl.plan.planning.tensor_modes import COSTS
-from mpctl.render.console import get_console, marked, plain_table
+from mpctl.render.parts import Column, DataTable, Part, Sentence, table_of
+from mpctl.render.terminal import print_parts
 
 if TYPE_CHECKING:
     from mpctl.core.errors import IssueEntry
@@ -41,16 +39,19 @@ NOTE = "≠ a setting and +x% a figure that differs from the first job's"
 
 def print_comparison(document: CompareDocument) -> None:
     """Print settings of training, other settings that differ, and figures: one column per job."""
+    print_parts(comparison_parts(document))
+
+
+def comparison_parts(document: CompareDocument) -> Iterator[Part]:
     rows = [*_setting_rows(document), ["fits", *(FITS[fits] for fits in document["fits"])]]
     if not all(document["runs"]):
         rows.append(["its runtime runs it", *(RUNS[runs] for runs in document["runs"])])
     rows += _figure_rows(document["figures"])
-    console = get_console()
-    console.print(plain_table("", ("", *document["jobs"]), rows, left=("",), whole=1))
-    console.print(NOTE, style="dim")
+    yield table_of("", ("", *document["jobs"]), rows, left=("",), whole=1)
+    yield Sentence(NOTE, "note")
     for jobs, warning in _warnings(document):
-        said = f"{warning['rule']}: {warning['message']} → {warning['hint']}"
-        console.print(Text.assemble(("!  ", "yellow"), (jobs, "bold"), said.removesuffix(" → ")))
+        said = f"{jobs}{warning['rule']}: {warning['message']} → {warning['hint']}"
+        yield Sentence(said.removesuffix(" → "), "warning")
 
 
 def _warnings(document: CompareDocument) -> Iterator[tuple[str, IssueEntry]]:
@@ -129,14 +130,14 @@ def _formatter(name: str) -> Callable[[float], str]:
 FIGURES = ("step", "9 of 10 runs", "MFU", "memory", "fits")
 
 
-def runtimes_table(runtimes: Sequence[UnderRuntime]) -> Table:
+def runtimes_table(runtimes: Sequence[UnderRuntime]) -> DataTable:
     """A row for each runtime: its step with the band, MFU, memory on the device, and the option
     that writes the plan for it; or why it does not run the layout."""
     columns = ("runtime", *FIGURES, "how to run it")
-    return plain_table(
-        "\nThis layout under other software",
+    return table_of(
+        "This layout under other software",
         columns,
-        ((under.runtime, *_runtime_cells(under), _how(under)) for under in runtimes),
+        [(under.runtime, *_runtime_cells(under), _how(under)) for under in runtimes],
         left=("runtime", "fits", "how to run it"),
         whole=len(columns) - 1,
     )
@@ -183,49 +184,52 @@ STEP: tuple[tuple[str, str, Formatter], ...] = (
 
 def print_tensor_modes(document: TensorModesDocument) -> None:
     """Print the costs in symbols, what their columns mean, the job's numbers, and notes."""
-    console = get_console()
-    title = f"{document['job'] or 'this job'} in modes of tensor parallelism"
-    console.print(Text(title, "bold"), training_line(document["training"]), "", sep="\n")
-    symbols = ((mode, *(costs[name].symbol for name in document["columns"])) for mode, costs in COSTS.items())
+    print_parts(tensor_modes_parts(document))
+
+
+def tensor_modes_parts(document: TensorModesDocument) -> Iterator[Part]:
+    yield Sentence(f"{document['job'] or 'this job'} in modes of tensor parallelism", "title")
+    yield Sentence(training_line(document["training"]))
+    symbols = [(mode, *(costs[name].symbol for name in document["columns"])) for mode, costs in COSTS.items()]
     title = "A linear layer, forward and backward, on P ranks"
-    console.print(plain_table(title, ("mode", *document["columns"]), symbols, left=("mode",)))
-    meanings = "; ".join(f"{name}: {words}" for name, words in document["columns"].items())
-    console.print(f"{meanings}.", style="dim")
+    yield table_of(title, ("mode", *document["columns"]), symbols, left=("mode",))
+    yield Sentence(f"{'; '.join(f'{name}: {words}' for name, words in document['columns'].items())}.", "note")
     for tp in dict.fromkeys(entry["tp"] for entry in document["modes"]):
         own = [entry for entry in document["modes"] if entry["tp"] == tp]
         if able := [entry for entry in own if entry["layer"]]:
-            console.print("", _numbers(document, tp, able))
+            yield _numbers(document, tp, able)
         for entry in own:
             for issue in entry["issues"]:
-                where = (f"tp {tp} in {_name(entry)}", "bold")
-                console.print(marked("✗", where, f": {issue['message']}\n  → {issue['hint']}"))
+                text = f"tp {tp} in {_name(entry)}: {issue['message']}\n  → {issue['hint']}"
+                yield Sentence(text, "refused")
     if document["changed"]:
-        console.print(f"! modes other than 1d are planned without {', '.join(document['changed'])}")
-    console.print("", *(f"- {note}" for note in document["notes"]), sep="\n", style="dim")
+        yield Sentence(f"modes other than 1d are planned without {', '.join(document['changed'])}", "warning")
+    yield from (Sentence(f"- {note}", "note") for note in document["notes"])
 
 
 def _name(entry: TensorModeEntry) -> str:
     return f"{entry['mode']}, depth {entry['depth']}" if entry["depth"] else entry["mode"]
 
 
-def _numbers(document: TensorModesDocument, tp: int, modes: Sequence[TensorModeEntry]) -> Table:
-    """The symbols' values and the job's figures, one column per mode."""
-    rows: list[list[str | Text]] = [
-        ["grid", *(" x ".join(map(str, (entry["axes"] or {}).values())) for entry in modes)]
-    ]
+def _numbers(document: TensorModesDocument, tp: int, modes: Sequence[TensorModeEntry]) -> DataTable:
+    """The symbols' values and the job's figures, one column per mode; a row ends with its heading."""
+    rows: list[list[str]] = [["grid", *(" x ".join(map(str, (entry["axes"] or {}).values())) for entry in modes), ""]]
     for name in document["columns"]:
         values = [entry["costs"][name]["value"] for entry in modes]
-        rows.append([name, *("-" if value is None else f"{value:.3g}" for value in values)])
-    rows.append([Text("one layer and micro batch, a rank", "dim")])
-    rows += _mode_rows(LAYER, [entry["layer"] for entry in modes])
-    rows.append([Text("a step, a rank", "dim")])
-    rows += _mode_rows(STEP, [entry["step"] for entry in modes])
-    rows.append(["fits", *(FITS[e["step"]["fits"]] if e["step"] else "-" for e in modes)])
+        rows.append([name, *("-" if value is None else f"{value:.3g}" for value in values), ""])
+    for title, figures, key in (
+        ("one layer and micro batch, a rank", LAYER, "layer"),
+        ("a step, a rank", STEP, "step"),
+    ):
+        rows += [[*row, title] for row in _mode_rows(figures, [cast(Any, entry)[key] for entry in modes])]
+    rows.append(["fits", *(FITS[e["step"]["fits"]] if e["step"] else "-" for e in modes), "a step, a rank"])
+    names = ("", *map(_name, modes))
+    columns = [Column(name, at, left=not at) for at, name in enumerate(names)]
     title = f"{document['job'] or 'this job'} on tp {tp}"
-    return plain_table(title, ("", *map(_name, modes)), rows, left=("",), whole=1)
+    return DataTable(title, columns, rows, group=lambda row: row[-1], whole=1)
 
 
-def _mode_rows(figures: Sequence[tuple[str, str, Formatter]], entries: Sequence[object]) -> Iterator[list[str | Text]]:
+def _mode_rows(figures: Sequence[tuple[str, str, Formatter]], entries: Sequence[object]) -> Iterator[list[str]]:
     for title, key, text in figures:
         values = [entry[key] if isinstance(entry, dict) else None for entry in entries]
         yield [title, *("-" if value is None else text(value) for value in values)]

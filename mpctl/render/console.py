@@ -101,8 +101,8 @@ def get_console(*, stderr: bool = False, **settings: Any) -> Console:
 
 
 class FoldingTable(Table):
-    """A table that never breaks numbers: if its columns are too wide, headings are wrapped, then
-    words; if that is not enough, each row is written as a list."""
+    """A table that never breaks numbers: if its columns are too wide, headings are wrapped, then words,
+    then columns move together; if that is not enough, each row is written as a list."""
 
     def __rich_console__(
         self, console: rich_console.Console, options: rich_console.ConsoleOptions
@@ -120,13 +120,13 @@ class FoldingTable(Table):
                 needed = max(size, word)
                 least += needed if column.no_wrap or column.width else min(needed, LEAST_WORDS)
             if least + gaps > options.max_width:
+                self.padding, gaps = (0, 1, 0, 0), len(cells) - 1
+            if least + gaps > options.max_width:
                 yield from self._as_lists(heads, cells, options.max_width)
                 return
         yield from super().__rich_console__(console, options)
 
     def _as_lists(self, heads: list[str], cells: list[list[str]], width: int) -> Iterator[rich_console.RenderableType]:
-        if self.title:
-            yield Text(_plain(self.title), self.title_style or "")
         for row in zip(*cells, strict=True):
             lines = [""]
             for head, cell in zip(heads, row, strict=True):
@@ -149,30 +149,13 @@ def marked(mark: str, *words: str | tuple[str, str]) -> Text:
     return Text.assemble((f"{mark} ", MARKS[mark]), *words)
 
 
-def plain_table(
-    title: str,
-    columns: Iterable[str],
-    rows: Iterable[Iterable[str | Text]] = (),
-    *,
-    left: Iterable[str] = (),
-    whole: int = 0,
-) -> Table:
-    """A table without rules; words too wide for their column are wrapped.
+def plain_table(columns: Iterable[str], *, left: Iterable[str] = (), whole: int = 0) -> Table:
+    """A table without rules and rows; words too wide for their column are wrapped.
 
     left: the columns of words, aligned to the left; the others hold numbers. whole: how many of the
     first columns are never broken into lines.
     """
-    table = FoldingTable(
-        title=title or None,
-        title_justify="left",
-        title_style="bold",
-        box=None,
-        pad_edge=False,
-        header_style="dim",
-        padding=(0, GUTTER, 0, 0),
-    )
+    table = FoldingTable(box=None, pad_edge=False, header_style="dim", padding=(0, GUTTER, 0, 0))
     for at, column in enumerate(columns):
         table.add_column(column, justify="left" if column in left else "right", overflow="fold", no_wrap=at < whole)
-    for row in rows:
-        table.add_row(*row)
     return table

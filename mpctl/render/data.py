@@ -6,39 +6,42 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from rich.text import Text
-
 from mpctl.core.units import bytes_text, plural
-from mpctl.render.console import Console, NamedRows, plain_table
+from mpctl.render.parts import Facts, Lines, Part, table_of
+from mpctl.render.terminal import print_parts
 
 if TYPE_CHECKING:
     from mpctl.train.data.extend import TokenizerExtension
     from mpctl.train.data.manifest import Prepared
 
 
+LINE = 90  # characters of a line of a document that are shown
 MOST_HELD_OUT = 0.3  # largest --validation-fraction that is proposed
 
 
 def print_prepared(prepared: Prepared, first_lines: list[str] | None) -> None:
     """Print the summary of prepared data on stdout. first_lines: of its first document, if read."""
-    console = Console(highlight=False)
+    print_parts(prepared_parts(prepared, first_lines))
+
+
+def prepared_parts(prepared: Prepared, first_lines: list[str] | None) -> Iterator[Part]:
     rows = [
         (name, f"{split.documents:,}", f"{split.tokens:,}", bytes_text(prepared.files[f"{name}.bin"].bytes))
         for name, split in (("train", prepared.train), ("validation", prepared.validation))
     ]
-    columns = ("split", "documents", "tokens", "bytes")
-    console.print(plain_table("", columns, rows, left=["split"]))
-    console.print(NamedRows(_facts(prepared)))
-    for name, command in (("made by", command_line(prepared)), *_use(prepared)):
-        whole = Text.assemble((f"{name:<16}", "dim"), command)
-        console.print(whole, soft_wrap=True)  # in one line, to be copied
+    yield table_of("", ("split", "documents", "tokens", "bytes"), rows, left=["split"])
+    yield Facts(list(_facts(prepared)))
+    yield Lines("Made by", [command_line(prepared)], are_commands=True)
+    yield Lines("Use it", list(_use(prepared)), are_commands=True)
     if first_lines:
-        console.print(Text("\nfirst document", style="dim"))
-        for line in first_lines:
-            console.print(Text(f"  │ {printable(line)}", no_wrap=True, overflow="ellipsis"))
+        yield Lines("First document", [f"│ {_cut(printable(line))}" for line in first_lines])
 
 
-def _use(prepared: Prepared) -> Iterator[tuple[str, str]]:
+def _cut(line: str) -> str:
+    return line if len(line) <= LINE else f"{line[:LINE]}…"
+
+
+def _use(prepared: Prepared) -> Iterator[str]:
     """The command that trains the demo on the data; the smaller split can fill its sequence."""
     from mpctl.model.families import least_tokens, seq_length_for
     from mpctl.spec.load import load_job
@@ -49,19 +52,19 @@ def _use(prepared: Prepared) -> Iterator[tuple[str, str]]:
     name, split = min((("train", prepared.train), ("validation", prepared.validation)), key=lambda s: s[1].tokens)
     least, size = least_tokens(model), seq_length_for(model, split.tokens)
     if split.tokens >= least:
-        yield "use it", launch
+        yield launch
         return
     if size is not None:
-        yield "use it", f"{launch} --set model.seq_length={size}"
+        yield f"{launch} --set model.seq_length={size}"
     total = prepared.train.tokens + prepared.validation.tokens
     fraction = -(-30 * least // total) / 20  # half as much again, in steps of 0.05
     has_enough = name == "validation" and fraction <= MOST_HELD_OUT
     more = f"with --validation-fraction {fraction:g}, or more text," if has_enough else "more text"
     few = f"{name} has {plural(split.tokens, 'token')}, and a sample of the demo takes {least:,}"
-    yield "", f"{few}: prepare {more} for its sequence of {model.seq_length}"
+    yield f"# {few}: prepare {more} for its sequence of {model.seq_length}"
 
 
-def _facts(prepared: Prepared) -> Iterator[tuple[str | Text, str]]:
+def _facts(prepared: Prepared) -> Iterator[tuple[str, str]]:
     yield from _corpus_facts(prepared)
     used = prepared.tokenizer_vocab_size
     stored = f"stored as {prepared.dtype}"
@@ -72,7 +75,7 @@ def _facts(prepared: Prepared) -> Iterator[tuple[str | Text, str]]:
         yield name, f"{bytes_text(file.bytes)}, sha256 {file.sha256[:12]}"
 
 
-def _corpus_facts(prepared: Prepared) -> Iterator[tuple[str | Text, str]]:
+def _corpus_facts(prepared: Prepared) -> Iterator[tuple[str, str]]:
     corpus = prepared.corpus
     per_token = corpus["bytes"] / (prepared.train.tokens + prepared.validation.tokens)
     files = plural(corpus["files"], "file")
@@ -80,9 +83,9 @@ def _corpus_facts(prepared: Prepared) -> Iterator[tuple[str | Text, str]]:
     if corpus["texts"] < corpus["documents"]:
         yield "texts", f"{corpus['texts']:,}, cut into {corpus['documents']:,} documents"
     for line in _reasons(prepared.skipped):
-        yield Text("skipped", style="yellow"), line
+        yield "! skipped", line
     if prepared.undecodable["count"]:
-        yield Text("undecodable", style="yellow"), undecodable(prepared)
+        yield "! undecodable", undecodable(prepared)
 
 
 def data_warnings(prepared: Prepared | None) -> list[str]:

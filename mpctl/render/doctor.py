@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 from typing import Any
 
-from rich.text import Text
-
 from mpctl.core.units import bytes_text, plural, seconds_text
-from mpctl.render.console import NamedRows, get_console, marked, say
+from mpctl.render.console import say
+from mpctl.render.parts import Facts, Part, Sentence, Style
+from mpctl.render.terminal import print_parts
 from mpctl.run.doctor.documents import (
     CollectiveReport,
     Diagnosis,
@@ -251,29 +251,26 @@ def _collective(report: CollectiveReport) -> str:
     )
 
 
-MARKS = {"error": "✗", "warning": "!"}
+STYLE: dict[str, Style] = {"error": "refused", "warning": "warning"}
 MOST_OF_A_RULE = 5
 
 
 def print_diagnosis(diagnosis: Diagnosis) -> None:
     """Print a diagnosis on stdout, the findings last."""
-    console = get_console()
-    console.print(Text(title_text(diagnosis), "bold"), soft_wrap=True)
-    console.print(NamedRows(fact_rows(diagnosis)))
+    print_parts(diagnosis_parts(diagnosis))
+
+
+def diagnosis_parts(diagnosis: Diagnosis) -> Iterator[Part]:
+    """The hosts, their resources, the findings, the verdict."""
+    yield Sentence(title_text(diagnosis), "title")
+    yield Facts(list(fact_rows(diagnosis)))
     for finding in shown_findings(diagnosis.findings):
         is_named = len(diagnosis.hosts) > 1 and finding.hosts
         hosts = f"{names_text(finding.hosts)} " if is_named else ""
-        text = marked(
-            MARKS[finding.status],
-            (f"{hosts}{finding.where}", "bold"),
-            f": {finding.message}",
-            (f"  [{finding.rule}]", "dim"),
-        )
-        if finding.hint:
-            text.append("\n  → ", "cyan").append(finding.hint)
-        console.print(text, soft_wrap=True)
-    style = "bold red" if diagnosis.has_errors else "bold green"
-    console.print(Text(verdict_text(diagnosis), style), soft_wrap=True)
+        hint = f"\n  → {finding.hint}" if finding.hint else ""
+        text = f"{hosts}{finding.where}: {finding.message}  [{finding.rule}]{hint}"
+        yield Sentence(text, STYLE[finding.status])
+    yield Sentence(verdict_text(diagnosis), "failed" if diagnosis.has_errors else "passed")
 
 
 def title_text(diagnosis: Diagnosis) -> str:
@@ -292,8 +289,8 @@ def verdict_text(diagnosis: Diagnosis) -> str:
     what = f"a launch of {diagnosis.job}" if diagnosis.job else "a launch"
     counts = f" ({plural(warnings, 'warning')})" if warnings else ""
     if errors:
-        return f"✗ {plural(errors, 'error')} would break {what}{counts}"
-    return f"✓ nothing found that would break {what}{counts}"
+        return f"{plural(errors, 'error')} would break {what}{counts}"
+    return f"nothing found that would break {what}{counts}"
 
 
 def shown_findings(findings: list[Finding]) -> list[Finding]:
@@ -318,7 +315,8 @@ def print_markdown(diagnosis: Diagnosis) -> None:
 def markdown_lines(diagnosis: Diagnosis) -> Iterator[str]:
     """A heading, the verdict, the findings as a list, the facts as a table that can be unfolded."""
     yield f"### mpctl doctor ({diagnosis.mpctl}): {_escaped(title_text(diagnosis))}"
-    yield from ("", _escaped(verdict_text(diagnosis)), "")
+    mark = "✗" if diagnosis.has_errors else "✓"
+    yield from ("", f"{mark} {_escaped(verdict_text(diagnosis))}", "")
     for finding in shown_findings(diagnosis.findings):
         hosts = f" on {names_text(finding.hosts)}" if finding.hosts else ""
         words = f"{finding.where}{hosts}: {finding.message} [{finding.rule}]"

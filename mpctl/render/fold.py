@@ -17,6 +17,7 @@ from mpctl.core.topology import Topology
 if TYPE_CHECKING:
     from mpctl.plan.planning.document import StackSpans
 
+SHOWN, ENDS = 8, 2
 LISTED_MEMBERS = 8  # ranks and ranges of a group that are written out
 FOLDED_MEMBERS = 4  # of one of many groups
 SHORT_RUN = 3  # consecutive ranks up to which each is written out
@@ -31,6 +32,17 @@ def fold(keys: Sequence[object]) -> list[tuple[int, int]]:
         else:
             runs.append((index, index))
     return runs
+
+
+def fold_ends(count: int, largest: int) -> list[tuple[int, int]]:
+    """First and last of each row of a list of entries. Of more than SHOWN only the first ENDS, the last
+    and the largest have a row of their own.
+
+    >>> fold_ends(20, 7)
+    [(0, 0), (1, 1), (2, 6), (7, 7), (8, 18), (19, 19)]
+    """
+    alone = range(count) if count <= SHOWN else {*range(ENDS), count - 1, largest}
+    return fold([at if at in alone else -1 for at in range(count)])
 
 
 def span_text(first: int, last: int) -> str:

@@ -15,7 +15,9 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
-from mpctl.render.console import NamedRows, get_console, say
+from mpctl.render.console import say
+from mpctl.render.parts import Facts
+from mpctl.render.terminal import print_parts
 from mpctl.spec.schema import description_of
 
 WIDTH = 100
@@ -69,7 +71,7 @@ def _toml(value: Any) -> str:
 def print_written(path: Path, rows: Sequence[tuple[str, str]], file: JobFile) -> None:
     """Say what was written, with which choices, and the commands that come next."""
     say(f"wrote {path}")
-    get_console().print(NamedRows(rows), end="")
+    print_parts([Facts(rows)])
     say("next")
     for command, _ in file.commands:
         say(f"  {command}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
@@ -9,7 +11,13 @@ from typing import TYPE_CHECKING
 from mpctl.core.errors import InputError
 from mpctl.core.topology import Topology
 from mpctl.plan.planning.plan import Plan, make_plan
-from mpctl.render.markup import Progress, no_progress, write_text
+from mpctl.render.markup import Progress, Raw, el, no_progress, write_text
+from mpctl.render.page import page_file, page_text
+from mpctl.render.parts import Part
+from mpctl.render.plan import PlanView, plan_parts
+from mpctl.render.plan_map import layout_data
+from mpctl.render.plan_svg import plan_svg, textures
+from mpctl.render.search import FrontPoint, search_parts
 
 if TYPE_CHECKING:
     from mpctl.plan.planning.whole_run import WholeRun
@@ -35,14 +43,10 @@ def write_pictures(
     cannot be timed.
     """
     if html is not None:
-        from mpctl.render.html.page import plan_page
-
         line = f"{command} --html {quote(str(html))}"
         page = plan_page(plan, topology, command=line, run=run, on_progress=on_progress)
         write_text(html, page, option="--html")
     if svg is not None:
-        from mpctl.render.plan_svg import plan_svg
-
         on_progress("drawing", 0, 1)
         write_text(svg, plan_svg(plan, topology), option="--svg")
     if trace is not None:
@@ -70,8 +74,6 @@ def write_search_page(
     command: the line that makes the search again. Raises InputError where path cannot be written.
     """
     from mpctl.plan.planning.layout_settings import layout_text
-    from mpctl.render.html.front import FrontPoint
-    from mpctl.render.html.page import plan_page
 
     plan = make_plan(result.best[0].job)
     front = {choice.layout for choice in result.front}
@@ -79,7 +81,34 @@ def write_search_page(
         FrontPoint(f"no. {number}", p.seconds, p.bytes, p.layout in front, layout_text(p.layout))
         for number, p in enumerate(sorted(result.seen), start=1)
     ]
-    page = plan_page(
-        plan, plan.require_legal(), command=command, points=points, search=document, on_progress=on_progress
-    )
+    parts = search_parts(document, points)
+    page = plan_page(plan, plan.require_legal(), command=command, search=parts, on_progress=on_progress)
     write_text(path, page, option="--html")
+
+
+SECTIONS = 6  # of the page of a plan with a model
+
+
+def plan_page(
+    plan: Plan,
+    topology: Topology,
+    *,
+    command: str,
+    search: Iterable[Part] = (),
+    run: WholeRun | None = None,
+    on_progress: Progress = no_progress,
+) -> str:
+    """The page as HTML. command: the line that makes it again. search: parts that come first, of the
+    search that found the layout; on_progress: called with ("page", sections done, sections)."""
+    # numbers for the script, which never contain `<`
+    data = json.dumps(layout_data(plan, topology), separators=(",", ":")).replace("<", "\\u003c")
+    found = list(search)
+    return page_text(
+        [*found, *plan_parts(plan, topology, PlanView(run=run, is_page=True))],
+        command=command,
+        before=el("svg", textures(), width=0, height=0, aria_hidden="true", class_="defs"),
+        data=el("script", Raw(data), type="application/json", id="data"),
+        script=page_file("page.js"),
+        sections=SECTIONS + (run is not None) + bool(found),
+        on_progress=on_progress,
+    )

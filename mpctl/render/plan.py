@@ -1,5 +1,5 @@
-"""The plan on a terminal: whether it fits and by how much, memory, time and checks first, then the
-layout, its groups and their messages.
+"""A plan: whether it fits and by how much, memory, time and warnings first, then the layout, its groups
+and their messages, the schedule and every check.
 
 Repetition is folded: nodes, groups and stages that look alike appear once, a kind of group is one
 line, and checks that passed are counted. `--full` prints all of it.
@@ -8,10 +8,8 @@ line, and checks that passed are counted. `--full` prints all of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from mpctl.core.topology import Topology
@@ -21,6 +19,7 @@ from mpctl.plan.planning.plan import Plan
 from mpctl.plan.planning.runtimes import UnderRuntime, elsewhere_text, is_open, open_text
 from mpctl.plan.planning.summary import (
     experts_text,
+    headline_figures,
     links_text,
     main_figures,
     model_name,
@@ -33,111 +32,105 @@ from mpctl.plan.planning.summary import (
     verdict,
 )
 from mpctl.plan.rules.check import Check
-from mpctl.render.console import Console, NamedRows, get_console, plain_table
-from mpctl.render.fold import fold, members_text, span_text, stage_layers_text
-from mpctl.render.plan_layout import grid_part, groups_part, nodes_part, ranks_part
+from mpctl.render.console import Console
+from mpctl.render.fold import fold_ends, members_text, span_text, stage_layers_text
+from mpctl.render.parts import (
+    Bar,
+    Bars,
+    Column,
+    DataTable,
+    Facts,
+    Figures,
+    Part,
+    Picture,
+    Section,
+    Sentence,
+    Style,
+    table_of,
+)
+from mpctl.render.plan_layout import layout_parts
+from mpctl.render.plan_traffic import traffic_parts
+from mpctl.render.terminal import print_parts
 
 if TYPE_CHECKING:
     from mpctl.model.layout.job_layout import JobLayout
     from mpctl.plan.estimate.explain import Figure, Unit
     from mpctl.plan.estimate.job import Estimate
-    from mpctl.plan.estimate.layer_messages import BlockTraffic, PartTraffic
     from mpctl.plan.estimate.memory import StageMemory
+    from mpctl.plan.estimate.timeline import StepLine
     from mpctl.plan.planning.document import RankDocument
     from mpctl.plan.planning.summary import TrainingEntry
     from mpctl.plan.planning.whole_run import WholeRun
+    from mpctl.render.markup import Raw
+
+FITS: dict[bool | None, Style] = {True: "passed", False: "failed", None: "head"}
+MARKS = {"ok": "✓ ok", "warning": "! warning", "error": "✗ error"}
 
 
-MARKS = {"ok": ("✓", "green"), "warning": ("!", "bold yellow"), "error": ("✗", "bold red")}
-FITS = {True: ("✓ ", "bold green"), False: ("✗ ", "bold red"), None: ("", "bold")}
+class PlanView(NamedTuple):
+    """What is shown of a plan. kinds: list every group of these kinds; None: the first groups of each
+    kind. ranks: list every rank. full: fold nothing. others: the layout under other runtimes, to be said
+    in a line; runtimes: under those that were asked for, as a table. run: the run of `--tokens`. is_page:
+    with what only a page shows."""
+
+    kinds: tuple[str, ...] | None = None
+    ranks: bool = False
+    full: bool = False
+    others: Sequence[UnderRuntime] = ()
+    runtimes: Sequence[UnderRuntime] = ()
+    run: WholeRun | None = None
+    is_page: bool = False
 
 
-def print_plan(
-    plan: Plan,
-    topology: Topology,
-    *,
-    kinds: tuple[str, ...] | None,
-    ranks: bool,
-    full: bool = False,
-    others: Sequence[UnderRuntime] = (),
-    runtimes: Sequence[UnderRuntime] = (),
-    run: WholeRun | None = None,
-) -> None:
-    """Print the whole plan on stdout.
-
-    kinds: list every group of these kinds; None: the first groups of each kind. ranks: list every
-    rank. full: fold nothing. others: the layout under other runtimes, to be said in a line;
-    runtimes: under those that were asked for, as a table. run: the run of `--tokens`.
-    """
-    get_console().print(
-        _headline(plan),
-        NamedRows([*_runtime_rows(plan, others), *_figures(plan, full=full)]),
-        *_warnings(plan),
-        *_whole_run(run),
-        *_runtimes(runtimes),
-        *_paragraphs(plan, topology, kinds, ranks, full),
-        sep="\n",
-    )
+def print_plan(plan: Plan, topology: Topology, view: PlanView) -> None:
+    """Print the whole plan on stdout."""
+    print_parts(plan_parts(plan, topology, view), full=view.full)
 
 
-def _whole_run(run: WholeRun | None) -> Iterator[RenderableType]:
-    if run is not None:
+def plan_parts(plan: Plan, topology: Topology, view: PlanView) -> Iterator[Part]:
+    """The parts of a plan."""
+    estimate, name = plan.estimate, model_name(plan.job)
+    yield Sentence(f"{name}: {sizes_text(plan.job)}" if name else sizes_text(plan.job), "title")
+    yield Sentence(verdict(plan), FITS[plan.fits])
+    if plan.job.model is not None:
+        yield Sentence(training_line(training_settings(plan.job)))
+    yield Figures(list(headline_figures(plan)))
+    yield Facts([*_runtime_rows(plan, view.others), *_figures(plan, full=view.full or view.is_page)])
+    yield from _warnings(plan)
+    yield Facts(list(_layout_rows(plan, topology)))
+    if view.run is not None:
         from mpctl.plan.planning.whole_run import run_figures
 
-        yield Text("\nThe whole run", "bold")
-        yield NamedRows([*run_figures(run)])
-
-
-def _runtimes(runtimes: Sequence[UnderRuntime]) -> Iterator[RenderableType]:
-    if runtimes:
+        yield Section("run", "The whole run")
+        yield Facts([*run_figures(view.run)], "The whole run")
+    if view.runtimes:
         from mpctl.render.compare import runtimes_table
 
-        yield runtimes_table(runtimes)
+        yield runtimes_table(view.runtimes)
+    if estimate is not None:
+        yield from memory_parts(plan, estimate, full=view.full)
+    yield from layout_parts(plan, topology, view.kinds, ranks=view.ranks, full=view.full)
+    is_deep = view.full or view.is_page
+    if estimate is not None:
+        if is_deep:
+            yield from _schedule(plan, estimate)
+            yield from _time(estimate)
+        yield from traffic_parts(plan, estimate, topology, is_deep=is_deep)
+    yield Section("checks", "Checks")
+    checks = sorted(plan.checks, key=lambda check: check.status == "ok")
+    rows = [(MARKS[check.status], check.rule, _check_text(check)) for check in checks]
+    columns = ("", "rule", "answer")
+    yield table_of("Every rule and its answer", columns, rows, left=columns, fold="terminal")
 
 
-def _paragraphs(
-    plan: Plan, topology: Topology, kinds: tuple[str, ...] | None, ranks: bool, full: bool
-) -> Iterator[RenderableType]:
-    estimate = plan.estimate
-    facts = [("layout", f"{placement_text(plan)}; {order_text(plan)}")]
+def _layout_rows(plan: Plan, topology: Topology) -> Iterator[tuple[str, str]]:
+    yield "layout", f"{placement_text(plan)}; {order_text(plan)}"
     if experts := experts_text(plan.job):
-        facts.append(("experts", experts))
+        yield "experts", experts
     if links := links_text(plan, topology):
-        facts.append(("links", links))
-    if estimate is not None:
-        facts.append(("model", model_text(estimate)))
-    yield Text("")
-    yield NamedRows(facts)
-    if estimate is not None:
-        yield memory_part(estimate, full=full)
-    yield Text("")
-    yield from nodes_part(plan, topology, full=full)
-    yield from grid_part(plan, topology)
-    yield from groups_part(plan, topology, kinds, full=full)
-    if ranks:
-        yield ranks_part(plan, topology)
-    if estimate is not None:
-        for block in estimate.blocks:
-            yield from _block_part(block) if block.mode == "1d" else _grid_part(block)
-        yield from _pipeline(estimate, topology)
-    if full:
-        rows = []
-        for check in plan.checks:
-            mark, style = MARKS[check.status]
-            rows.append((Text(mark, style=style), check.rule, Text(_check_text(check))))
-        columns = ("", "rule", "answer")
-        yield plain_table("\nChecks", columns, rows, left=columns)
-
-
-def _headline(plan: Plan) -> Text:
-    """The model and its layout, whether it fits, by how much, and how it is trained."""
-    name, sizes = model_name(plan.job), sizes_text(plan.job)
-    mark, style = FITS[plan.fits]
-    title = f"{name}: {sizes}" if name else sizes
-    said = Text.assemble((title, "bold"), "\n", (f"{mark}{verdict(plan)}", style))
-    if plan.job.model is not None:
-        said.append(f"\n{training_line(training_settings(plan.job))}")
-    return said
+        yield "links", links
+    if plan.estimate is not None:
+        yield "model", model_text(plan.estimate)
 
 
 def _runtime_rows(plan: Plan, others: Sequence[UnderRuntime]) -> Iterator[tuple[str, str]]:
@@ -149,7 +142,7 @@ def _runtime_rows(plan: Plan, others: Sequence[UnderRuntime]) -> Iterator[tuple[
         yield "elsewhere", f"{text} (--runtimes all: a table)"
 
 
-def _figures(plan: Plan, *, full: bool) -> Iterator[tuple[str | Text, str]]:
+def _figures(plan: Plan, *, full: bool) -> Iterator[tuple[str, str]]:
     """Memory, step time with its parts and why they may be wrong, speed, and how many checks
     passed."""
     figures = dict(main_figures(plan))
@@ -162,7 +155,7 @@ def _figures(plan: Plan, *, full: bool) -> Iterator[tuple[str | Text, str]]:
             parts = time.parts().items()
             yield "parts", ", ".join(f"{part} {seconds_text(s)}" for part, s in parts if s)
             if time.extrapolates:
-                yield Text("extrapolated", "yellow"), "; ".join(time.extrapolates)
+                yield "extrapolated", "; ".join(time.extrapolates)
             if plan.estimate and plan.estimate.measure_next:
                 yield "measure next", plan.estimate.measure_next
     passed = sum(check.status == "ok" for check in plan.checks)
@@ -172,144 +165,201 @@ def _figures(plan: Plan, *, full: bool) -> Iterator[tuple[str | Text, str]]:
     yield "checks", f"✓ {passed} passed{noted}{where}"
 
 
-def _warnings(plan: Plan) -> Iterator[Text]:
+def _warnings(plan: Plan) -> Iterator[Sentence]:
     """Every check that did not pass, with its hint; for memory the hint alone."""
     for check in plan.checks:
         if check.rule == "memory-fits" and check.status != "ok":
-            yield Text(f"→ {check.hint}")
+            yield Sentence(check.hint or "", "hint")
         elif check.status != "ok":
-            mark, style = MARKS[check.status]
-            yield Text.assemble((f"{mark}  ", style), (f"{check.rule}: ", "bold"), _check_text(check))
+            yield Sentence(f"{check.rule}: {_check_text(check)}", "warning" if check.status == "warning" else "refused")
 
 
 def _check_text(check: Check) -> str:
     return check.message + (f" → {check.hint}" if check.hint else "")
 
 
+# Fields of StageMemory that add up to what the device shows, and what a reader calls them.
+MEMORY_PARTS = {
+    "parameter_bytes": "weights",
+    "gradient_bytes": "gradients",
+    "optimizer_bytes": "optimizer",
+    "activation_bytes": "activations",
+    "temporary_bytes": "temporary",
+    "slack_bytes": "reserve",
+    "context_bytes": "libraries",
+    "communicator_bytes": "communicators",
+}
+MEANS = (
+    "States: weights, gradients and optimizer. Temporary: what exists only while a layer is computed or a message is "
+    "sent, buffers that the training software keeps, and workspaces of matrix libraries (--explain memory lists them). "
+    "Reserve: what the allocator holds beyond that. Libraries: the context of the device's own libraries. "
+    "Communicators: buffers of process groups."
+)
+NEAR = 4  # a limit that is this many times what is needed is not drawn
+
+
+class MemoryRow(NamedTuple):
+    """The memory of stages first to last, which share a row."""
+
+    first: int
+    last: int
+    layers: str
+    stages: Sequence[StageMemory]
+
+    def counts(self) -> str:
+        """Parameters of a rank, from least to most."""
+        counts = sorted({stage.parameters for stage in self.stages})
+        return "-".join(count_text(count) for count in dict.fromkeys((counts[0], counts[-1])))
+
+
+def _bytes(title: str, field: str, *, is_wide: bool = False) -> Column:
+    def text(row: MemoryRow) -> str:
+        sizes = [getattr(stage, field) for stage in row.stages]
+        return bytes_span_text(min(sizes), max(sizes))
+
+    return Column(title, text, is_wide=is_wide)
+
+
+STATES, HELD, BEYOND = (list(MEMORY_PARTS)[span] for span in (slice(3), slice(3, 5), slice(5, None)))
+MEMORY = (
+    Column("stage", lambda row: span_text(row.first, row.last), left=True),
+    Column("layers", lambda row: row.layers, left=True),
+    Column("params", MemoryRow.counts),
+    *(_bytes(MEMORY_PARTS[field], field, is_wide=True) for field in STATES),
+    _bytes("states", "state_bytes"),
+    *(_bytes(MEMORY_PARTS[field], field) for field in HELD),
+    _bytes("allocated", "allocated_bytes"),
+    *(_bytes(MEMORY_PARTS[field], field, is_wide=True) for field in BEYOND),
+    _bytes("on device", "device_bytes"),
+)
+
+
+def memory_parts(plan: Plan, estimate: Estimate, *, full: bool) -> Iterator[Part]:
+    """A bar for each stage under the device's memory less headroom, and all sizes as a table; like stages
+    share a row, unless full."""
+    stages, limit = estimate.memory, plan.job.cluster.usable_bytes
+    heaviest = max(stage.device_bytes for stage in stages)
+    fullest = next(stage.stage for stage in stages if stage.device_bytes == heaviest)
+    spans = [(at, at) for at in range(len(stages))] if full else fold_ends(len(stages), fullest)
+    rows = [MemoryRow(a, b, _layers(estimate.layout, a, b), stages[a : b + 1]) for a, b in spans]
+    drawn = limit if limit is not None and heaviest > limit / NEAR else None
+    bars = []
+    for row in rows:
+        if row.first == row.last:
+            (stage,) = row.stages
+            over = " ✗ over" * (drawn is not None and stage.device_bytes > drawn)
+            sizes = [getattr(stage, field) for field in MEMORY_PARTS]
+            bars.append(Bar(f"stage {row.first}", sizes, f"{bytes_text(stage.device_bytes)}{over}"))
+    yield Section("memory", "Memory")
+    names = tuple(MEMORY_PARTS.values())
+    yield Bars("", names, bars, bytes_text, 1.04 * max(heaviest, drawn or 0), drawn)
+    more = len(stages) - len(bars)
+    yield Sentence(
+        _limit_text(limit, heaviest, drawn is not None) + f" {plural(more, 'more stage')} in the table." * bool(more),
+        "note",
+        "page",
+    )
+    yield DataTable("Memory of one rank, by stage, at its peak", MEMORY, rows)
+    yield Sentence(MEANS, "note", "page")
+
+
+def _limit_text(limit: int | None, heaviest: int, is_drawn: bool) -> str:
+    if limit is None:
+        return "No device is named, so there is no limit to draw."
+    if not is_drawn:
+        times = f"{limit / heaviest:,.0f} times what the fullest rank needs"
+        return f"A job may take {bytes_text(limit)}, {times}, so the limit is not drawn."
+    verdict = "fits" if heaviest <= limit else "does not fit"
+    return (
+        f"The dashed line is the device's memory less headroom, {bytes_text(limit)}: the "
+        f"fullest rank's {bytes_text(heaviest)} {verdict}."
+    )
+
+
+SHOWN_ACTIONS = 12
+SCHEDULE = ("stage", "first actions", "busy", "bubble", "in flight", "ends")
+
+
+def _schedule(plan: Plan, estimate: Estimate) -> Iterator[Part]:
+    """The timeline of a step, played with the estimate's seconds, and what each stage does and waits."""
+    from mpctl.model.pipeline.schedule.orders import show
+    from mpctl.plan.estimate.timeline import find_step_line
+
+    step = find_step_line(estimate.layout)
+    yield Section("schedule", "Schedule")
+    if isinstance(step, str):
+        yield Sentence(f"Not drawn: {step}.", "note", "page")
+        return
+    yield Picture(drawn=lambda: _timeline(plan, step, estimate.step_seconds), on="page")
+    line, rows = step.line, []
+    for stage, order in enumerate(line.orders):
+        shares = (f"{share / (line.makespan or 1):.1%}" for share in (line.busy[stage], line.idle[stage]))
+        actions = show(order[:SHOWN_ACTIONS]) + " …" * (len(order) > SHOWN_ACTIONS)
+        rows.append((str(stage), actions, *shares, str(line.in_flight[stage]), seconds_text(line.ends[stage][-1])))
+    title = "What each stage does and waits; in flight: micro batches held at once"
+    yield table_of(title, SCHEDULE, rows, left=SCHEDULE[:2], fold="both")
+
+
+def _timeline(plan: Plan, step: StepLine, total: float | None) -> Iterable[Raw]:
+    from mpctl.render.markup import el
+    from mpctl.render.page import scrolling
+    from mpctl.render.plan_svg import timeline_title
+    from mpctl.render.svg_timeline import StepPicture
+
+    picture = StepPicture.of(step)
+    words = "Numbers are micro batches (micro batch.chunk where a stage has several chunks)."
+    if not picture.scale.is_whole:
+        words += " The stretch marked … is left out: the stages repeat the same pattern in it."
+    if total is not None and total > step.seconds:
+        rest = seconds_text(total - step.seconds)
+        words += f" The step ends {rest} later, with gradients over dp_cp and the optimizer."
+    return (
+        el("p", f"{timeline_title(plan, step)}."),
+        scrolling(picture.element(), "Timeline of the schedule"),
+        el("p", words, class_="note"),
+    )
+
+
+def _time(estimate: Estimate) -> Iterator[Part]:
+    """A bar of the step's parts, and each in words and seconds."""
+    from mpctl.plan.estimate.step import PARTS
+
+    time = estimate.time
+    yield Section("time", "Step time")
+    if isinstance(time, str):
+        yield Sentence(f"Not estimated: {time}.", "note", "page")
+        return
+    seconds = time.parts()
+    parts = [part for part in PARTS if seconds.get(part.name)]
+    bar = Bar("", [seconds[part.name] for part in parts])
+    yield Bars("", [part.name for part in parts], [bar], seconds_text, time.total)
+    rows = [
+        (part.name, part.meaning, seconds_text(seconds[part.name]), f"{seconds[part.name] / time.total:.1%}")
+        for part in parts
+    ]
+    columns = ("part", "what", "seconds", "share")
+    yield table_of("Step time by part", columns, rows, left=columns[:2], fold="terminal")
+
+
 def print_rank(document: RankDocument) -> None:
     """One rank on stdout: its node and coordinates, its layers, and the groups that it is in."""
-    console = get_console()
+    print_parts(_rank_parts(document))
+
+
+def _rank_parts(document: RankDocument) -> Iterator[Part]:
     coords = ", ".join(f"{axis} {index}" for axis, index in document["coords"].items())
-    console.print(
-        Text.assemble(
-            (f"rank {document['rank']}", "bold"),
-            f" of {document['world_size']}: node ",
-            f"{document['node']}, local rank {document['local_rank']}; {coords}",
-        )
+    yield Sentence(
+        f"rank {document['rank']} of {document['world_size']}: node {document['node']}, "
+        f"local rank {document['local_rank']}; {coords}",
+        "title",
     )
     if "layers" in document:
-        console.print(f"layers {stage_layers_text(document['layers'], document.get('stacks'))}")
+        yield Sentence(f"layers {stage_layers_text(document['layers'], document.get('stacks'))}")
     for tensor, parts in document.get("tensor_blocks", {}).items():
         spans = (f"{dim} {span_text(first, stop - 1)}" for dim, (first, stop) in parts.items())
-        console.print(f"{tensor}: {', '.join(spans)}")
+        yield Sentence(f"{tensor}: {', '.join(spans)}")
     rows = [(kind, str(len(group)), members_text(group, whole=True)) for kind, group in document["groups"].items()]
-    console.print(plain_table("", ("group", "size", "members"), rows, left=("group", "members")))
-
-
-SHOWN_STAGES = 8  # listed one by one; of more, the first SHOWN_ENDS, the last and the fullest
-SHOWN_ENDS = 2
-SIZES = ("states", "activations", "temporary", "allocated", "on device")
-
-
-def _block_part(block: BlockTraffic) -> Iterator[RenderableType]:
-    """The messages of a block over tp, a row for each split layer."""
-    columns, whole = ("parallel layer", "all-reduces", "volume", "bytes"), block.whole
-    rows = [
-        (name, str(part.all_reduces), f"{part.volume_phi:g} Φ", bytes_text(part.volume_bytes))
-        for name, part in [*block.parts.items(), ("block", whole)]
-    ]
-    yield _with_sum(plain_table(_title(block), columns, rows, left=columns[:1]))
-    ring = f"a ring of {block.tp} sends {bytes_text(whole.ring_bytes_per_rank)} a rank"
-    note = f"Φ = {bytes_text(whole.phi_bytes)}, one micro batch's hidden states; {ring}"
-    yield Text(note, style="dim")
-
-
-def _grid_part(block: BlockTraffic) -> Iterator[RenderableType]:
-    """A row for each axis of the grid and kind of collective of each part of a block."""
-    columns = ("part", "axis", "collective", "count", "volume", "a rank sends")
-    rows = []
-    for name, part in block.parts.items():
-        for at, sent in enumerate(part.by_kind()):
-            first = sent.messages[0]
-            what = ("" if at else name, first.axis, first.kind.replace("_", "-"))
-            rows.append((*what, *_amounts(sent)))
-    rows.append(("block", "", "", *_amounts(block.whole)))
-    yield _with_sum(plain_table(_title(block), columns, rows, left=columns[:3]))
-    note = "one micro batch; of a broadcast or a reduce what a rank sends on the average"
-    yield Text(note, style="dim")
-
-
-def _title(block: BlockTraffic) -> str:
-    return f"\nTensor-parallel traffic of one {f'{block.stack.name} block'.lstrip()}"
-
-
-def _with_sum(table: Table) -> Table:
-    """The table with its last row, the total, in bold."""
-    table.rows[-1].style = "bold"
-    return table
-
-
-def _amounts(sent: PartTraffic) -> tuple[str, str, str]:
-    """The number of collectives, their volume, and the bytes that a rank of a ring sends."""
-    count = sum(message.count for message in sent.messages)
-    return str(count), bytes_text(sent.volume_bytes), bytes_text(sent.ring_bytes_per_rank)
-
-
-def _pipeline(estimate: Estimate, topology: Topology) -> Iterator[RenderableType]:
-    """The messages of each stage to its neighbours, and sums over stages that share parameters;
-    with its nodes, if its ranks are consecutive and there are several nodes."""
-    if len(estimate.messages) == 1:
-        return
-    sent = []
-    for messages in estimate.messages:
-        sends = [m for m in messages if (m.axis, m.kind) == ("pp", "send")]
-        shared = sum(m.bytes for m in messages if m.what == "shared parameters")
-        size = sum(m.bytes * m.count for m in sends)
-        sent.append((f"{sum(m.count for m in sends):,}", *map(bytes_text, (size, shared))))
-    stride = topology.strides["pp"]
-    has_nodes = topology.nodes > 1 and stride * topology.sizes["pp"] == topology.world_size
-    rows = []
-    for first, last in fold(sent):
-        ends = topology.node(first * stride), topology.node((last + 1) * stride - 1)
-        rows.append((span_text(first, last), *sent[first], *[span_text(*ends)][:has_nodes]))
-    columns = ("stage", "messages", "bytes", "shared", *["nodes"][:has_nodes])
-    title = "\nPipeline traffic of one step"
-    yield plain_table(title, columns, rows, left=("stage", "nodes"))
-    yield Text("shared: gradients of parameters that several stages hold, summed over them", style="dim")
-
-
-def memory_part(estimate: Estimate, *, full: bool) -> Table:
-    """The memory of one rank of each stage; like stages share a row, unless full."""
-    memory, rows = estimate.memory, []
-    for first, last in _shown(memory, full=full):
-        stages = memory[first : last + 1]
-        counts = sorted({stage.parameters for stage in stages})
-        parameters = "-".join(count_text(count) for count in dict.fromkeys((counts[0], counts[-1])))
-        sizes = (
-            [stage.state_bytes for stage in stages],
-            [stage.activation_bytes for stage in stages],
-            [stage.temporary_bytes for stage in stages],
-            [stage.allocated_bytes for stage in stages],
-            [stage.device_bytes for stage in stages],
-        )
-        spans = (bytes_span_text(min(column), max(column)) for column in sizes)
-        layers = _layers(estimate.layout, first, last)
-        rows.append((span_text(first, last), layers, parameters, *spans))
-    title = "\nMemory of one rank, by stage, at its peak"
-    columns = ("stage", "layers", "params", *SIZES)
-    table = plain_table(title, columns, rows, left=("stage", "layers"))
-    table.padding = (0, 1, 0, 0)  # eight columns of sizes, in a terminal of 80
-    return table
-
-
-def _shown(memory: Sequence[StageMemory], *, full: bool) -> list[tuple[int, int]]:
-    """Spans of stages, a row each; of many, only the ends and the fullest alone."""
-    count = len(memory)
-    if full or count <= SHOWN_STAGES:
-        return [(stage, stage) for stage in range(count)]
-    fullest = max(range(count), key=lambda stage: memory[stage].device_bytes)
-    alone = {*range(SHOWN_ENDS), count - 1, fullest}
-    return fold([stage if stage in alone else -1 for stage in range(count)])
+    yield table_of("", ("group", "size", "members"), rows, left=("group", "members"))
 
 
 def _layers(layout: JobLayout, first: int, last: int) -> str:

@@ -1,35 +1,77 @@
-"""Where ranks sit: nodes as boxes of ranks, rank groups, grids of tp ranks, a list of all ranks.
+"""Where ranks sit: nodes as boxes of ranks, rank groups, grids of tp ranks, experts, a list of all ranks.
 
 Colour is never the only carrier: each cell names its rank, and its tp group by a letter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from rich.columns import Columns
 from rich.console import RenderableType
 from rich.panel import Panel
-from rich.table import Table
 from rich.text import Text
 
 from mpctl.core.axes import GRID_AXES
 from mpctl.core.topology import Topology
 from mpctl.model.layout.link_levels import shown_levels
+from mpctl.model.layout.topology import expert_homes
 from mpctl.plan.planning.document import rank_entry
 from mpctl.plan.planning.plan import Plan
 from mpctl.plan.planning.summary import find_holder_name
 from mpctl.render.cells import expert_axes, experts_text, group_number, letters, node_layers, place_names
-from mpctl.render.console import plain_table
-from mpctl.render.fold import groups_text, members_text, nodes_are_alike, stage_layers_text
+from mpctl.render.fold import groups_text, members_text, nodes_are_alike, span_text, stage_layers_text
+from mpctl.render.parts import DataTable, Part, Picture, Section, Sentence, table_of
+
+if TYPE_CHECKING:
+    from mpctl.render.markup import Raw
 
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red", "bright_cyan", "bright_magenta")
 SHOWN_NODES, GPUS_A_ROW = 4, 8
 LEVEL_WIDTH = 15  # of the column of levels
 GROUPS_WIDTH = 54  # characters of the column of members, which with the others make 80
+DRAWN_RANKS = 64
 
 
-def nodes_part(plan: Plan, topology: Topology, *, full: bool) -> Iterator[RenderableType]:
+def layout_parts(
+    plan: Plan, topology: Topology, kinds: tuple[str, ...] | None, *, ranks: bool, full: bool
+) -> Iterator[Part]:
+    """kinds: list every group of these kinds; None: the first groups of each kind. ranks: list every
+    rank. full: fold nothing."""
+    yield Section("layout", "Layout")
+    yield Picture(drawn=lambda: _map(plan, topology), letters=lambda: node_letters(plan, topology, full=full))
+    yield from _homes(plan, topology)
+    yield from grid_parts(plan, topology)
+    yield from groups_parts(plan, topology, kinds, full=full)
+    if ranks:
+        yield ranks_table(plan, topology)
+
+
+def _map(plan: Plan, topology: Topology) -> Iterable[Raw]:
+    from mpctl.render.plan_map import map_of
+
+    return map_of(plan, topology)
+
+
+def _homes(plan: Plan, topology: Topology) -> Iterator[DataTable]:
+    """Where experts live: a row for each place along ep, with its ranks of the first stage."""
+    homes = expert_homes(plan.job)
+    if len(homes) < 2:
+        return
+    view = topology.view_of("ep")
+    stage = view.group(0, *(axis for axis in view.sizes if axis != "pp"))
+    rows = []
+    for at, held in enumerate(homes):
+        ranks = [rank for rank in stage if view.coords(rank)["ep"] == at]
+        rows.append((f"ep {at}", span_text(held.start, held.stop - 1), members_text(ranks), f"{len(ranks):,}"))
+    parts = f", 1/{plan.job.parallel.etp} of each" if plan.job.parallel.etp > 1 else ""
+    title = f"Experts of a layer and the ranks of its stage that hold them{parts}; stage 0"
+    columns = ("place", "experts", "ranks", "count")
+    yield table_of(title, columns, rows, left=columns[:3], fold="both")
+
+
+def node_letters(plan: Plan, topology: Topology, *, full: bool) -> Iterator[RenderableType]:
     """A few nodes as boxes; of many that are alike the first one. full: all of them."""
     shown = range(topology.nodes)
     if not full and topology.nodes > SHOWN_NODES:
@@ -74,9 +116,7 @@ def _row(topology: Topology, ranks: range) -> Text:
     return Text("\n").join(rows)
 
 
-def groups_part(
-    plan: Plan, topology: Topology, kinds: tuple[str, ...] | None, *, full: bool
-) -> Iterator[RenderableType]:
+def groups_parts(plan: Plan, topology: Topology, kinds: tuple[str, ...] | None, *, full: bool) -> Iterator[Part]:
     """The groups of each kind; kinds None: all kinds, of each the first groups. full: every one.
     Where links join more than a node, with the innermost level that holds a group."""
     if kinds == ():
@@ -97,12 +137,12 @@ def groups_part(
         rows.append((kind, f"{len(groups):,}", str(len(groups[0])), *within, members))
     if rows:
         columns = ("group", "count", "size", *levels, "members")
-        yield plain_table("\nRank groups", columns, rows, left=("group", "within", "members"))
+        yield table_of("Rank groups", columns, rows, left=("group", "within", "members"))
     if single:
-        yield Text(f"groups of one rank: {', '.join(single)}", style="dim")
+        yield Sentence(f"groups of one rank: {', '.join(single)}", "note")
 
 
-def ranks_part(plan: Plan, topology: Topology) -> Table:
+def ranks_table(plan: Plan, topology: Topology) -> DataTable:
     """Every rank with its node, its coordinates and its layers."""
     parts = topology.parts
     dense = (name for axis in topology.whole_order for name in (axis, *parts.get(axis, ())))
@@ -114,29 +154,51 @@ def ranks_part(plan: Plan, topology: Topology) -> Table:
         coords = (str(entry["coords"][axis]) for axis in axes)
         layers = stage_layers_text(entry.get("layers", []), entry.get("stacks"))
         rows.append((str(rank), str(entry["node"]), str(entry["local_rank"]), *coords, layers))
-    columns = ("rank", "node", "local", *axes, "layers")
-    return plain_table("\nRanks", columns, rows, left=("layers",))
+    return table_of("Ranks", ("rank", "node", "local", *axes, "layers"), rows, left=("layers",))
 
 
-DRAWN_RANKS = 64
-
-
-def grid_part(plan: Plan, topology: Topology) -> Iterator[RenderableType]:
-    """What each axis of the grid cuts and sends, and the first tp group; nothing in 1d."""
+def grid_parts(plan: Plan, topology: Topology) -> Iterator[Part]:
+    """What each axis of the grid cuts and sends, the first tp group, and the blocks of its ranks; nothing
+    in 1d."""
     axes = topology.parts.get("tp", ())
     if not axes:
         return
     known = {axis.name: axis for axis in GRID_AXES}
-    title = f"\nTensor parallelism in {plan.job.parallel.tensor_mode}"
     rows = [(name, str(topology.sizes[name]), known[name].splits, known[name].sends) for name in axes]
     columns = ("axis", "ranks", "cuts", "sends")
-    yield plain_table(title, columns, rows, left=("axis", "cuts", "sends"))
-    if topology.group_size("tp") <= DRAWN_RANKS:
-        yield from _squares(topology, axes)
+    title = f"Tensor parallelism in {plan.job.parallel.tensor_mode}"
+    yield table_of(title, columns, rows, left=("axis", "cuts", "sends"))
+    yield Picture(drawn=lambda: _grid_figure(plan, topology), letters=lambda: _squares(topology, axes))
+    yield from _blocks(plan, topology)
+
+
+def _grid_figure(plan: Plan, topology: Topology) -> Iterable[Raw]:
+    from mpctl.render.plan_map import grid_figure
+
+    return grid_figure(plan, topology)
+
+
+def _blocks(plan: Plan, topology: Topology) -> Iterator[DataTable]:
+    """The blocks of the ranks of the first tp group."""
+    from mpctl.plan.planning.tensor_modes import rank_blocks
+
+    rows = []
+    for rank in topology.group(0, "tp")[:DRAWN_RANKS]:
+        held = rank_blocks(plan, topology, rank)
+        coords = topology.coords(rank)
+        place = ", ".join(f"{axis} {coords[axis]}" for axis in topology.parts["tp"])
+        if held:
+            texts = (f"{block.rows.text}, {block.columns.text}" for block in held)
+            rows.append((f"rank {rank}", place, *texts))
+    if rows:
+        columns = ("rank", "place", "X", "W", "Y")
+        yield table_of(f"Blocks of Y = X W that {len(rows)} ranks hold", columns, rows, left=columns, fold="both")
 
 
 def _squares(topology: Topology, axes: tuple[str, ...]) -> Iterator[RenderableType]:
     """The first tp group: a square for each place along the slowest of three axes."""
+    if topology.group_size("tp") > DRAWN_RANKS:
+        return
     (fast, slow, *outer), ranks = axes, topology.group(0, "tp")
     across, down = topology.sizes[fast], topology.sizes[slow]
     digits = len(str(ranks[-1]))

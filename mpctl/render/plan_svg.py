@@ -46,7 +46,7 @@ from mpctl.render.fold import span_text
 from mpctl.render.markup import Raw, el, join, number
 from mpctl.render.svg import Part, picture_file, stacked
 from mpctl.render.svg_grid import GridPicture
-from mpctl.render.svg_timeline import WIDTH, Picture, legend
+from mpctl.render.svg_timeline import WIDTH, StepPicture, legend
 
 CELL, HIGH, SPACE, HEAD = 56, 36, 4, 22
 TILE_WIDTH, TILE_HEIGHT = 72, 30
@@ -176,7 +176,7 @@ def _timeline(plan: Plan, step: StepLine | str) -> Iterator[Part]:
     if isinstance(step, str):
         yield el("text", f"No timeline: {step}", y=12, class_="dim"), 20
         return
-    picture = Picture.of(step)
+    picture = StepPicture.of(step)
     yield el("text", timeline_title(plan, step), y=14, class_="title"), 26
     yield el("g", legend(step)), 22
     yield picture.draw(), picture.height

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from math import nan
 from pathlib import Path
 from typing import Any
@@ -11,19 +11,24 @@ from typing import Any
 from mpctl.core.errors import InputError
 from mpctl.core.units import COMPUTE, MEMORY, Measure, UnitError, parse_measure
 from mpctl.plan.rules.launched import keys_not_launched
-from mpctl.render.console import get_console, plain_table, visible
+from mpctl.render.console import visible
+from mpctl.render.parts import Part, table_of
+from mpctl.render.terminal import print_parts
 from mpctl.spec.load import load_job
 from mpctl.spec.presets import Kind, PresetFile
 
 
 def print_presets(kinds: Mapping[Kind, Mapping[str, PresetFile]]) -> None:
     """A table for each kind: names, the folder where each was found, and what it is in short."""
-    console = get_console()
+    print_parts(presets_parts(kinds))
+
+
+def presets_parts(kinds: Mapping[Kind, Mapping[str, PresetFile]]) -> Iterator[Part]:
     for kind, files in kinds.items():
         trains = ["trains"][: kind == "models"]
         columns = ("name", "from", *trains, "what")
         rows = ((name, _origin(file), *(_trains(name) for _ in trains), _summary(file)) for name, file in files.items())
-        console.print(plain_table(kind, columns, rows, left=columns, whole=1), "")
+        yield table_of(kind, columns, rows, left=columns, whole=1)
 
 
 def _trains(name: str) -> str:

@@ -7,16 +7,15 @@ most, and a layer's totals.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-from rich.table import Table
-from rich.text import Text
+from collections.abc import Callable, Iterator, Mapping
 
 from mpctl.core.units import bytes_text, part_text, plural, ranges_text, seconds_text
-from mpctl.records.rundir.rank_files import AuditFigures, AuditRow, StepAudit
+from mpctl.records.rundir.rank_files import AuditFigures, AuditRow, AuditTotal, StepAudit
 from mpctl.records.rundir.summary import PlannedMeasured
-from mpctl.render.console import get_console, marked
+from mpctl.render.console import get_console
+from mpctl.render.parts import Column, DataTable, Part, Sentence, table_of
 from mpctl.render.progress import ProgressView, TaskBar
+from mpctl.render.terminal import print_parts
 from mpctl.run.launch.rehearse import RankRehearsal, RehearsalDocument
 
 WORST = 10
@@ -24,7 +23,7 @@ WIDE = 150  # columns of a terminal that shows the operations too
 NARROW = 105  # columns below which a table leaves out what others of it imply
 
 
-def audit_parts(audit: StepAudit, width: int) -> Iterator[Table | Text]:
+def audit_parts(audit: StepAudit, width: int) -> Iterator[DataTable | Sentence]:
     """The output for one rank's audit on a terminal of `width` columns: the rows that lose most, in
     figures of one layer and micro batch; one layer of each kind in each pass, and the rest of a
     step; notes on what they count."""
@@ -32,32 +31,18 @@ def audit_parts(audit: StepAudit, width: int) -> Iterator[Table | Text]:
     shown = ["kernels", "moves", "least", "over"]
     if is_timed:
         shown = ["kernels", "moves", "over"] if width < NARROW else [*FIGURES]
-    saves, operations = ["saves"][:is_timed], ["most of them"][: width >= WIDE]
-    yield _table(
-        ("what loses most", "pass", "times", *shown, *saves, *operations),
-        (
-            (
-                row["module"],
-                row["phase"],
-                f"{row['times']:,.0f}",
-                *(FIGURES[name](row) for name in shown),
-                *(_saving(row) for _ in saves),
-                *(_operations(row["operations"]) for _ in operations),
-            )
-            for row in audit["rows"][:WORST]
-        ),
-        left=("what loses most", "pass", "most of them"),
-    )
-    columns = ("a layer, a micro batch", "pass", *shown)
-    totals = (
-        (
-            total["part"] if "*" in total["part"] else f"{total['part']}, a step",
-            total["phase"],
-            *(FIGURES[name](total) for name in shown),
-        )
-        for total in audit["totals"]
-    )
-    yield _table(columns, totals, left=columns[:2])
+    figures = [Column(name, FIGURES[name]) for name in shown]
+    columns = [
+        Column("what loses most", "module", left=True),
+        Column("pass", "phase", left=True),
+        Column("times", "times", "{:,.0f}".format),
+        *figures,
+        *[Column("saves", _saving)][:is_timed],
+        *[Column("most of them", "operations", _operations, left=True)][: width >= WIDE],
+    ]
+    yield DataTable("", columns, audit["rows"][:WORST], whole=len(columns))
+    part = Column("a layer, a micro batch", _part_text, left=True)
+    yield DataTable("", (part, Column("pass", "phase", left=True), *figures), audit["totals"])
     note = (
         "least: every input of a module read once, every tensor that is needed later written "
         "once, in one kernel for each product"
@@ -65,20 +50,14 @@ def audit_parts(audit: StepAudit, width: int) -> Iterator[Table | Text]:
     if is_timed:
         note = note.replace("least:", "over: times the least,", 1) if width < NARROW else note
         note += "; saves: what a step would take less"
-    yield Text(f"{note}. {audit['assumption']}", style="dim")
+    yield Sentence(f"{note}. {audit['assumption']}", "note")
     if audit["unknown"]:
         unknown = ", ".join(audit["unknown"])
-        yield Text(f"counted as one kernel each, not known to be: {unknown}", style="yellow")
+        yield Sentence(f"counted as one kernel each, not known to be: {unknown}", "warning")
 
 
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: Sequence[str] = ()) -> Table:
-    """A table whose cells are cut rather than broken into lines."""
-    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
-    for name in columns:
-        table.add_column(name, justify="left" if name in left else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    return table
+def _part_text(total: AuditTotal) -> str:
+    return total["part"] if "*" in total["part"] else f"{total['part']}, a step"
 
 
 def _ratio(figures: AuditFigures) -> str:
@@ -131,45 +110,34 @@ class RehearsalView(ProgressView):
 
 def print_rehearsal(document: RehearsalDocument) -> None:
     """Print a rehearsal on stdout: memory, messages, differences from the plan, the verdict."""
-    console = get_console()
+    print_parts(rehearsal_parts(document, get_console().width))
+
+
+def rehearsal_parts(document: RehearsalDocument, width: int) -> Iterator[Part]:
+    """width: of the terminal, in columns."""
     ranks = [rank for rank in document["ranks"] if rank["failure"] is None]
-    console.print(Text(f"{document['kind']}, {document['dtype']}", style="dim"))
+    yield Sentence(f"{document['kind']}, {document['dtype']}", "note")
     if len(ranks) == 1:
-        console.print(_one_memory(ranks[0]))
+        yield _one_memory(ranks[0])
     elif ranks:
-        console.print(_memories(ranks))
+        yield DataTable("", MEMORIES, ranks)
     if ranks:
-        console.print(_messages(ranks))
+        yield _messages(ranks)
     if any(rank["micro_batches_run"] < rank["micro_batches"] for rank in ranks):
-        console.print(Text(document["law"], style="dim"), soft_wrap=True)
+        yield Sentence(document["law"], "note")
     for rank in ranks:
         if "audit" in rank:
-            console.print(Text(f"rank {rank['rank']}, stage {rank['coords']['pp']}", style="bold"))
-            for part in audit_parts(rank["audit"], console.width):
-                console.print(part, soft_wrap=True)
+            yield Sentence(f"rank {rank['rank']}, stage {rank['coords']['pp']}", "lead")
+            yield from audit_parts(rank["audit"], width)
     for rank in document["ranks"]:
-        for line in _differences(rank):
-            console.print(marked("✗", line), soft_wrap=True)
+        yield from (Sentence(line, "refused") for line in _differences(rank))
         for place in rank.get("host_syncs", ()):
             line = f"rank {rank['rank']}: in every step the host waits for its device at {place}"
-            console.print(marked("!", line), soft_wrap=True)
-    console.print(_verdict(document, ranks), soft_wrap=True)
+            yield Sentence(line, "warning")
+    yield _verdict(document, ranks)
 
 
-def _memories(ranks: list[RankRehearsal]) -> Table:
-    """Memory of each rank at its peak."""
-    rows = []
-    for rank in ranks:
-        states = sum(pair["measured"] for pair in rank["state_bytes"].values())
-        at_peak, peak = rank["at_peak"], rank["peak_bytes"]
-        sizes = (states, at_peak["activations"], at_peak["temporaries"], *_both(peak)[::-1])
-        where = (str(rank["rank"]), str(rank["coords"]["pp"]))
-        rows.append((*where, *map(bytes_text, sizes), _more(peak)))
-    columns = ("rank", "stage", "states", "activations", "temporary", "peak", "plan", "beyond")
-    return _table(columns, rows)
-
-
-def _one_memory(rank: RankRehearsal) -> Table:
+def _one_memory(rank: RankRehearsal) -> DataTable:
     def compared(name: str, pair: PlannedMeasured) -> tuple[str, ...]:
         return name, *map(bytes_text, _both(pair)), _more(pair)
 
@@ -185,7 +153,7 @@ def _one_memory(rank: RankRehearsal) -> Table:
         ("while the model is built", "", bytes_text(rank["building_bytes"]), ""),
         ("with allocator and context", "", bytes_text(rank["device_bytes"]), ""),
     ]
-    return _table(columns, rows, left=columns[:1])
+    return table_of("", columns, rows, left=columns[:1])
 
 
 def _both(pair: PlannedMeasured) -> tuple[int, int]:
@@ -205,7 +173,20 @@ def _excess(pair: PlannedMeasured) -> float:
     return pair["measured"] / pair["planned"] - 1
 
 
-def _messages(ranks: list[RankRehearsal]) -> Table:
+MEMORIES = (
+    Column("rank", "rank"),
+    Column("stage", lambda rank: rank["coords"]["pp"]),
+    Column("states", lambda rank: sum(pair["measured"] for pair in rank["state_bytes"].values()), bytes_text),
+    Column("activations", lambda rank: rank["at_peak"]["activations"], bytes_text),
+    Column("temporary", lambda rank: rank["at_peak"]["temporaries"], bytes_text),
+    Column("peak", lambda rank: rank["peak_bytes"]["measured"], bytes_text),
+    Column("plan", lambda rank: rank["peak_bytes"]["planned"], bytes_text),
+    Column("beyond", "peak_bytes", _more),
+)
+"""Memory of each rank at its peak."""
+
+
+def _messages(ranks: list[RankRehearsal]) -> DataTable:
     """Messages of a step, one row for each kind; stages that send the same are one group."""
     columns, rows = ("stages", "axis", "kind", "messages", "bytes a step", "plan"), []
     alike: dict[str, list[RankRehearsal]] = {}
@@ -219,7 +200,7 @@ def _messages(ranks: list[RankRehearsal]) -> Table:
             amounts = (f"{sent['count']:,}", bytes_text(sent["bytes"]), sign)
             rows.append((stages, *name.split(" ", 1), *amounts))
             stages = ""
-    return _table(columns, rows, left=columns[:3])
+    return table_of("", columns, rows, left=columns[:3])
 
 
 def _differences(rank: RankRehearsal) -> Iterator[str]:
@@ -238,10 +219,10 @@ def _differences(rank: RankRehearsal) -> Iterator[str]:
             yield f"{who}, {name}: {measured}, but {planned} planned"
 
 
-def _verdict(document: RehearsalDocument, ranks: list[RankRehearsal]) -> Text:
+def _verdict(document: RehearsalDocument, ranks: list[RankRehearsal]) -> Sentence:
     count = f"{len(document['ranks']):,} of {plural(document['world_size'], 'rank')} rehearsed"
     if len(ranks) < len(document["ranks"]):
-        return Text(f"{count}, {len(document['ranks']) - len(ranks)} failed", "bold red")
+        return Sentence(f"{count}, {len(document['ranks']) - len(ranks)} failed", "failed")
     fullest = max(ranks, key=_most)
     name = f"rank {fullest['rank']}"
     words = f"{f'the fullest, {name},' if len(ranks) > 1 else name} {_peak(fullest, document)}"
@@ -250,8 +231,7 @@ def _verdict(document: RehearsalDocument, ranks: list[RankRehearsal]) -> Text:
     words += f"; {_beside_plan(ranks)}"
     statuses = {True: "fits", False: "does not fit", None: "not known whether it fits"}
     is_well = document["agrees"] and document["fits"] is not False
-    status = (statuses[document["fits"]], "bold green" if is_well else "bold red")
-    return Text.assemble(status, f": {count}; {words}")
+    return Sentence(f"{statuses[document['fits']]}: {count}; {words}", "passed" if is_well else "failed")
 
 
 def _most(rank: RankRehearsal) -> int:

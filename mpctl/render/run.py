@@ -18,9 +18,11 @@ from mpctl.core.units import bytes_text, count_text, plural, seconds_text
 from mpctl.records.rundir.directory import RunDir
 from mpctl.records.rundir.rank_files import StepRecord, loss_text
 from mpctl.records.rundir.summary import STATES, ExpertSummary, PlanAndRun, RankComparison, RunSummary, SaveSummary
-from mpctl.render.console import NamedRows, get_console, marked, say
+from mpctl.render.console import get_console, marked, say
 from mpctl.render.output import print_json
+from mpctl.render.parts import Facts, Part, Sentence, Style
 from mpctl.render.progress import progress_bar
+from mpctl.render.terminal import print_parts
 from mpctl.run.launch.launch_plan import HostCommand, LaunchPlan
 
 if TYPE_CHECKING:
@@ -88,13 +90,16 @@ def step_figures(record: StepRecord, validation: float | None, predicted: float 
 
 def print_summary(summary: RunSummary, run_dir: str) -> None:
     """Print a run's summary on stdout."""
-    console = get_console()
-    style = {"finished": "bold green", "stopped": "bold yellow", "failed": "bold red"}
+    print_parts(summary_parts(summary, run_dir))
+
+
+STYLE: dict[str, Style] = {"finished": "passed", "failed": "failed"}
+
+
+def summary_parts(summary: RunSummary, run_dir: str) -> Iterator[Part]:
     status = summary["status"]
-    steps = plural(summary["steps"], "step")
-    console.print(Text.assemble((status, style[status]), f" after {steps}"))
-    console.print(NamedRows(summary_rows(summary)))
-    console.print(Text.assemble(("run directory  ", "dim"), run_dir))
+    yield Sentence(f"{status} after {plural(summary['steps'], 'step')}", STYLE.get(status, "head"))
+    yield Facts([*summary_rows(summary), ("run directory", run_dir)])
 
 
 def summary_rows(summary: PlanAndRun) -> Iterator[tuple[str, str]]:

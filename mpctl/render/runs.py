@@ -9,16 +9,19 @@ from datetime import datetime
 from typing import Any
 
 from rich.progress import Progress, SpinnerColumn, TextColumn
-from rich.table import Table
 from rich.text import Text
 
 from mpctl.core.units import bytes_text, count_text, plural, ranks_text, seconds_text
-from mpctl.render.console import NamedRows, get_console, marked
+from mpctl.records.rundir.goodput import TimeSpent, time_spent
+from mpctl.records.rundir.metrics import ordered, points
+from mpctl.render.console import get_console, marked
+from mpctl.render.parts import Bar, Bars, Column, DataTable, Facts, Figures, Part, Section, Sentence, table_of
 from mpctl.render.progress import clock
-from mpctl.render.run import expert_rows, summary_rows
+from mpctl.render.run import STYLE, expert_rows, summary_rows
+from mpctl.render.terminal import print_parts
 from mpctl.run.history.listing import RunRow, RunsDocument
 from mpctl.run.history.saved import CheckpointRow, SavedRun
-from mpctl.run.history.show import ShownRun
+from mpctl.run.history.show import ShownRun, X, find_series, show_run
 from mpctl.run.history.status import LauncherRow, StatusDocument
 from mpctl.run.history.stop import Stopped
 from mpctl.spec.job import JobSpec
@@ -40,27 +43,25 @@ def print_runs(listing: RunsDocument) -> None:
     """Print the runs of a folder on stdout; below the table, the errors of runs and why runs failed
     before their first step."""
     console, rows = get_console(), listing["runs"]
+    titles = shown_columns(rows, console.width) if console.is_terminal else list(COLUMNS)
+    if rows and not console.is_terminal:  # a file or a pipe is as wide as the table
+        console.width = _width(rows, titles)
+    print_parts(runs_parts(listing, titles), console=console)
+
+
+def runs_parts(listing: RunsDocument, titles: Sequence[str]) -> Iterator[Part]:
+    """titles: of the columns that are shown."""
+    rows = listing["runs"]
     if rows:
-        titles = shown_columns(rows, console.width) if console.is_terminal else list(COLUMNS)
-        if not console.is_terminal:  # a file or a pipe is as wide as the table
-            console.width = _width(rows, titles)
-        table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0))
-        for title in titles:
-            table.add_column(title, justify="left" if title in WORD_COLUMNS else "right")
-        for row in rows:
-            cells = {title: Text(COLUMNS[title](row)) for title in titles}
-            cells["status"].stylize(STYLES[row["status"]])
-            table.add_row(*cells.values())
-        console.print(table)
+        yield DataTable("", [Column(title, COLUMNS[title], left=title in WORD_COLUMNS) for title in titles], rows)
     else:
-        console.print(Text(f"no runs in {listing['folder']}"))
+        yield Sentence(f"no runs in {listing['folder']}")
     problems = [(r["name"], text) for r in rows for text in r["problems"]]
     problems += [(r["name"], r["failure"]) for r in rows if r["failure"] and not r["step"]]
     for name, text in problems:
-        console.print(marked("!", f"{name}: {text}"), soft_wrap=True)
+        yield Sentence(f"{name}: {text}", "warning")
     if listing["others"]:
-        others = f"not runs of mpctl: {', '.join(listing['others'])}"
-        console.print(Text(others, "dim"), soft_wrap=True)
+        yield Sentence(f"not runs of mpctl: {', '.join(listing['others'])}", "note")
 
 
 def shown_columns(rows: Sequence[RunRow], width: int) -> list[str]:
@@ -119,10 +120,92 @@ def _resume(path: object) -> str:
 
 def print_run(run: SavedRun, document: ShownRun) -> None:
     """Print one run on stdout: its job, its results, how it ended."""
-    console = get_console()
-    title = Text.assemble((run.name, "bold"), "  ", (run.status, STYLES[run.status]))
-    console.print(title.append(f" after {reached_text(run)}"), soft_wrap=True)
-    console.print(NamedRows(run_rows(run, document)))
+    print_parts(run_parts(run, document))
+
+
+def run_page(run: SavedRun, command: str, x: X = "step") -> str:
+    """The page as HTML. run: with its records (`open_runs`); command: the line that makes it again;
+    x: the horizontal axis of the curves."""
+    from mpctl.render.page import page_text
+
+    return page_text(run_parts(run, show_run(run), x), command=command)
+
+
+CURVES = {
+    "Loss": ("loss", "validation_loss"),
+    "Speed": ("step_seconds",),
+    "Communication": ("communication_seconds",),
+    "Memory": ("memory_bytes", "reserved_memory_bytes"),
+}
+"""Pictures by name, with their metrics, those of further corpora and of single axes included."""
+LISTED, LEAST_PAUSE = 8, 1.0
+"""The longest pauses are listed: how many at most, and of how many seconds at least."""
+
+
+def run_parts(run: SavedRun, document: ShownRun, x: X | None = None) -> Iterator[Part]:
+    """The parts of a run. x: the horizontal axis of the curves of a page, None for a terminal."""
+    yield Sentence(f"run: {run.name}", "title", "page")
+    yield Sentence(f"{run.name}  {run.status} after {reached_text(run)}", STYLE.get(run.status, "head"))
+    if x is not None:
+        spent = time_spent(run.records)
+        if document["failure"]:
+            yield Sentence(failure_text(document["failure"]))
+        yield Figures(list(_headline(document, spent)))
+        yield from _curves(run, x)
+        if spent is not None:
+            yield from _time_parts(spent)
+    yield Section("facts", "Facts")
+    yield Facts(list(run_rows(run, document)))
+
+
+def _curves(run: SavedRun, x: X) -> Iterator[Part]:
+    """The curves of the metrics that the run has numbers of."""
+    from mpctl.render.curves import curves_chart
+
+    present = ordered(name for record in run.records for point in points(record) for name in point.values)
+    for title, bases in CURVES.items():
+        names = [name for name in present if name.partition("/")[0] in bases]
+        if names:
+            yield Section(title.lower(), title)
+            yield curves_chart(find_series([run], names, x), x)
+
+
+def _headline(document: ShownRun, spent: TimeSpent | None) -> Iterator[tuple[str, str]]:
+    if document["final_loss"] is not None:
+        yield "loss", f"{document['final_loss']:.4f}"
+    if document["validation_loss"] is not None:
+        yield "validation loss", f"{document['validation_loss']:.4f}"
+    if document["step_seconds"] is not None:
+        yield "a step", seconds_text(document["step_seconds"])
+    if document["tokens_per_second"] is not None:
+        yield "tokens/s", count_text(document["tokens_per_second"])
+    if document["mfu"] is not None:
+        yield "MFU", f"{document['mfu']:.1%}"
+    if spent is not None:
+        yield "goodput", f"{spent.steps / spent.wall:.1%}"
+    if document["attempts"]:
+        yield "attempts", str(document["attempts"])
+
+
+def _time_parts(spent: TimeSpent) -> Iterator[Part]:
+    """Where the time went, and the longest pauses."""
+    shares = {
+        "steps that count": spent.steps,
+        "saves that training waited for": spent.saves,
+        "restarts, steps done again, validations": spent.paused,
+    }
+    longest = sorted(spent.pauses, key=lambda pause: pause.seconds, reverse=True)[:LISTED]
+    pauses = [
+        (f"before step {pause.step:,}", seconds_text(pause.seconds))
+        for pause in sorted(longest)
+        if pause.seconds >= LEAST_PAUSE
+    ]
+    yield Section("time", "Where the time went")
+    yield Bars("", list(shares), [Bar("", list(shares.values()))], seconds_text, spent.wall)
+    rows = [(name, f"{seconds_text(seconds)} ({seconds / spent.wall:.1%})") for name, seconds in shares.items()]
+    yield table_of("From the begin of the first step to the end of the last", ("", "took"), rows, left=("",))
+    if pauses:
+        yield table_of("The longest pauses between two steps", ("", "lasted"), pauses, left=("",))
 
 
 def program_text(argv: Sequence[str]) -> str:
@@ -236,14 +319,15 @@ NOT_RUNNING = "not begun, or ended"
 
 def print_status(status: StatusDocument) -> None:
     """Print the status of a run on stdout, with problems at its end."""
-    console = get_console()
-    title = Text.assemble((status["name"], "bold"), "  ")
-    title.append(status["status"], STYLES[status["status"]])
-    title.append(" (stopping)" if status["is_stopping"] else "")
-    console.print(title.append(_progress(status)), soft_wrap=True)
-    console.print(NamedRows(_status_rows(status)))
-    for text in _troubles(status):
-        console.print(marked("!", text), soft_wrap=True)
+    print_parts(status_parts(status))
+
+
+def status_parts(status: StatusDocument) -> Iterator[Part]:
+    stopping = " (stopping)" if status["is_stopping"] else ""
+    title = f"{status['name']}  {status['status']}{stopping}{_progress(status)}"
+    yield Sentence(title, STYLE.get(status["status"], "head"))
+    yield Facts(list(_status_rows(status)))
+    yield from (Sentence(text, "warning") for text in _troubles(status))
 
 
 def _progress(status: StatusDocument) -> str:

@@ -7,14 +7,16 @@ a model may hold anything: characters that steer a terminal are left out.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rich.text import Text
 
 from mpctl.core.units import seconds_text
-from mpctl.render.console import get_console, plain_table, visible
+from mpctl.render.console import get_console, visible
+from mpctl.render.parts import Column, DataTable, Part, Sentence
 from mpctl.render.progress import ProgressView, TaskBar
+from mpctl.render.terminal import print_parts
 
 if TYPE_CHECKING:
     from mpctl.run.inference.evaluate import EvalDocument
@@ -106,28 +108,26 @@ def _write(text: str) -> None:
     sys.stdout.flush()
 
 
-COLUMNS = ("corpus", "loss", "perplexity", "samples", "tokens", "time")
-RECORDED = "recorded in training"
-
-
 def print_evaluation(document: EvalDocument) -> None:
     """Print loss and perplexity of each corpus on stdout, and what was evaluated."""
-    console, rows = get_console(), document["corpora"]
+    print_parts(evaluation_parts(document))
+
+
+CORPORA = (
+    Column("corpus", "name", left=True),
+    Column("loss", "loss", "{:,.4f}".format),
+    Column("perplexity", "perplexity", "{:,.2f}".format),
+    Column("samples", "samples", "{:,}".format),
+    Column("tokens", "tokens", "{:,}".format),
+    Column("time", "seconds", seconds_text),
+)
+RECORDED = Column("recorded in training", "recorded_loss", "{:,.4f}".format)
+
+
+def evaluation_parts(document: EvalDocument) -> Iterator[Part]:
+    rows = document["corpora"]
     is_recorded = any(row["recorded_loss"] is not None for row in rows)
-    columns = (*COLUMNS, *[RECORDED][:is_recorded])
-    cells = (
-        (
-            row["name"],
-            _figure(row["loss"]),
-            _figure(row["perplexity"], 2),
-            f"{row['samples']:,}",
-            f"{row['tokens']:,}",
-            seconds_text(row["seconds"]),
-            *[_figure(row["recorded_loss"])][:is_recorded],
-        )
-        for row in rows
-    )
-    console.print(plain_table("", columns, cells, left=["corpus"]))
+    yield DataTable("", (*CORPORA, *[RECORDED][:is_recorded]), rows)
     step = "" if document["step"] is None else f"step {document['step']} of "
     layout = " ".join(f"{axis} {n}" for axis, n in document["sizes"].items() if n > 1)
     parts = [
@@ -137,8 +137,4 @@ def print_evaluation(document: EvalDocument) -> None:
         document["device"],
         layout or "one rank",
     ]
-    console.print(Text(", ".join(parts), style="dim"))
-
-
-def _figure(value: float | None, digits: int = 4) -> str:
-    return "" if value is None else f"{value:,.{digits}f}"
+    yield Sentence(", ".join(parts), "note")

@@ -1,22 +1,22 @@
-"""The answer of a search: the best layouts, why no. 1 is the best, and the cost of less memory.
-
-Its page shows the same sentences and cells.
-"""
+"""The answer of a search: the best layouts, why no. 1 is the best, and the cost of less memory."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-
-from rich.console import RenderableType
-from rich.table import Table
-from rich.text import Text
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from mpctl.core.records import Json
 from mpctl.core.units import bytes_text, count_text, days_text, energy_text, plural, seconds_text
 from mpctl.plan.planning.summary import training_line
 from mpctl.plan.search.document import LayoutEntry, NoLayoutEntry, SearchDocument
 from mpctl.plan.search.find import OPTIMISM, WIDE_BAND, ranking_error
-from mpctl.render.console import get_console, plain_table
+from mpctl.render.console import get_console, marked
+from mpctl.render.parts import DataTable, Lines, Part, Section, Sentence, table_of
+from mpctl.render.terminal import print_parts
+
+if TYPE_CHECKING:
+    from mpctl.render.charts import Chart
 
 OBJECTIVES = {
     "tokens": "most tokens a second",
@@ -163,39 +163,40 @@ def figure_cells(entry: LayoutEntry, *, has_cost: bool) -> list[str]:
 def print_search(document: SearchDocument) -> None:
     """Print a search's answer on stdout; that it was stopped before its end, on stderr."""
     if not document["is_complete"]:
-        note = Text("! stopped: the best that was found so far", "bold yellow")
-        get_console(stderr=True).print(note)
-    get_console(soft_wrap=True).print(*_paragraphs(document), sep="\n")
+        get_console(stderr=True).print(marked("!", "stopped: the best that was found so far"))
+    print_parts(search_parts(document))
 
 
-def _paragraphs(document: SearchDocument) -> Iterator[RenderableType]:
-    yield Text(headline(document), "bold")
-    yield from (Text(line) for line in header_lines(document))
-    if document["best"]:
-        yield _table("Best layouts", document["best"], first="#")
-        yield from (Text(line, "dim") for line in notes(document))
-        yield from _listed("Compared with no. 1", comparison_lines(document))
-        yield from _listed("Ready to type", [entry["command"] for entry in document["best"]])
+def search_parts(document: SearchDocument, points: Sequence[FrontPoint] = ()) -> Iterator[Part]:
+    """The best layouts, what sets them apart, and the line that runs each. points: the layouts that were
+    estimated, for a page."""
+    best, by_gpus = document["best"], document["by_gpus"]
+    yield Section("search", "Search")
+    yield Sentence(headline(document), "lead")
+    yield from map(Sentence, header_lines(document))
+    if best:
+        yield _table("Best layouts", best, first="#")
+        yield from (Sentence(line, "note") for line in notes(document))
+        if lines := comparison_lines(document):
+            yield Lines("Compared with no. 1", lines)
+        yield Lines("Ready to type", [entry["command"] for entry in best], are_commands=True)
+    if points:
+        yield from front_parts(points)
     if len(document["front"]) > 1:
         yield _table("The fastest layout for less and less memory", document["front"])
-    if document["by_gpus"]:
-        yield _table("Best by number of GPUs", document["by_gpus"], first="GPUs")
-        shown = document["best"][0]["gpus"] if document["best"] else None
+    if by_gpus:
+        yield _table("Best by number of GPUs", by_gpus, first="GPUs")
+        shown = best[0]["gpus"] if best else None
         commands = [
             f"{entry['command']}  # {plural(entry['gpus'], 'GPU')}"  # behind it, a shell's comment
-            for entry in document["by_gpus"]
+            for entry in by_gpus
             if "command" in entry and entry["gpus"] != shown
         ]
-        yield from _listed("Ready to type, by number of GPUs", commands)
+        if commands:
+            yield Lines("Ready to type, by number of GPUs", commands, are_commands=True)
 
 
-def _listed(title: str, lines: Sequence[str]) -> Iterator[Text]:
-    if lines:
-        yield Text(f"\n{title}", "bold")
-        yield from (Text(f"  {line}") for line in lines)
-
-
-def _table(title: str, entries: Sequence[LayoutEntry | NoLayoutEntry], *, first: str = "") -> Table:
+def _table(title: str, entries: Sequence[LayoutEntry | NoLayoutEntry], *, first: str = "") -> DataTable:
     """A row for each layout; first: the first column, `#` its place or `GPUs` their number."""
     is_priced = any(has_price(entry) for entry in entries)
     has_cost = is_priced or first == "GPUs"
@@ -211,5 +212,55 @@ def _table(title: str, entries: Sequence[LayoutEntry | NoLayoutEntry], *, first:
         else:
             cells = figure_cells(entry, has_cost=has_cost) + run_cells(entry) * has_runs
             rows.append((*lead, *cells, row_text(entry)))
-    columns = (*figures, "layout")
-    return plain_table(f"\n{title}", columns, rows, left=("layout",), whole=len(figures))
+    return table_of(title, (*figures, "layout"), rows, left=("layout",), whole=len(figures))
+
+
+FRONT = "no other beats it in both time and memory"
+DRAWN, LISTED = 1500, 200
+
+
+@dataclass(frozen=True, slots=True)
+class FrontPoint:
+    """A layout of the picture: seconds of a step and bytes on its fullest rank; layout: its
+    settings."""
+
+    label: str
+    seconds: float
+    bytes: float
+    is_on_front: bool
+    layout: str
+
+
+def front_parts(points: Sequence[FrontPoint]) -> Iterator[Part]:
+    """Time against memory, with the layouts that no other beats in both."""
+    front = sorted((p for p in points if p.is_on_front), key=lambda p: p.seconds)
+    others = [p for p in points if not p.is_on_front]
+    yield front_chart(front, others[:DRAWN])
+    rows = [
+        (p.label, p.layout, seconds_text(p.seconds), bytes_text(p.bytes), "yes" * p.is_on_front)
+        for p in [*front, *sorted(others, key=lambda p: p.seconds)][:LISTED]
+    ]
+    some = "All" if len(rows) == len(points) else f"The first {len(rows)} of"
+    title = f"{some} {len(points)} layouts that were estimated, those on the front first"
+    columns = ("name", "layout", "step time", "memory", "front")
+    yield table_of(title, columns, rows, left=columns[:2], fold="both")
+
+
+def front_chart(front: Sequence[FrontPoint], others: Sequence[FrontPoint]) -> Chart:
+    """The layouts as points, those of the front on a line."""
+    from mpctl.render.charts import Chart, ChartAxis, ChartSeries, Look, Mark, Panel
+
+    def series(name: str, points: Sequence[FrontPoint], colour: int, look: Look) -> ChartSeries:
+        marks = (Mark(p.seconds, p.bytes, _point_text(p), is_hollow=not p.is_on_front) for p in points)
+        return ChartSeries(name, tuple(marks), look, colour)
+
+    drawn = [series("others", others, 6, "points")] if others else []
+    drawn += [series(FRONT, front, 1, "line")] if front else []
+    title = f"Step time against memory of {len(front) + len(others)} layouts, {len(front)} of them on the front"
+    axes = ChartAxis("step time", seconds_text, base=10), ChartAxis("memory", bytes_text, base=2)
+    return Chart("front", title, "", *axes, (Panel("", tuple(drawn)),))
+
+
+def _point_text(point: FrontPoint) -> str:
+    figures = f"{seconds_text(point.seconds)}, {bytes_text(point.bytes)}"
+    return f"{point.label}: {point.layout}, {figures}"

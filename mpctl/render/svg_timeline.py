@@ -97,14 +97,14 @@ def _joined(windows: Iterable[tuple[float, float]]) -> list[tuple[float, float]]
 
 
 @dataclass(frozen=True)
-class Picture:
+class StepPicture:
     """The timeline of a step, which a page and a file draw."""
 
     step: StepLine
     scale: Scale
 
     @classmethod
-    def of(cls, step: StepLine) -> Picture:
+    def of(cls, step: StepLine) -> StepPicture:
         """The picture of a step, on the scale that suits it."""
         return cls(step, Scale.of(step))
 
@@ -129,6 +129,19 @@ class Picture:
         batches = plural(m, "micro batch", "micro batches")
         where = f"{batches} on {plural(stages, 'stage')}"
         return f"Schedule of {where}, {seconds_text(self.step.seconds)}"
+
+    def element(self) -> Raw:
+        """The picture of a page, below the legend of its colours."""
+        return el(
+            "svg",
+            el("title", self.label),
+            el("g", legend(self.step)),
+            el("g", self.draw(), transform="translate(0 20)"),
+            viewBox=f"0 0 {WIDTH + 2} {self.height + 20}",
+            role="img",
+            aria_label=self.label,
+            class_="timeline",
+        )
 
     def draw(self) -> Raw:
         """The rows and the axis of time."""

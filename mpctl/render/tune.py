@@ -21,8 +21,10 @@ from rich.text import Text
 from mpctl.core.units import count_text, plural, seconds_text
 from mpctl.measure.tune.state import PAGE
 from mpctl.plan.planning.layout_settings import layout_text
-from mpctl.render.console import get_console, marked, plain_table
+from mpctl.render.console import get_console, marked
+from mpctl.render.parts import Figures, Lines, Part, Section, Sentence, table_of
 from mpctl.render.progress import clock
+from mpctl.render.terminal import drawn_table, print_parts
 
 if TYPE_CHECKING:
     from mpctl.measure.tune.document import BestEntry, MeasuredEntry, TrialEntry, TuneDocument
@@ -109,14 +111,14 @@ class TuneView:
     def _shown(self, tuning: Tuning) -> RenderableType:
         rows = [self._row(record) for record in tuning.records[-SHOWN_TRIALS:]]
         columns = ("#", "planned", "expected", "measured", "layout", "why")
-        table = plain_table("", columns, rows, left=("layout", "why"), whole=4)
+        table = table_of("", columns, rows, left=("layout", "why"), whole=4)
         left = f"{clock(tuning.left)} left of {clock(tuning.limits.seconds)}"
         made = plural(len(tuning.made), "trial")
         best = min((one.mean for one in tuning.belief.measured), default=None)
         words = [made, left, *([f"best {seconds_text(best)}"] if best else [])]
         if tuning.belief.measured:
             words.append(f"{plural(len(tuning.belief.rivals), 'rival')} of it")
-        return Group(table, Text(", ".join(words), "dim"))
+        return Group(drawn_table(table), Text(", ".join(words), "dim"))
 
     def _row(self, record: TrialRecord) -> tuple[str, ...]:
         running, why = "starting", record.why
@@ -152,7 +154,15 @@ def trial_line(record: TrialRecord) -> str:
 
 def print_tune(document: TuneDocument) -> None:
     """Print what a tuning has found, on stdout."""
-    get_console(soft_wrap=True).print(*_paragraphs(document), sep="\n")
+    print_parts(tune_parts(document))
+
+
+def tune_page(document: TuneDocument) -> str:
+    """The page as HTML."""
+    from mpctl.render.page import page_text
+
+    of_command = "Goes on with it, where time is left:"
+    return page_text(tune_parts(document), command=document["command"], of_command=of_command)
 
 
 def print_waiting(files: list[Path]) -> None:
@@ -259,27 +269,76 @@ def learnt_line(document: TuneDocument) -> str:
     return f"plans of the measured layouts were off by {100 * before:.0f} %, fitted to them by {100 * after:.0f} %"
 
 
-def _paragraphs(document: TuneDocument) -> Iterator[RenderableType]:
-    yield Text(headline(document), "bold")
+LEGEND = (
+    "Seconds of a step by the presets at the beginning (planned), by those fitted to all trials (fitted), each with "
+    "its error, and as measured, the mean of its trials."
+)
+TRIALS_LEGEND = (
+    "Planned: by the presets at the beginning; expected: after the trials before it. Queued: in a scheduler's queue, "
+    "no part of the budget. Why: the reason for which the layout was chosen."
+)
+TRIAL_COLUMNS = ("#", "planned", "expected", "measured", "steps", "queued", "took", "layout", "why")
+
+
+def tune_parts(document: TuneDocument) -> Iterator[Part]:
+    """The best layout and its lead, plans beside measurements before and after the fit, every trial, and the
+    commands that launch the best."""
+    best, layouts = document["best"], document["layouts"]
+    yield Sentence(headline(document), "title")
+    if best is not None:
+        yield from map(Sentence, best_lines(best))
+    yield Sentence(verdict(document), "passed" if best and best["is_settled"] else "head")
+    yield Sentence(f"ended: {document['words']}" if document["words"] else NOT_ENDED, "note")
+    yield Figures(list(_figures(document)))
+    yield Section("layouts", "Measured layouts")
+    if layouts:
+        rows = list(map(layout_cells, layouts[:SHOWN_LAYOUTS]))
+        yield table_of("Measured layouts", LAYOUT_COLUMNS, rows, left=("layout",), whole=4)
+        if len(layouts) > SHOWN_LAYOUTS:
+            yield Sentence(f"and {len(layouts) - SHOWN_LAYOUTS} slower ones", "note")
+    else:
+        yield Sentence("None yet.", on="page")
+    yield Sentence(LEGEND, "note", "page")
+    for trial in failed_trials(document):
+        yield Sentence(failure_line(trial), "warning")
+    if text := learnt_line(document):
+        yield Sentence(text)
+    if best is not None:
+        yield Section("launch", "Launch it")
+        yield Lines("Ready to type", list(command_lines(document, best)), are_commands=True)
+    yield Section("trials", "Trials")
+    trials = [_trial_cells(trial) for trial in document["trials"]]
+    yield table_of("Every trial, in order", TRIAL_COLUMNS, trials, left=TRIAL_COLUMNS[-2:], fold="terminal")
+    yield Sentence(TRIALS_LEGEND, "note", "page")
+    yield Sentence(f"plans, trials and reasons: {document['folder']}/{PAGE}", "note", "terminal")
+
+
+def _figures(document: TuneDocument) -> Iterator[tuple[str, str]]:
     best = document["best"]
     if best is not None:
-        yield from map(Text, best_lines(best))
-    yield Text(f"{verdict(document)}")
-    yield Text(f"ended: {document['words']}" if document["words"] else NOT_ENDED, "dim")
-    if layouts := document["layouts"]:
-        rows = map(layout_cells, layouts[:SHOWN_LAYOUTS])
-        yield plain_table("\nMeasured layouts", LAYOUT_COLUMNS, rows, left=("layout",), whole=4)
-        if len(layouts) > SHOWN_LAYOUTS:
-            yield Text(f"and {len(layouts) - SHOWN_LAYOUTS} slower ones", "dim")
-    for trial in failed_trials(document):
-        yield marked("!", failure_line(trial))
-    if text := learnt_line(document):
-        yield Text(text)
-    if best is not None:
-        yield Text("\nReady to type", "bold")
-        for line in command_lines(document, best):
-            yield Text(f"  {line}")
-    yield Text(f"\nplans, trials and reasons: {document['folder']}/{PAGE}", "dim")
+        yield "a step", seconds_text(best["step_seconds"])
+        yield "tokens/s", count_text(best["tokens_per_second"])
+        if best["lead"] is not None:
+            yield "lead", lead_text(best["lead"])
+    yield "noise of a trial", f"{100 * document['noise']:.1f} %"
+    yield "layouts planned", f"{document['candidates']:,}"
+
+
+def _trial_cells(trial: TrialEntry) -> tuple[str, ...]:
+    seconds = trial["step_seconds"]
+    outcome = trial["status"].replace("-", " ") if seconds is None else seconds_text(seconds)
+    error = f" ({trial['error']})" if trial["error"] else ""
+    return (
+        str(trial["number"]),
+        seconds_text(trial["planned_seconds"]),
+        seconds_text(trial["expected_seconds"]),
+        outcome,
+        str(trial["steps"]),
+        clock(waited) if (waited := trial.get("waited_seconds")) else "",
+        seconds_text(trial["wall_seconds"]),
+        trial["layout"],
+        f"{trial['why']}{error}",
+    )
 
 
 def command_lines(document: TuneDocument, best: BestEntry) -> Iterator[str]:

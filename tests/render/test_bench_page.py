@@ -9,14 +9,13 @@ from typing import Any, get_args
 import pytest
 
 from mpctl.measure.bench.report import BenchName
-from mpctl.render.bench_charts import report_charts
-from mpctl.render.html.bench import LEAD, bench_page, headline
+from mpctl.render.bench import LEAD, bench_page, headline
 from tests.measure.bench.reports import ENVIRONMENT, MADE, kernels_report, verify_report
 from tests.render.test_page import EVIL, Reader
 
 
 def page(report: Any) -> str:
-    return bench_page(report, report_charts(report), Path("out"))
+    return bench_page(report, Path("out"))
 
 
 def _shown(row: dict[str, Any]) -> str:

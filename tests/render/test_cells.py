@@ -12,7 +12,7 @@ from mpctl.core.topology import Topology
 from mpctl.plan.planning.plan import load_plan
 from mpctl.render.cells import TILES, boxes, experts_text, extent, group_number, letters, place_names
 from mpctl.render.markup import Raw, el
-from mpctl.render.plan_layout import nodes_part
+from mpctl.render.plan_layout import node_letters
 
 ORDERS = ["-".join(order) for order in permutations(AXIS_NAMES)]
 
@@ -55,7 +55,7 @@ def test_a_node_s_box_holds_its_longest_row() -> None:
     plan = load_plan(None, {"nodes": 4, "gpus_per_node": 8, "tp": 2})
     printed = StringIO()
     console = Console(file=printed, width=100)
-    for part in nodes_part(plan, plan.require_legal(), full=True):
+    for part in node_letters(plan, plan.require_legal(), full=True):
         console.print(part)
     for place in range(16):
         assert printed.getvalue().count(f" d{place} p0") == 2, place

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from mpctl.measure.bench.report import BenchReport
-from mpctl.render.bench_charts import report_charts, short
+from mpctl.render.bench_charts import charts_of, short
 from mpctl.render.charts import (
     COLOURS,
     MARKERS,
@@ -40,7 +40,7 @@ EVIL = "</text><script>x()</script>&\u202e\x1b[31m"
 
 def charts(report: Any) -> dict[str, Chart]:
     made: BenchReport = report
-    return {chart.key: chart for chart in report_charts(made)}
+    return {chart.key: chart for chart in charts_of(made)}
 
 
 def of(chart: Chart, panel: int, name: str) -> list[tuple[float, float]]:

@@ -9,7 +9,8 @@ import pytest
 
 from mpctl.plan.planning.document import rank_document
 from mpctl.plan.planning.plan import Plan, load_plan
-from mpctl.render.html.layout import grid_part
+from mpctl.render.plan_layout import grid_parts
+from mpctl.render.plan_map import grid_figure
 from mpctl.render.plan_svg import plan_svg
 from mpctl.render.svg_grid import COLOURS, DRAWN_CELLS, MATRIX, GridPicture
 from tests.cli.calls import Mpctl
@@ -78,12 +79,13 @@ def test_the_marked_ranks_blocks_stand_where_they_lie(mode: str, tp: int, micro:
 
 def test_1d_has_no_grid_and_a_grid_needs_no_model() -> None:
     plain = load_plan(None, {"model": "gpt2", "parallel.tp": 2})
-    assert grid_part(plain, plain.require_legal()) == []
+    assert list(grid_parts(plain, plain.require_legal())) == []
     settings = {"parallel.tensor_mode": "2d", "parallel.tp": 4, "training.micro_batch_size": 2}
     bare = load_plan(None, settings)
-    text = "".join(grid_part(bare, bare.require_legal()))
+    text = "".join(grid_figure(bare, bare.require_legal()))
     assert sorted(cells(text)) == [0, 1, 2, 3]
-    assert "What each rank holds" not in text
+    titles = [part.title for part in grid_parts(bare, bare.require_legal())]
+    assert titles == ["Tensor parallelism in 2d", ""]  # and no table of blocks
     assert "Grid of the 4 ranks" in plan_svg(bare, bare.require_legal())
 
 
@@ -101,7 +103,7 @@ def test_a_large_grid_is_drawn_in_part_and_a_huge_one_is_not() -> None:
     assert "the first 1024" in picture.label
     square = load_plan(None, {**large, "parallel.tensor_mode": "2d"})
     assert GridPicture.find(square, square.require_legal(), 1000) is None
-    assert "too many ranks" in "".join(grid_part(square, square.require_legal()))
+    assert "too many ranks" in "".join(grid_figure(square, square.require_legal()))
 
 
 def test_the_terminal_shows_the_squares_and_what_the_axes_send(mpctl: Mpctl) -> None:

@@ -10,7 +10,7 @@ import pytest
 from mpctl.plan.planning.document import plan_document
 from mpctl.plan.planning.plan import Plan, load_plan
 from mpctl.plan.planning.summary import links_text
-from mpctl.render.html.layout import layout_section
+from mpctl.render.plan_map import map_of
 from mpctl.render.plan_svg import plan_svg
 from tests.cli.calls import Mpctl
 
@@ -66,7 +66,7 @@ def test_pictures_frame_domains_and_pods(settings: dict[str, Any], frames: list[
     cells = topology.world_size if titles[0].startswith("rank") else topology.nodes
     assert len(set(titles)) == len(titles) == cells
     assert drawn.count('class="box level"') == len(frames)
-    page = str(layout_section(plan, topology))
+    page = "".join(map_of(plan, topology))
     assert sorted(re.findall(r"<h3>((?:NVLink|pod)[^<]*)</h3>", page)) == sorted(frames)
     assert len(set(re.findall(r"data-r=\"(\d+)\"", page))) == len(titles)
 

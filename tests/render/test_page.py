@@ -16,10 +16,12 @@ import pytest
 
 from mpctl.plan.planning.plan import Plan, load_plan
 from mpctl.plan.planning.traffic import rank_traffic
-from mpctl.render.html.estimate import MEMORY_PARTS
-from mpctl.render.html.front import FrontPoint, front_section
-from mpctl.render.html.page import plan_page
+from mpctl.render.charts import chart_svg
+from mpctl.render.parts import Section
+from mpctl.render.pictures import plan_page
+from mpctl.render.plan import MEMORY_PARTS
 from mpctl.render.plan_svg import plan_svg
+from mpctl.render.search import FrontPoint, front_chart, front_parts
 from tests.cli.calls import Mpctl
 
 EVIL = '</script><b onclick="x()">&\u202e<img src=x onerror=x()>'
@@ -60,7 +62,8 @@ class Reader(HTMLParser):
 
 def page(source: str, settings: dict[str, Any] | None = None) -> str:
     plan = load_plan(source, settings or {})
-    return plan_page(plan, plan.require_legal(), command="mpctl plan", points=POINTS)
+    search = [Section("search", "Search"), *front_parts(POINTS)]
+    return plan_page(plan, plan.require_legal(), command="mpctl plan", search=search)
 
 
 # ---------------------------------------------------------------- the text
@@ -87,9 +90,9 @@ def test_a_page_is_whole_and_accessible(source: str, settings: dict[str, Any]) -
     assert len(seen.of("table")) == len(seen.of("caption"))
     assert [a["id"] for a in seen.of("section")] == [
         "search",
+        "memory",
         "layout",
         "schedule",
-        "memory",
         "time",
         "traffic",
         "checks",
@@ -172,11 +175,10 @@ def test_words_of_a_job_stay_words(mpctl: Mpctl, tmp_path: Path) -> None:
 
 
 def test_the_front_is_drawn_where_a_search_was_made() -> None:
-    assert front_section([]) == ""
-    text = front_section(POINTS)
+    text = chart_svg(front_chart(POINTS[:2], POINTS[2:]))
     assert text.count("<title>") == 3
     assert "&lt;c&gt;: tp 8 &lt;i&gt;, 3.00 s, 2.0 GiB" in text
-    Reader(front_section(POINTS[:1]))
+    Reader(chart_svg(front_chart(POINTS[:1], [])))
 
 
 def test_a_page_says_how_far_it_is() -> None:
@@ -190,8 +192,8 @@ def test_of_many_stages_a_page_shows_the_ends_and_the_fullest() -> None:
     seen = Reader(page("gpt3-175b-1024", settings))
     bars = [word for word in seen.words if re.fullmatch(r"stage \d+", word)]
     assert "stage 0" in bars and "stage 31" in bars
-    assert "20 more stages in the table." in "".join(seen.words)
-    assert "stages 1 to 30" in seen.words  # which send the same
+    assert "29 more stages in the table." in "".join(seen.words)
+    assert "1-30" in seen.words  # which send the same
 
 
 # ---------------------------------------------------------------- the numbers
@@ -214,7 +216,7 @@ def test_temporary_memory_is_one_sum_on_page_and_terminal(mpctl: Mpctl, tmp_path
     page = tmp_path / "plan.html"
     words = "--model llama-3-70b --cluster dgx-h100 --nodes 8 --tp 8 --pp 4 --runtime megatron-core"
     lines = mpctl("plan", *words.split(), "--html", page).out.splitlines()
-    (head,) = (place for place, line in enumerate(lines) if line.startswith("stage layers"))
+    (head,) = (place for place, line in enumerate(lines) if line.startswith("stage  layers"))
     end = lines[head].index("temporary") + len("temporary")
     shown = [" ".join(line[:end].split()[-2:]) for line in lines[head + 1 : head + 5]]
     labels = re.findall(r'aria-label="weights [^"]*?, temporary ([^,"]+)', page.read_text("utf-8"))

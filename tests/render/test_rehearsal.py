@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from rich.console import Console
-from rich.text import Text
 
 from mpctl.records.rundir.rank_files import AuditRow, StepAudit
+from mpctl.render.parts import Sentence
 from mpctl.render.rehearsal import WIDE, audit_parts
+from mpctl.render.terminal import print_parts
 
 ROW: AuditRow = {
     "module": "layers.*.attention",
@@ -25,8 +26,7 @@ ROW: AuditRow = {
 def printed(audit: StepAudit, width: int) -> list[str]:
     console = Console(width=width)
     with console.capture() as capture:
-        for part in audit_parts(audit, width):
-            console.print(part, soft_wrap=True)
+        print_parts(audit_parts(audit, width), console=console)
     return capture.get().splitlines()
 
 
@@ -57,4 +57,4 @@ def test_without_a_known_device_no_seconds() -> None:
 
 def test_unknown_operations_are_said() -> None:
     parts = list(audit_parts(audit(ROW, ["aten.strange.default"]), 80))
-    assert isinstance(parts[-1], Text) and "aten.strange.default" in parts[-1].plain
+    assert isinstance(parts[-1], Sentence) and "aten.strange.default" in parts[-1].text

@@ -14,7 +14,7 @@ from mpctl.model.pipeline.schedule.orders import StageChunk
 from mpctl.plan.estimate.makespan import ChunkTimes, PipelineTiming
 from mpctl.plan.estimate.timeline import StepLine, find_step_line, handed_over, play
 from mpctl.plan.planning.plan import Plan, load_plan
-from mpctl.render.svg_timeline import ROW, WHOLE, WIDTH, Picture
+from mpctl.render.svg_timeline import ROW, WHOLE, WIDTH, StepPicture
 from mpctl.render.trace import trace_document, trace_text
 from mpctl.spec.parallel import ScheduleName
 
@@ -64,7 +64,7 @@ def test_a_step_that_is_not_played_whole_is_as_long(schedule: ScheduleName) -> N
     assert part.skipped > 300
     assert part.seconds == pytest.approx(whole.seconds)
     if schedule != "zero-bubble":  # its pieces are too narrow for three digits
-        assert ">399</text>" in Picture.of(part).draw()
+        assert ">399</text>" in StepPicture.of(part).draw()
 
 
 def test_messages_by_hand() -> None:
@@ -96,7 +96,7 @@ def test_messages_by_hand() -> None:
 # ---------------------------------------------------------------- the picture
 
 
-def drawn_boxes(picture: Picture) -> dict[float, list[tuple[float, float]]]:
+def drawn_boxes(picture: StepPicture) -> dict[float, list[tuple[float, float]]]:
     """(x, width) of every action, by the row's top."""
     found: dict[float, list[tuple[float, float]]] = defaultdict(list)
     for path in re.findall(r'<path d="([^"]+)" class="s s\d">', picture.draw()):
@@ -108,7 +108,7 @@ def drawn_boxes(picture: Picture) -> dict[float, list[tuple[float, float]]]:
 @pytest.mark.parametrize("settings", VARIANTS, ids=str)
 def test_every_action_is_drawn_once_and_to_scale(settings: dict[str, Any]) -> None:
     _, step = planned(settings)
-    picture = Picture.of(step)
+    picture = StepPicture.of(step)
     rows = drawn_boxes(picture)
     assert len(rows) == len(step.line.orders)
     for (_, boxes), order, busy in zip(sorted(rows.items()), step.line.orders, step.line.busy, strict=True):
@@ -122,7 +122,7 @@ def test_every_action_is_drawn_once_and_to_scale(settings: dict[str, Any]) -> No
 
 @pytest.mark.parametrize(("p", "m"), [(2, 1000), (16, 300), pytest.param(60, 200, marks=pytest.mark.slow)])
 def test_a_long_step_is_drawn_at_both_ends(p: int, m: int) -> None:
-    picture = Picture.of(play(pipeline(m, p=p), {}))
+    picture = StepPicture.of(play(pipeline(m, p=p), {}))
     assert not picture.scale.is_whole
     rows = drawn_boxes(picture)
     assert max(map(len, rows.values())) <= 2 * WHOLE + 4  # a cut parts an action
@@ -138,7 +138,7 @@ def test_a_steady_stretch_stands_between_warm_up_and_cool_down() -> None:
     backward. What is shown of the middle has both kinds at every stage, and the cuts are marked."""
     chunks = [[ChunkTimes(1.0, 1.0, 1.0)] * 20 for _ in range(4)]
     step = play(PipelineTiming("1f1b", chunks, [0.0] * 79, [0.0] * 79, 128), {})
-    picture = Picture.of(step)
+    picture = StepPicture.of(step)
     drawn = picture.draw()
     assert len(picture.scale.windows) == 3 and drawn.count("…") == 2 * 4
     assert all(name in drawn for name in ("warm-up", "steady part", "cool-down"))
@@ -154,7 +154,7 @@ def test_a_steady_stretch_stands_between_warm_up_and_cool_down() -> None:
 
 
 def test_a_schedule_without_a_steady_part_has_two_windows() -> None:
-    picture = Picture.of(play(pipeline(500, schedule="gpipe"), {}))
+    picture = StepPicture.of(play(pipeline(500, schedule="gpipe"), {}))
     assert len(picture.scale.windows) == 2 and "steady part" not in picture.draw()
 
 

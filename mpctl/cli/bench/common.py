@@ -250,8 +250,8 @@ def command_text() -> str:
 def draw(folder: Path, report: BenchReport, written: list[str], *, as_json: bool) -> None:
     """Write the page and the pictures of a report, and print the names of all files, those in
     `written` first: on stdout, or on stderr where stdout is for JSON."""
+    from mpctl.render.bench import write_bench_files
     from mpctl.render.console import say
-    from mpctl.render.html.bench import write_bench_files
 
     names = [*written, *(path.name for path in write_bench_files(folder, report))]
     say(f"wrote {', '.join(names)} in {folder}", stderr=as_json)

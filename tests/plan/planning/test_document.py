@@ -10,7 +10,7 @@ import pytest
 from mpctl.plan.estimate.step import PARTS
 from mpctl.plan.planning.document import plan_document, rank_document
 from mpctl.plan.planning.plan import make_plan
-from mpctl.render.plan import print_plan
+from mpctl.render.plan import PlanView, print_plan
 from tests.jobs import job_of
 
 T5: dict[str, Any] = {
@@ -74,7 +74,7 @@ def test_messages_over_pp_and_their_time_are_in_the_document() -> None:
 def test_the_tables_show_them(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("COLUMNS", "140")
     plan = make_plan(job_of({**PIPE, **T5}))
-    print_plan(plan, plan.require_legal(), kinds=(), ranks=True)
+    print_plan(plan, plan.require_legal(), PlanView(kinds=(), ranks=True))
     text = capsys.readouterr().out
     lines = [line.split() for line in text.splitlines()]
     assert "enc 4-5, dec 0-1" in text and "enc 0-3" in text and "dec 2-5" in text
@@ -85,5 +85,5 @@ def test_the_tables_show_them(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     (parts,) = (line for line in text.splitlines() if line.startswith("parts "))
     assert "bubble" in parts and "pp " in parts
     alone = make_plan(job_of({"cluster": "dgx-a100", "cluster.nodes": 1}))
-    print_plan(alone, alone.require_legal(), kinds=(), ranks=False)
+    print_plan(alone, alone.require_legal(), PlanView(kinds=()))
     assert "Pipeline traffic" not in capsys.readouterr().out

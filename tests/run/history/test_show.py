@@ -40,7 +40,7 @@ def squeezed(text: str) -> str:
 
 def test_a_finished_run_in_words(demo: Path, call: Mpctl) -> None:
     text = squeezed(call("show", "runs/demo").out)
-    assert text.startswith("demo finished after 20 of 20 steps")
+    assert text.startswith("✓ demo finished after 20 of 20 steps")
     for words in (
         "gpt, 2 layers, hidden 32, 4 heads, vocabulary 300, sequence of 32",
         "tp 2, micro batch 2; 2 ranks, device cpu",
@@ -87,7 +87,7 @@ def test_without_a_summary_the_ranks_records_tell(demo: Path, call: Mpctl) -> No
     (run / "failures/rank-1.json").write_text(json.dumps({**FAILURE, "is_echo": False}))
     (run / "failures/rank-2.json").write_text("{")
     text = squeezed(call("show", "dead").out)
-    assert text.startswith("dead failed after 5 of 20 steps")
+    assert text.startswith("✗ dead failed after 5 of 20 steps")
     assert "out of memory" in text and "Connection" not in text
 
 
@@ -281,7 +281,7 @@ def test_traffic_of_an_older_run_has_the_names_of_today() -> None:
 def test_the_page_of_a_run(demo: Path, call: Mpctl) -> None:
     assert call("show", "demo", "--html", "demo.html").out == "wrote demo.html\n"
     page = Path("demo.html").read_text("utf-8")
-    assert "finished after 20 of 20 steps." in page
+    assert "✓ demo  finished after 20 of 20 steps" in page
     for heading in ("Loss", "Speed", "Where the time went", "Facts", "Command"):
         assert f">{heading}</h2>" in page, heading
     assert "mpctl show runs/demo --html demo.html --x step" in page
@@ -294,7 +294,7 @@ def test_the_page_of_a_run_that_failed_escapes_its_words(demo: Path, call: Mpctl
     make_run(Path("runs/dead"), steps=5, ended=summary("failed", failure=failure))
     call("show", "dead", "--html", "dead.html", "--x", "tokens")
     page = Path("dead.html").read_text("utf-8")
-    assert "✗ failed after 5 of 20 steps." in page
+    assert "✗ dead  failed after 5 of 20 steps" in page
     assert "&lt;b&gt;bold&lt;/b&gt; &amp; out of memory" in page
     assert "<b>bold" not in page
 

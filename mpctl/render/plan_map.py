@@ -1,4 +1,4 @@
-"""The section "Layout": nodes as boxes of GPUs, or as tiles where there are too many; the tp grid.
+"""The map of a page: nodes as boxes of GPUs, or as tiles where there are too many; the tp grid.
 
 Without a script every cell says its rank, tp group and place. page.js adds the choice of what is
 coloured, and the groups of the rank that is pointed at; it gets sizes and strides, numbers alone.
@@ -15,8 +15,6 @@ from mpctl.core.topology import Topology
 from mpctl.model.layout.link_levels import LinkLevel
 from mpctl.model.layout.topology import expert_homes
 from mpctl.plan.planning.plan import Plan
-from mpctl.plan.planning.summary import links_text
-from mpctl.plan.planning.tensor_modes import rank_blocks
 from mpctl.render.cells import (
     Box,
     boxes,
@@ -30,36 +28,36 @@ from mpctl.render.cells import (
     place_names,
 )
 from mpctl.render.fold import layers_text, span_text
-from mpctl.render.html.frame import details, note, scrolling, section, table
 from mpctl.render.markup import Raw, el, number
+from mpctl.render.page import scrolling
 from mpctl.render.plan_svg import COLOURS, framed_levels, level_title, node_title
 from mpctl.render.svg_grid import GridPicture
 
-WIDTH, LISTED_RANKS = 1000.0, 64
+WIDTH = 1000.0
 
 
-def grid_part(plan: Plan, topology: Topology) -> list[Raw]:
-    """Heading, picture and tables; empty in 1d."""
-    mode = plan.job.parallel.tensor_mode
-    if mode == "1d":
-        return []
-    return [
-        el("h3", f"Tensor parallelism in {mode}"),
-        _axes_table(plan, topology),
-        *_figure(GridPicture.find(plan, topology, WIDTH)),
-        *_blocks_table(plan, topology),
-    ]
+CHOICES = (*AXIS_NAMES, "mp")
 
 
-def _axes_table(plan: Plan, topology: Topology) -> Raw:
-    known = {axis.name: axis for axis in GRID_AXES}
-    rows = [(name, known[name].splits, known[name].sends, str(topology.sizes[name])) for name in topology.parts["tp"]]
-    return table("Axes of the grid", ("axis", "cuts", "sends", "ranks"), rows, left=3)
+def map_of(plan: Plan, topology: Topology) -> Iterator[Raw]:
+    """Nodes and ranks as cells, with the choice of what is coloured."""
+    drawn = boxes(topology)
+    is_tiled = drawn[0].number is None
+    kind = "dp" if is_tiled and topology.sizes["dp"] > 1 else "tp"
+    groups = _groups_met(topology, drawn, kind)
+    said = "Point at a cell, or move with the arrow keys, to see its groups; Enter holds it."
+    yield _choices(topology, kind)
+    yield _key(topology, drawn, kind)
+    yield el("p", said, id="said", class_="said", role="status", aria_live="polite", hidden=True)
+    yield el("div", *_map(plan, topology, drawn, groups), id="map", class_="tiles" if is_tiled else "nodes")
 
 
-def _figure(picture: GridPicture | None) -> list[Raw]:
+def grid_figure(plan: Plan, topology: Topology) -> Iterator[Raw]:
+    """The grid of tp ranks, and Y = X W as it is cut among them."""
+    picture = GridPicture.find(plan, topology, WIDTH)
     if picture is None:
-        return [note("The grid has too many ranks to be drawn.")]
+        yield el("p", "The grid has too many ranks to be drawn.", class_="note")
+        return
     drawn, height = picture.draw()
     svg = el(
         "svg",
@@ -73,89 +71,16 @@ def _figure(picture: GridPicture | None) -> list[Raw]:
         class_="grid",
     )
     items = (el("li", el("i", class_=f"g{colour}"), text) for colour, text in picture.legend())
-    return [
-        el(
-            "figure",
-            scrolling(svg, picture.label),
-            el("ul", *items, class_="legend cells", aria_label="Legend"),
-            el("figcaption", f"{picture.label}. {_matrices(picture)}"),
-        )
-    ]
-
-
-def _matrices(picture: GridPicture) -> str:
-    if not picture.blocks:
-        return ""
-    rank = picture.ranks[picture.marked]
-    return f"Below it Y = X W of an MLP, of one micro batch, and the blocks that rank {rank} holds."
-
-
-def _blocks_table(plan: Plan, topology: Topology) -> list[Raw]:
-    """The blocks of the ranks of the first tp group."""
-    ranks = topology.group(0, "tp")[:LISTED_RANKS]
-    rows = []
-    for rank in ranks:
-        held = rank_blocks(plan, topology, rank)
-        coords = topology.coords(rank)
-        place = ", ".join(f"{axis} {coords[axis]}" for axis in topology.parts["tp"])
-        texts = (f"{block.rows.text}, {block.columns.text}" for block in held)
-        if held:
-            rows.append((f"rank {rank}", place, *texts))
-    if not rows:
-        return []
-    caption = f"Blocks of Y = X W that {len(rows)} ranks hold"
-    columns = ("rank", "place", "X", "W", "Y")
-    return [details("What each rank holds", table(caption, columns, rows, left=5))]
-
-
-LISTED, MEMBERS = 8, 16
-CHOICES = (*AXIS_NAMES, "mp")
-
-
-def layout_section(plan: Plan, topology: Topology) -> Raw:
-    """The section "Layout": nodes and ranks as cells, and their groups as a table."""
-    drawn = boxes(topology)
-    is_tiled = drawn[0].number is None
-    kind = "dp" if is_tiled and topology.sizes["dp"] > 1 else "tp"
-    groups = _groups_met(topology, drawn, kind)
-    return section(
-        "layout",
-        "Layout",
-        _choices(topology, kind),
-        _key(topology, drawn, kind),
-        el(
-            "p",
-            "Point at a cell, or move with the arrow keys, to see its groups; Enter holds it.",
-            id="said",
-            class_="said",
-            role="status",
-            aria_live="polite",
-            hidden=True,
-        ),
-        el("div", *_map(plan, topology, drawn, groups), id="map", class_="tiles" if is_tiled else "nodes"),
-        *([note(f"Links: {links}.")] if (links := links_text(plan, topology)) else []),
-        details("Rank groups as a table", groups_table(topology)),
-        *_homes(plan, topology),
-        *grid_part(plan, topology),
+    matrices = ""
+    if picture.blocks:
+        rank = picture.ranks[picture.marked]
+        matrices = f" Below it Y = X W of an MLP, of one micro batch, and the blocks that rank {rank} holds."
+    yield el(
+        "figure",
+        scrolling(svg, picture.label),
+        el("ul", *items, class_="legend cells", aria_label="Legend"),
+        el("figcaption", f"{picture.label}.{matrices}"),
     )
-
-
-def _homes(plan: Plan, topology: Topology) -> list[Raw]:
-    """Where experts live: a row for each place along ep, with its ranks of the first stage."""
-    homes = expert_homes(plan.job)
-    if len(homes) < 2:
-        return []
-    view = topology.view_of("ep")
-    stage = view.group(0, *(axis for axis in view.sizes if axis != "pp"))
-    rows = []
-    for at, held in enumerate(homes):
-        ranks = [rank for rank in stage if view.coords(rank)["ep"] == at]
-        experts = span_text(held.start, held.stop - 1)
-        rows.append((f"ep {at}", experts, _members(ranks), f"{len(ranks):,}"))
-    parts = f", 1/{plan.job.parallel.etp} of each" if plan.job.parallel.etp > 1 else ""
-    caption = f"Experts of a layer and the ranks of its stage that hold them{parts}; stage 0"
-    columns = ("place", "experts", "ranks", "count")
-    return [details("Where each expert is", table(caption, columns, rows, left=3))]
 
 
 def _key(topology: Topology, drawn: list[Box], kind: str) -> Raw:
@@ -166,7 +91,7 @@ def _key(topology: Topology, drawn: list[Box], kind: str) -> Raw:
         what = f"A tile is {len(drawn[0].cells[0]) // topology.gpus_per_node} nodes"
     of = f" group of {'its first rank' if is_tiled else 'the rank'}"
     below = f"below it the place along {place_names(topology)}"
-    return note(f"{what}; the letter is the ", el("span", kind, id="kind"), f"{of}; {below}.")
+    return el("p", f"{what}; the letter is the ", el("span", kind, id="kind"), f"{of}; {below}.", class_="note")
 
 
 def layout_data(plan: Plan, topology: Topology) -> dict[str, Any]:
@@ -268,36 +193,3 @@ def _cell(topology: Topology, ranks: range, group: int) -> Raw:
         data_n=len(ranks),
         title=cell_title(topology, ranks),
     )
-
-
-def groups_table(topology: Topology) -> Raw:
-    """The first groups of each kind, and how many more there are."""
-    rows = []
-    for kind in topology.kinds:
-        groups = _first_groups(topology, kind)
-        members = " ".join(_members(group) for group in groups)
-        count = topology.world_size // topology.group_size(*topology.kinds[kind])
-        more = f" … {count - len(groups):,} more" if count > len(groups) else ""
-        rows.append((kind, members + more, f"{count:,}", str(len(groups[0]))))
-    return table("Rank groups, the first of each kind", ("group", "members", "count", "size"), rows, left=2)
-
-
-def _first_groups(topology: Topology, kind: str) -> list[Any]:
-    """By their first members, without listing those of a large world."""
-    groups: list[Any] = []
-    rank = 0
-    while len(groups) < LISTED and rank < min(topology.world_size, 4096):
-        group = topology.find_group(kind, rank)
-        if group is not None and group[0] == rank:
-            groups.append(group)
-        rank += 1
-    return groups
-
-
-def _members(group: Any) -> str:
-    if len(group) == 1:
-        return f"[{group[0]}]"
-    if isinstance(group, range) and group.step == 1 and len(group) > MEMBERS:
-        return f"[{span_text(group[0], group[-1])}]"
-    shown = ",".join(map(str, group[:MEMBERS]))
-    return f"[{shown},…,{group[-1]}]" if len(group) > MEMBERS else f"[{shown}]"
