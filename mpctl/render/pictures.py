@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
@@ -81,8 +81,8 @@ def write_search_page(
         FrontPoint(f"no. {number}", p.seconds, p.bytes, p.layout in front, layout_text(p.layout))
         for number, p in enumerate(sorted(result.seen), start=1)
     ]
-    parts = search_parts(document, points)
-    page = plan_page(plan, plan.require_legal(), command=command, search=parts, on_progress=on_progress)
+    search = list(search_parts(document, points))
+    page = plan_page(plan, plan.require_legal(), command=command, search=search, on_progress=on_progress)
     write_text(path, page, option="--html")
 
 
@@ -94,21 +94,20 @@ def plan_page(
     topology: Topology,
     *,
     command: str,
-    search: Iterable[Part] = (),
+    search: Sequence[Part] = (),
     run: WholeRun | None = None,
     on_progress: Progress = no_progress,
 ) -> str:
-    """The page as HTML. command: the line that makes it again. search: parts that come first, of the
-    search that found the layout; on_progress: called with ("page", sections done, sections)."""
+    """The page as HTML. command: the line that makes it again. search: the parts of the search that found
+    the layout; on_progress: called with ("page", sections done, sections)."""
     # numbers for the script, which never contain `<`
     data = json.dumps(layout_data(plan, topology), separators=(",", ":")).replace("<", "\\u003c")
-    found = list(search)
     return page_text(
-        [*found, *plan_parts(plan, topology, PlanView(run=run, is_page=True))],
+        plan_parts(plan, topology, PlanView(run=run, search=search, is_page=True)),
         command=command,
         before=el("svg", textures(), width=0, height=0, aria_hidden="true", class_="defs"),
         data=el("script", Raw(data), type="application/json", id="data"),
         script=page_file("page.js"),
-        sections=SECTIONS + (run is not None) + bool(found),
+        sections=SECTIONS + (run is not None) + bool(search),
         on_progress=on_progress,
     )

@@ -70,8 +70,8 @@ MARKS = {"ok": "✓ ok", "warning": "! warning", "error": "✗ error"}
 class PlanView(NamedTuple):
     """What is shown of a plan. kinds: list every group of these kinds; None: the first groups of each
     kind. ranks: list every rank. full: fold nothing. others: the layout under other runtimes, to be said
-    in a line; runtimes: under those that were asked for, as a table. run: the run of `--tokens`. is_page:
-    with what only a page shows."""
+    in a line; runtimes: under those that were asked for, as a table. run: the run of `--tokens`. search: the
+    parts of the search that found the layout. is_page: with what only a page shows."""
 
     kinds: tuple[str, ...] | None = None
     ranks: bool = False
@@ -79,6 +79,7 @@ class PlanView(NamedTuple):
     others: Sequence[UnderRuntime] = ()
     runtimes: Sequence[UnderRuntime] = ()
     run: WholeRun | None = None
+    search: Sequence[Part] = ()
     is_page: bool = False
 
 
@@ -98,6 +99,7 @@ def plan_parts(plan: Plan, topology: Topology, view: PlanView) -> Iterator[Part]
     yield Facts([*_runtime_rows(plan, view.others), *_figures(plan, full=view.full or view.is_page)])
     yield from _warnings(plan)
     yield Facts(list(_layout_rows(plan, topology)))
+    yield from view.search
     if view.run is not None:
         from mpctl.plan.planning.whole_run import run_figures
 

@@ -99,7 +99,8 @@ STYLE: dict[str, Style] = {"finished": "passed", "failed": "failed"}
 def summary_parts(summary: RunSummary, run_dir: str) -> Iterator[Part]:
     status = summary["status"]
     yield Sentence(f"{status} after {plural(summary['steps'], 'step')}", STYLE.get(status, "head"))
-    yield Facts([*summary_rows(summary), ("run directory", run_dir)])
+    yield Facts(list(summary_rows(summary)))
+    yield Sentence(f"run directory  {run_dir}")
 
 
 def summary_rows(summary: PlanAndRun) -> Iterator[tuple[str, str]]:

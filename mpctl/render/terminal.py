@@ -58,10 +58,13 @@ def _drawn(part: Part, *, full: bool) -> Iterable[RenderableType]:
 
 
 def sentence(part: Sentence) -> Text:
-    """The sentence after its mark."""
+    """The sentence after its mark; of what is wrong the place (`parallel.tp: ...`) is bold."""
     sign = SIGNS.get(part.style, "")
-    mark = (f"{sign} ", MARKS[sign]) if sign else ""
-    return Text.assemble(mark, (part.text, STYLES.get(part.style, "")))
+    place, colon, rest = part.text.partition(": ")
+    text = Text.assemble((f"{sign} ", MARKS[sign]) if sign else "")
+    if colon and part.style in ("warning", "refused"):
+        return text.append(place, "bold").append(colon + rest)
+    return text.append(part.text, STYLES.get(part.style, ""))
 
 
 def drawn_table(part: DataTable, *, full: bool = True) -> RenderableType:

@@ -26,6 +26,12 @@ from tests.train.data.languages import FRENCH, write_corpus
 ALL = sorted([*FILES, "data.json"])
 
 
+def line_below(title: str, said: str) -> str:
+    """The first line of a list that is printed below a title."""
+    lines = said.splitlines()
+    return lines[lines.index(title) + 1]
+
+
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("text") / "input.txt"
@@ -54,10 +60,9 @@ def test_the_line_that_uses_small_texts_works_as_printed(
 
     def used() -> tuple[str, bool]:
         said = capsys.readouterr().out
-        (line,) = (line for line in said.splitlines() if line.startswith("use it"))
-        assert run([*shlex.split(line.removeprefix("use it"))[1:], "--dry-run"]) == 0
+        assert run([*shlex.split(line_below("Use it", said))[1:], "--dry-run"]) == 0
         capsys.readouterr()
-        return said, "model.seq_length=" in line
+        return said, "model.seq_length=" in line_below("Use it", said)
 
     assert run(prepare) == 0
     said, is_shorter = used()
@@ -97,8 +102,8 @@ def test_the_printed_command_makes_the_same_bytes(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["data", "show", str(data)]) == 0
-    (line,) = [x for x in capsys.readouterr().out.splitlines() if x.startswith("made by")]
-    command = shlex.split(line.removeprefix("made by").replace(str(data), f"{tmp_path}/again"))
+    line = line_below("Made by", capsys.readouterr().out)
+    command = shlex.split(line.replace(str(data), f"{tmp_path}/again"))
     assert command[0] == "mpctl"
     assert run(command[1:]) == 0
     for name in ALL:
@@ -149,8 +154,8 @@ def test_more_languages(text: Path, data: Path, tmp_path: Path, capsys: pytest.C
     assert run(["data", "show", str(out), "--hashes"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("extension") and "60 added" in line for line in lines)
-    (line,) = [x for x in lines if x.startswith("made by")]
-    command = shlex.split(line.removeprefix("made by").replace(str(out), f"{tmp_path}/again"))
+    line = line_below("Made by", "\n".join(lines))
+    command = shlex.split(line.replace(str(out), f"{tmp_path}/again"))
     assert "--extend-tokenizer" in command and "True" not in command
     assert run(command[1:]) == 0
     for name in (*ALL, "extension.json"):

@@ -96,18 +96,16 @@ def test_the_shares_of_a_bar_are_columns_of_its_table() -> None:
 
 def test_what_is_folded_is_shown_by_full() -> None:
     wide = Column("b", 1, is_wide=True)
-    parts = [
-        Sentence("head", "head"),
-        DataTable("open", (Column("a", 0, left=True), wide), [("1", "2")]),
-        table_of("folded", ("c",), [("3",)], fold="terminal"),
-    ]
+    folded = table_of("folded", ("c",), [("3",)], fold="terminal")
+    table = DataTable("open", (Column("a", 0, left=True), wide), [("1", "2")])
+    parts: list[Part] = [Sentence("head", "head"), table, folded]
     lines = [line.split() for line in terminal_of(parts, full=False).splitlines()]
     assert lines == [["head"], [], ["open"], ["a"], ["1"]]
     lines = [line.split() for line in terminal_of(parts).splitlines()]
     assert lines[2:] == [["open"], ["a", "b"], ["1", "2"], [], ["folded"], ["c"], ["3"]]
     page = page_text(parts, command="mpctl")
     assert "<details" not in page and all(title in page for title in ("open", "folded"))
-    assert "<details" in page_text([*parts, Section("s", "S"), parts[2]._replace(fold="both")], command="mpctl")
+    assert "<details" in page_text([*parts, Section("s", "S"), folded._replace(fold="both")], command="mpctl")
 
 
 def test_verdicts_and_warnings_stand_above_the_sections() -> None:
