@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.text import Text
 
-from mpctl.render.console import MARKS, NamedRows, get_console, plain_table
+from mpctl.render.console import MARKS, Console, NamedRows, get_console, plain_table
 from mpctl.render.parts import DataTable, Facts, Lines, Part, Picture, Section, Sentence, Style
 
 STYLES: Mapping[Style, str] = {
