@@ -231,7 +231,8 @@ def _verdict(document: RehearsalDocument, ranks: list[RankRehearsal]) -> Sentenc
     words += f"; {_beside_plan(ranks)}"
     statuses = {True: "fits", False: "does not fit", None: "not known whether it fits"}
     is_well = document["agrees"] and document["fits"] is not False
-    return Sentence(f"{statuses[document['fits']]}: {count}; {words}", "passed" if is_well else "failed")
+    status = ("" if document["agrees"] else "not as planned, ") + statuses[document["fits"]]
+    return Sentence(f"{status}: {count}; {words}", "passed" if is_well else "failed")
 
 
 def _most(rank: RankRehearsal) -> int:

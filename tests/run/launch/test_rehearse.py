@@ -91,10 +91,10 @@ def test_a_rank_of_every_stage_unless_one_is_chosen(mpctl: Mpctl) -> None:
     job = tiny(**layout(2, tp=2, dp=3), training__global_batch_size=24)
     said = mpctl(*job)
     assert said.code == 0, said.err
-    lines = said.out.splitlines()
+    lines = [line for line in said.out.splitlines() if line]
     assert [line.split()[:2] for line in lines[:4]] == [["cpu,", "fp32"], ["rank", "stage"], ["0", "0"], ["6", "1"]]
     assert re.search(r"; steps peak \S+ to \S+ off the plan, rank [06] at ", " ".join(lines))
-    assert "fits: 2 of 12 ranks rehearsed; the fullest, rank 0, peaks at" in said.out
+    assert "✓ fits: 2 of 12 ranks rehearsed; the fullest, rank 0, peaks at" in said.out
     assert "≠" not in said.out and said.out.count("=") == 10
     assert "only some of a step's micro batches were run" in said.out  # 3 of 4 on stage 1
     said = mpctl(*job, "--rank", 11, "--json")
@@ -184,7 +184,7 @@ def test_what_is_not_as_planned_is_named(part: str, capsys: pytest.CaptureFixtur
     document = rehearse(replace(plan, estimate=changed), HERE, [0], command="", on_rank=found.append)
     assert found == document["ranks"]
     assert not document["agrees"] and exit_code(document) == 1
-    lines = [line for line in printed(document, capsys).splitlines() if line.startswith("✗")]
+    lines = [line for line in printed(document, capsys).splitlines() if line.startswith("✗ rank")]
     assert len(lines) == 1 and lines[0].startswith("✗ rank 0 (stage 0), ")
 
 
