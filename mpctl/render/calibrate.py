@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import expm1
 from pathlib import Path
 from shlex import quote
@@ -19,8 +19,22 @@ NOTE = "Mean absolute error of the step time, before the fit and after it; bias:
 
 def print_own_fit(fit: OwnFit, paths: Sequence[Path]) -> None:
     """Print errors, the band, what was learnt and which run would tell most."""
-    _print_errors(fit)
-    get_console().print(f"{plural(len(paths), 'preset')} written")
+    print_parts(own_fit_parts(fit, paths))
+
+
+def own_fit_parts(fit: OwnFit, paths: Sequence[Path]) -> Iterator[Part]:
+    """The errors of each group of runs before the fit, after it, and left out of it; then the rest."""
+    columns, rows = {"before": fit.before, "fitted": fit.fitted, "left out": fit.left_out}, []
+    for group in dict.fromkeys(run.group for run in fit.runs):
+        run_ids = [run.id for run in fit.runs if run.group == group]
+        residuals = {name: [error for run in run_ids for error in column[run]] for name, column in columns.items()}
+        bias = expm1(sum(residuals["fitted"]) / len(residuals["fitted"]))
+        errors = map(_error, residuals.values())
+        rows.append((group or "all", str(len(run_ids)), *errors, f"{100 * bias:+.1f} %"))
+    yield table_of("", ("group", "runs", *columns, "bias"), rows, left=("group",))
+    yield Sentence(NOTE, "note")
+    yield Sentence("left out: runs predicted by a fit that did not see them", "note")
+    yield Sentence(f"{plural(len(paths), 'preset')} written")
     for name, spread in fit.spreads.items():
         yield Sentence(f"{name}: nine of ten runs to come are within {band_text(spread)} of their plan")
     yield Lines("Fitted", fit.learnt)
@@ -39,18 +53,3 @@ def _names(run: Run) -> tuple[str, str]:
 
 def _error(values: Sequence[float]) -> str:
     return f"{100 * sum(abs(expm1(value)) for value in values) / len(values):.1f} %"
-
-
-def _print_errors(fit: OwnFit) -> None:
-    """A row for each group of runs: its errors before the fit, after it, and left out of it."""
-    console, rows = get_console(), []
-    columns = {"before": fit.before, "fitted": fit.fitted, "left out": fit.left_out}
-    for group in dict.fromkeys(run.group for run in fit.runs):
-        run_ids = [run.id for run in fit.runs if run.group == group]
-        residuals = {name: [error for run in run_ids for error in column[run]] for name, column in columns.items()}
-        bias = expm1(sum(residuals["fitted"]) / len(residuals["fitted"]))
-        errors = map(_error, residuals.values())
-        rows.append((group or "all", str(len(run_ids)), *errors, f"{100 * bias:+.1f} %"))
-    console.print(plain_table("", ("group", "runs", *columns, "bias"), rows, left=("group",)))
-    console.print(NOTE, style="dim")
-    console.print("left out: runs predicted by a fit that did not see them", style="dim")
