@@ -31,7 +31,7 @@ def report(
 ) -> None:
     """Draw the page, the pictures and the CSV of a report again.
 
-    For reports from other machines, or if matplotlib was missing. Exit code 2 for a file that is no
+    For reports from other machines. Exit code 2 for a file that is no
     report, or a folder that cannot be written or has foreign files.
     """
     from mpctl.core.errors import InputError
