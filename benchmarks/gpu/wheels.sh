@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Wheels for a GPU machine without a network, Linux x86-64 with Python 3.12, that has torch, Triton, numpy, pytest,
-# hypothesis, safetensors and tokenizers of its own: what mpctl and its tests need besides. Versions as in
-# constraints.txt, 12 MB. Where there is a network, in the project's folder:
+# hypothesis, safetensors and tokenizers of its own: what mpctl and its tests need besides, but for matplotlib and
+# scipy, which charts and fits alone import. Versions as in constraints.txt, 12 MB. Where there is a network, in the project's folder:
 #   bash benchmarks/gpu/wheels.sh FOLDER
 # There:
 #   python3 -m pip install -q --no-index --no-deps --no-compile --target site FOLDER/*.whl

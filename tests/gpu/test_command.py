@@ -228,13 +228,15 @@ def test_all_checks_pass_on_a_cpu(tmp_path: Path) -> None:
 
 
 def test_the_wheels_are_all_that_such_a_machine_lacks() -> None:
-    """What mpctl needs, with what that needs, but for what such a machine has."""
+    """What mpctl needs, with what that needs, but for what such a machine has and what charts and fits alone import."""
     text = (ROOT / "benchmarks/gpu/wheels.sh").read_text()
     named = "".join(re.findall(r"^names\+?='(.*)'$", text, re.M)).split("|")
     listed = {name.replace("[-_]", "-") for name in named}
     pins = {line.partition("==")[0] for line in (ROOT / "constraints.txt").read_text().split()}
     assert listed <= {name.replace("_", "-").lower() for name in pins}
-    has = needs({"torch", "triton", "numpy", "pytest", "hypothesis", "safetensors", "tokenizers"})
+    has = needs(
+        {"torch", "triton", "numpy", "pytest", "hypothesis", "safetensors", "tokenizers", "matplotlib", "scipy"}
+    )
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     wanted = needs({*(Requirement(need).name for need in project), "pytest-timeout"})
     assert wanted - has <= listed

@@ -75,9 +75,9 @@ def test_the_summary_has_a_line_for_each_fit(capsys: Captured) -> None:
     times = [one for n, t in enumerate(seconds) for one in rounds(n, t)]
     made = bench_of(planned(kinds=("all_reduce",), sizes=sizes), *times)
     words = shown(made.report(), capsys)
-    assert "fit: 1000 µs + bus bytes / 3.000 GB/s, off by 0% on the average" in words
+    assert "fit: 1.0 ms + bus bytes / 3.000 GB/s, off by 0% on the average" in words
     assert "fit: 2.0 ms whatever the size" in words and "too small to tell a bandwidth" in words
-    assert "all_reduce tp 4 gloo 1000 µs 3.000 2.400" in words
+    assert "all_reduce tp 4 gloo 1.0 ms 3.000 2.400" in words
 
 
 # ---------------------------------------------------------------- kernels
