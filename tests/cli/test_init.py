@@ -45,6 +45,7 @@ def test_without_a_terminal_defaults_are_used_and_named(mpctl: Mpctl, here: Path
     assert mpctl("launch", "job.toml", "--dry-run").code == 0
 
 
+@pytest.mark.slow
 def test_every_flag_is_written(mpctl: Mpctl) -> None:
     flags = {
         "cluster": "dgx-h100",
@@ -82,6 +83,7 @@ def test_the_layout_is_the_one_that_search_finds(mpctl: Mpctl) -> None:
     assert chosen["training.recompute"] == best["recompute"]
 
 
+@pytest.mark.slow
 def test_every_line_has_a_comment_and_none_is_long(mpctl: Mpctl) -> None:
     mpctl("init", "a.toml", "--cluster", "dgx-h100", "--nodes", 8)
     lines = Path("a.toml").read_text("utf-8").splitlines()

@@ -76,6 +76,7 @@ def _case(command: str) -> object:
 
 
 @pytest.mark.parametrize("command", [_case(c) for c in COMMANDS if c.split()[1] in QUICK])
+@pytest.mark.quick(4)
 def test_every_command_is_accepted(
     command: str, texts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -272,6 +272,7 @@ def test_a_number_of_gpus_that_cannot_be_timed_says_so_in_its_row(mpctl: Mpctl) 
     [["presets"], ["plan", "demo"], ["plan", "demo", "--json"], ["plan", "--emit", "torch"], ["plan", "--help"]],
     ids=" ".join,
 )
+@pytest.mark.quick(2)
 def test_a_reader_that_has_enough_is_no_failure(command: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)  # what is written meets a broken pipe for certain

@@ -235,6 +235,7 @@ def test_what_has_no_run(mpctl: Mpctl, more: list[str], rule: str) -> None:
 SMALL = {"cluster": "dgx-h100", "nodes": 2, "model": "gpt2", "global_batch_size": 64, "runtime": "megatron-core"}
 
 
+@pytest.mark.slow
 def test_days_and_energy_prefer_what_they_name() -> None:
     days = search_layouts(None, SMALL, objective="days", gpus=[2, 16], tokens=10**10, top=1)
     energy = search_layouts(None, SMALL, objective="energy", gpus=[2, 16], tokens=10**10, top=1)

@@ -144,6 +144,7 @@ def test_the_script_works_on_small_models(tmp_path: Path) -> None:
     assert len(json.loads(file.read_text())["cases"]) == 4
 
 
+@pytest.mark.slow
 def test_figures_are_written_after_each_case_and_a_cut_keeps_them(tmp_path: Path) -> None:
     """The second case is where the call is cut."""
     file = tmp_path / "figures.json"
@@ -206,6 +207,7 @@ def test_a_check_that_hangs_is_ended_and_the_others_go_on() -> None:
     assert "compiler: " in next_one and "not done" not in next_one
 
 
+@pytest.mark.slow
 def test_a_failed_check_is_the_exit_code(tmp_path: Path) -> None:
     """There is no GPU here, or else one: then the check is made there."""
     file, is_cuda = tmp_path / "smoke.json", torch.cuda.is_available()

@@ -118,6 +118,7 @@ QUICK = ("tp", "zero 3")
 @pytest.mark.parametrize(
     "layout", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in LAYOUTS]
 )
+@pytest.mark.quick(1)
 def test_two_ranks_on_one_device(layout: str, device: torch.device, data: Path, tmp_path: Path) -> None:
     settings = {"launch__shared_memory": False, **LAYOUTS[layout]}
     job = small_job(device, data, **settings)

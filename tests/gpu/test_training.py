@@ -41,6 +41,7 @@ def expected(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.parametrize(
     "shape", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in SHAPES]
 )
+@pytest.mark.quick(1)
 def test_every_family_in_bf16(shape: str, device: torch.device, data: Path, tmp_path: Path, expected: Any) -> None:
     job = small_job(device, data, training__dtype="bf16", **SHAPES[shape])
     found = losses(job, tmp_path / "run")

@@ -122,6 +122,7 @@ FAULTS: dict[Fault, str] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+@pytest.mark.quick(1)
 def test_a_save_without_a_wait_is_a_race(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Fault
 ) -> None:

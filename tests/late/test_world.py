@@ -179,6 +179,7 @@ def order_of_messages(rank: int, size: int, world: LateWorld, is_crossed: bool) 
     return receiving.wait().tolist()
 
 
+@pytest.mark.slow
 def test_an_unbatched_send_holds_up_the_receive_behind_it():
     assert run_late_ranks(order_of_messages, 2, False) == [[1.0, 1.0], [0.0, 0.0]]
     with pytest.raises(AssertionError, match="does not come to an end"):

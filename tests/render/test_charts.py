@@ -145,6 +145,7 @@ def drawn(chart: Chart, path: Path, source: str = "") -> str:
 
 
 @pytest.mark.parametrize("name", MADE)
+@pytest.mark.quick(2)
 def test_a_file_is_whole_and_has_every_mark(name: str, tmp_path: Path) -> None:
     for chart in charts(MADE[name]()).values():
         text = drawn(chart, tmp_path / "a.svg", "laptop")

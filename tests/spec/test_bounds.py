@@ -132,6 +132,7 @@ def assert_finite(job: dict[str, Any]) -> None:
 @given(st.lists(st.sampled_from(EXTREMES), min_size=2, max_size=8))
 @example([("model.attention_window", 1), ("parallel.cp", 2**31 - 1)])
 @settings(max_examples=150, deadline=None)
+@pytest.mark.slow
 def test_several_bounds_at_once_are_finite_or_refused(values: list[tuple[str, float]]) -> None:
     job = copy.deepcopy(SMALL)
     for name, value in values:

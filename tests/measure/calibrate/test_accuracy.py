@@ -178,6 +178,7 @@ def test_the_plainest_of_a_tie_is_no_slower_than_the_fastest_estimate(record: Cr
 
 
 @pytest.mark.parametrize("software", [False, True])
+@pytest.mark.quick(1)
 def test_steps_with_experts(software: bool) -> None:
     """Under the presets, whose figures of experts were fitted to these runs: four of
     Megatron-Core, two of its captured iterations, one of NeMo AutoModel."""

@@ -74,6 +74,7 @@ def figure_of(fit: OwnFit, constant: Constant) -> tuple[FreeFigure, float, float
     return fit.figures[at], fit.posterior.shifts[at], fit.posterior.covariance[at][at] ** 0.5
 
 
+@pytest.mark.slow
 def test_runs_to_come_are_where_the_posterior_says(fit: OwnFit, sweep: list[Run]) -> None:
     rest = [run for at, run in enumerate(sweep) if at % 3]
     assert len(fit.runs) == 6 and len(rest) == 11
@@ -185,6 +186,7 @@ def test_repeats_of_a_job_are_one_run(sweep: list[Run]) -> None:
     assert len(find_repeats([sweep[0], other])) == 1 and len(find_repeats(sweep)) == len(sweep)
 
 
+@pytest.mark.slow
 def test_repeats_that_scatter_widen_the_band_and_contradictions_are_told(sweep: list[Run]) -> None:
     fits = [fit_own([*times(sweep[0], 1 / off, 1, off), *sweep[3::3]]) for off in (1, 1.1, 1.4)]
     spreads = [fit.spread for fit in fits]

@@ -32,6 +32,7 @@ def test_every_row_has_its_own_name_and_a_source() -> None:
     assert not any("experts" in row["job"]["model"] for row in published_rows())
 
 
+@pytest.mark.slow
 def test_rows_with_experts_are_planned_by_every_rule() -> None:
     lines = [json.dumps(row["job"]).encode() for row in expert_rows()]
     for row, found in zip(expert_rows(), answers(lines), strict=True):

@@ -146,6 +146,7 @@ def found(candidates, truth, *, noise, trials, seed):
     return belief.points[belief.best].layout, sum(map(len, times.values()))
 
 
+@pytest.mark.slow
 def test_few_trials_find_a_layout_within_three_percent_of_the_best(candidates):
     regrets = []
     for seed in range(6):

@@ -80,6 +80,7 @@ def test_trials_are_written_and_read_back_from_logs(tmp_path, request_):
     assert all(r.settings in ran or r.planned_bytes < limit for r in last.records[3:])
 
 
+@pytest.mark.slow
 def test_the_number_of_trials_is_kept(tmp_path, request_):
     tuning, files = turn(tmp_path / "t", request_, [], trials=2)
     assert len(files) == 2

@@ -74,6 +74,7 @@ def test_what_was_learnt_is_nearer_to_the_trials(whole):
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])
+@pytest.mark.quick(1)
 def test_a_kill_during_a_trial_changes_nothing(tmp_path, whole, request_, truth, at):
     target = FakeTarget(truth, Clock(), noise=0.01, results={at: Killed()})
     first = tuning_of(tmp_path / "t", request_, target)

@@ -190,6 +190,7 @@ def _job(data: Path, model: str, layout: dict[str, Any]):
 
 
 @pytest.mark.parametrize(("model", "layout"), CASES)
+@pytest.mark.quick(1)
 def test_a_layout_changes_nothing_and_the_plan_is_what_runs(
     data: Path, alone, tmp_path: Path, model: str, layout: str
 ) -> None:

@@ -128,6 +128,7 @@ def test_one_rank_trains_it_with_the_same_losses(two_ranks: Launched, data: Path
 
 @pytest.mark.parametrize("family", RECURRENT)
 @pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.quick(3)
 def test_a_layer_without_attention_takes_the_memory_of_its_plan(family: str, ranks: int) -> None:
     """Layers of a recurrence and an MLP, of a recurrence and two products without an activation, and
     with the MLP first: nothing of mpctl knows of attention in the peak of a step."""

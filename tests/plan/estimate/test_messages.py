@@ -118,6 +118,7 @@ def key(message: Any) -> tuple[str, str, str, int]:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("training", TRAINING)
+@pytest.mark.quick(20)
 def test_what_is_counted_is_priced(family: str, layout: str, training: str) -> None:
     for zero, runtime in STAGES:
         own = {"parallel.zero": zero, "training.runtime": runtime, "parallel.bucket_bytes": 20_000}
@@ -176,6 +177,7 @@ def listed_seconds(layout: JobLayout, profile: RuntimeProfile, stage: int, axis:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("training", TRAINING)
 @pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.quick(20)
 def test_without_latency_seconds_are_bytes_over_bandwidth(family: str, training: str, runtime: str) -> None:
     profile = unhidden(runtime)
     for zero, own in product(range(4), (LAYOUTS["tp"], LAYOUTS["tp-sp"], LAYOUTS["cp"])):

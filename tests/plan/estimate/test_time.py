@@ -487,6 +487,7 @@ def test_a_tensor_mode_that_was_never_measured_widens_the_band_in_words() -> Non
 
 
 @pytest.mark.parametrize("cluster", preset_names("clusters"))
+@pytest.mark.quick(12)
 def test_every_cluster_and_runtime_is_estimated_or_refused_in_words(cluster: str) -> None:
     """Two nodes' worth of layouts, at a dtype that a V100 has and one that it has not."""
     layout = {"parallel.tp": 2, "parallel.pp": 2, "parallel.zero": 1, "training.micro_batch_size": 2}

@@ -164,6 +164,7 @@ A_GROUP = 2 * 24 * 9.7e6  # bytes of a communicator more, at most
 
 
 @pytest.mark.parametrize("name", ["experts", "every-other"])
+@pytest.mark.slow
 def test_what_is_left_out_for_experts_is_beaten_by_what_is_tried(name: str) -> None:
     """etp where ep can take its place, and cp of several whole samples."""
     space = SearchSpace(model_job(name, **{"training.global_batch_size": 32}))
@@ -327,6 +328,7 @@ def assert_nothing_wrong_is_shared(space: SearchSpace, base: LayoutSettings, cha
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.quick(3)
 def test_a_bound_is_below_the_estimate(name: str) -> None:
     space = SearchSpace(model_job(name, **{"training.global_batch_size": 64}))
     evaluator = LayoutEvaluator(space)
@@ -422,6 +424,7 @@ SLOW_CASES = [
     ("name", "objective", "fixed", "more"),
     [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_CASES)],
 )
+@pytest.mark.quick(2)
 def test_the_pruned_search_finds_what_the_exhaustive_one_does(
     name: str, objective: Any, fixed: dict[str, Any], more: dict[str, Any]
 ) -> None:
@@ -698,6 +701,7 @@ SEARCH = (
 )
 
 
+@pytest.mark.slow
 def test_rows_are_different_layouts_and_say_what_they_stand_for(call: Mpctl) -> None:
     said = call(*SEARCH, "megatron-core", "--json")
     best = said.document["best"]
@@ -716,6 +720,7 @@ def test_rows_are_different_layouts_and_say_what_they_stand_for(call: Mpctl) -> 
     assert "too low: in published sweeps by 1 to 7 %" in text
 
 
+@pytest.mark.slow
 def test_a_wide_band_is_said(call: Mpctl) -> None:
     said = call(*SEARCH, "torchtitan", "--json")
     best = said.document["best"]

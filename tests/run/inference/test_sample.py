@@ -103,6 +103,7 @@ def test_a_run_is_sampled_and_evaluated_while_it_trains(data: Path, tmp_path: Pa
     assert run.ended().summary["status"] == "stopped"
 
 
+@pytest.mark.slow
 def test_a_stream_ends_with_its_workers_when_it_is_interrupted(finished: Launched) -> None:
     """Ctrl-C once text has come: exit code 130, no process and no temporary folder left."""
     process = subprocess.Popen(

@@ -100,6 +100,7 @@ def test_ddp_trains_fails_and_goes_on_by_its_own_checkpoint(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("how", ["", "destroys exits"])
+@pytest.mark.quick(1)
 def test_a_program_may_end_while_gloo_holds_a_tensor(tmp_path: Path, how: str) -> None:
     write(tmp_path / "here", "held.py", HELD_BY_GLOO)
     run = ended(run_program(tmp_path / "run", f"python held.py {how}"), "finished")

@@ -130,6 +130,7 @@ def test_a_rank_is_judged_as_its_plan_is(mpctl: Mpctl, capsys: pytest.CaptureFix
     assert ", 128.0 MiB free (headroom 5 %)" in printed({**document, "fits": True}, capsys)
 
 
+@pytest.mark.slow
 def test_the_last_line_has_the_error_of_the_peaks(mpctl: Mpctl, capsys: pytest.CaptureFixture[str]) -> None:
     """Megabytes of a zero-bubble job whose plan forgot gradients: 34 planned, 47.2 measured."""
     document = mpctl(*tiny(), "--json").document

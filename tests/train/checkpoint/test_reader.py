@@ -51,6 +51,7 @@ def test_the_same_layout_continues_to_the_bit(runs, tmp_path: Path) -> None:
     assert column(train(tiny_job(runs.data), tmp_path)) == column(runs.get())[10:]
 
 
+@pytest.mark.slow
 def test_masters_and_moments_of_bfloat16_are_saved_in_float32(runs, tmp_path: Path) -> None:
     runs.get(dtype="bf16")
     _copy(runs.folder(1, 1, "bf16"), tmp_path, 10)

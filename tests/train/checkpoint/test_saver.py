@@ -283,6 +283,7 @@ def _die_while_writing(rank: int, size: int, raw: dict[str, Any], run_dir: str) 
     return [record["loss"] for record in make_trainer(parse(raw), Path(run_dir), rank).run()]
 
 
+@pytest.mark.slow
 def test_a_kill_during_a_save_costs_no_older_checkpoint(data: Path, tmp_path: Path) -> None:
     """Resumed from step 2, the run has the losses of a run without the kill, to the bit."""
     job = tiny_job(data, 2, **EVERY)

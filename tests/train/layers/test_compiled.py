@@ -73,6 +73,7 @@ SLOW = pytest.mark.slow
         pytest.param("none", 0.0, marks=SLOW),
     ],
 )
+@pytest.mark.slow
 def test_one_graph_serves_every_layer_and_step(counters: Any, recompute: Recompute, dropout: float) -> None:
     layers = _layers(recompute, dropout)
     plain = _steps(layers)

@@ -145,6 +145,7 @@ def same_copies(ranks: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize(("shape", "mode"), CASES)
+@pytest.mark.quick(4)
 def test_the_loss_does_not_tell_and_the_plan_is_what_runs(data, one_process, tmp_path, shape: str, mode: str) -> None:
     tp, cp, dp, changes = {**MODES, **GPT_MODES}[mode]
     job = small_job(data, tp, cp, dp, shape, changes)

@@ -151,6 +151,7 @@ print(obstacle())
 
 
 @linux
+@pytest.mark.slow
 def test_it_imports_with_a_niceness_that_it_does_not_keep() -> None:
     before = os.getpriority(os.PRIO_PROCESS, 0)
     assert run(IMPORTS, OMP_NUM_THREADS="4").stdout == f"{before} []\n\n"

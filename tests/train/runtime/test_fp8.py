@@ -74,6 +74,7 @@ def alone(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, lis
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in ("sp", "pp"))) for n in LAYOUTS])
+@pytest.mark.quick(1)
 def test_the_loss_does_not_depend_on_the_layout(
     data: Path, tmp_path: Path, alone: dict[str, list[float]], name: str
 ) -> None:
@@ -150,6 +151,7 @@ def trained(job: Any, folder: Path, shape: tuple[int, ...], *, holds: bool = Tru
 
 @pytest.mark.parametrize("recipe", ["delayed", "tensorwise"])
 @pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.quick(2)
 def test_a_weight_is_cast_once_a_step(data: Path, tmp_path: Path, recipe: str, recompute: str) -> None:
     """With the bits of a cast for each product: an optimizer that did not end the casts, or a scale
     of another step, would change losses and scales. 8 micro batches, 2 layers, 3 steps; qkv's W is

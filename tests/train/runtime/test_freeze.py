@@ -51,6 +51,7 @@ SLOW_CASES = [
     [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_CASES)],
     ids=lambda value: value if isinstance(value, str) else "+".join(value),
 )
+@pytest.mark.quick(1)
 def test_a_frozen_run_sends_what_is_planned_and_learns_what_one_process_learns(
     data, tmp_path: Path, shape: str, freeze: list[str], mode: str
 ) -> None:

@@ -227,6 +227,7 @@ def job_of(shape: str, changes: dict[str, Any]) -> JobSpec:
         for mode in ((*EXPERT_LAYOUTS, *OF_ONE) if shape in WITH_EXPERTS else LATENT_LAYOUTS)
     ],
 )
+@pytest.mark.quick(3)
 def test_a_peak_is_as_planned(shape: str, mode: str) -> None:
     job = job_of(shape, LAYOUTS[mode])
     planned = tiny_plan(job).estimate.memory
@@ -298,6 +299,7 @@ def test_a_peak_of_states_is_as_planned(zero: int) -> None:
         if case[::2] != ("gpt", "ep2")
     ],
 )
+@pytest.mark.quick(1)
 def test_what_zero_has_unsharded_is_as_planned(shape: str, zero: int, changes: str) -> None:
     """Few tokens, so that gradients until they are reduced, and gathered layers, are most of what
     is held beside the states: buckets of a layer's experts and of the rest at the same time, and
@@ -320,6 +322,7 @@ def test_what_zero_has_unsharded_is_as_planned(shape: str, zero: int, changes: s
 
 @pytest.mark.parametrize("zero", [2, 3])
 @pytest.mark.parametrize("how", [ZERO_BUBBLE, FULL], ids=["zero-bubble", "full"])
+@pytest.mark.quick(2)
 def test_activations_have_no_gradients_and_messages_in_them(how: dict[str, Any], zero: int) -> None:
     """A stage whose gradients, or messages, are as large as what it saves: a bucket that a micro
     batch has begun and a message on its way are temporary, in a plan and in a step."""

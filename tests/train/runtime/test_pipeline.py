@@ -166,6 +166,7 @@ CURVE = ("training__freeze", "training__global_batch_size")
     [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_CASES)],
     ids=ident,
 )
+@pytest.mark.quick(3)
 def test_the_loss_does_not_tell_and_the_plan_is_what_runs(
     data, one_process, tmp_path, model: str, how: dict[str, Any], changes: dict[str, Any]
 ) -> None:
@@ -267,6 +268,7 @@ def _most_held(rank: int, size: int, jobs: list[dict[str, Any]], run_dir: str) -
     ids=ident,
 )
 @pytest.mark.parametrize("freeze", [[], pytest.param(["embedding.*"], marks=pytest.mark.slow)])
+@pytest.mark.quick(1)
 def test_a_checkpoint_of_any_cut_goes_on_under_any_other(
     data, one_process, tmp_path, model: str, saved, resumed, freeze: list[str]
 ) -> None:

@@ -149,6 +149,7 @@ LENGTHS = {"one": (9,), "unequal": (9, 4, 13)}
 
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("kind", CACHED)
+@pytest.mark.quick(6)
 def test_incremental_decoding_equals_the_full_forward(kind: str, lengths: str) -> None:
     assert largest_difference(kind, Group(), LENGTHS[lengths], 5) < 1e-10
 

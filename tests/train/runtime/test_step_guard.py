@@ -249,6 +249,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("poison", "rank", "changes", "words"), CASES)
+@pytest.mark.quick(1)
 def test_the_rank_it_came_from_is_named(
     data: Any, tmp_path: Path, poison: str, rank: int, changes: dict[str, Any], words: str
 ) -> None:

@@ -39,6 +39,7 @@ SLOW_CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 @pytest.mark.parametrize(
     ("model", "how", "changes"), [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_CASES)]
 )
+@pytest.mark.quick(1)
 def test_the_mean_does_not_tell_and_the_plan_is_what_runs(
     data: Path, tmp_path: Path, model: str, how: dict[str, Any], changes: dict[str, Any]
 ) -> None:

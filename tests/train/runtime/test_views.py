@@ -186,6 +186,7 @@ def test_a_topology_answers_for_the_groups_of_the_view(data: Path) -> None:
 
 
 @pytest.mark.parametrize("zero", [*(pytest.param(zero, marks=pytest.mark.slow) for zero in range(3)), 3])
+@pytest.mark.quick(1)
 def test_it_trains_is_clipped_and_saved_as_the_whole_one(
     data: Path, tmp_path: Path, alone: dict[str, Any], zero: int
 ) -> None:

@@ -178,6 +178,7 @@ def _leaves(rank: int, size: int, number: int, kind: str) -> None:
         (signal.SIGSTOP, r"PeerLost: {}: timed out after 1 s of waiting for rank 1 "),
     ],
 )
+@pytest.mark.quick(2)
 def test_a_rank_that_waits_in_vain_says_for_whom(number: int, words: str, kind: str) -> None:
     (code, told), _ = ended(_leaves, 2, number, kind)
     where = rf"tp operation 2 \({kind} of 4096 bytes\)"

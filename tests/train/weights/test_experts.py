@@ -70,6 +70,7 @@ def copied(truths: Truths, tmp_path: Path) -> Callable[[str], Path]:
 
 
 @every
+@pytest.mark.quick(4)
 def test_import_then_export_gives_the_same_tensors(kind: str, truths: Truths, tmp_path: Path) -> None:
     """Bit for bit, under the names that transformers saves, which loads them again."""
     truth = truths(kind)

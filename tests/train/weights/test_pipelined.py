@@ -123,6 +123,7 @@ def _is_part(whole: Tensor, held: Any) -> None:
 
 
 @every
+@pytest.mark.quick(1)
 def test_an_export_is_that_of_one_stage(name: str, finished: Callable[[str], Run], tmp_path: Path) -> None:
     run = finished(name)
     one, cut = read_manifest(run.alone / "checkpoints/step-2"), read_manifest(run.checkpoint)

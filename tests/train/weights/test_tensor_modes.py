@@ -161,6 +161,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
 
 
 @pytest.mark.parametrize("changes", [{}, LLAMA], ids=["gpt", "llama"])
+@pytest.mark.quick(1)
 def test_a_checkpoint_goes_through_every_mode_unchanged(data: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
     """1d -> 2d -> 2.5d -> 3d over two stages -> 1d: the same files, and each of the size that the
     plan says."""

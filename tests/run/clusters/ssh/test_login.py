@@ -151,6 +151,7 @@ def test_a_path_of_python_is_one_word_for_the_shell(login: Path, mpctl: Mpctl) -
 
 
 @pytest.mark.parametrize(("value", "shell"), [*zip(HOSTILE, cycle(("sh", "bash")), strict=False)])
+@pytest.mark.quick(6)
 def test_a_value_arrives_as_it_was_typed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mpctl: Mpctl, value: str, shell: str
 ) -> None:
@@ -252,6 +253,7 @@ def test_what_is_wrong_with_the_host_is_named(tmp_path: Path, login: Path, mpctl
         assert issue["message"] == f"it has mpctl 0.0.1, and this machine {__version__}"
 
 
+@pytest.mark.slow
 def test_a_login_shell_that_never_ends_its_talk(tmp_path: Path, login: Path, mpctl: Mpctl) -> None:
     program(tmp_path / "bin" / "ssh", "#!/bin/sh\nexec yes\n")
     assert "via-no-answer" in mpctl("runs", "--json", "--via", "ssh:login").issues

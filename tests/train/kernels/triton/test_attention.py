@@ -104,6 +104,7 @@ class Fused(KernelBackend):
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in VARIANTS]
 )
+@pytest.mark.quick(1)
 def test_results_and_gradients_are_those_of_torch(name: str, device: torch.device) -> None:
     dtype, bound = (torch.float64, 1e-12) if device.type == "cpu" else (torch.float32, 1e-4)
     of = variant(dtype, device, **VARIANTS[name])

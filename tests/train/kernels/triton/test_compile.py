@@ -40,6 +40,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
     return compiled(tmp_path_factory.mktemp("triton"))
 
 
+@pytest.mark.slow
 def test_the_usual_attention_spills_nothing_and_makes_addresses_in_64_bits(tmp_path: Path) -> None:
     """bf16 heads of 128, 4 to a key-value head, with dropout, on compute capability 9.0: of the key
     gradient 752 bytes a thread were spilled. A row times a stride is beyond 32 bits where a tensor

@@ -175,6 +175,7 @@ def _layer_messages(grid: TensorGrid, config: LayerConfig) -> list[TensorMessage
 
 
 @pytest.mark.parametrize("where", EACH)
+@pytest.mark.quick(1)
 def test_a_layer_sends_its_forward_messages_again_where_it_is_recomputed(where: Where) -> None:
     ranks, grid = run_ranks(_layers, where[1], where), grid_of(where)
     cases = [(c, r, d) for c in LAYERS.values() for r in RECOMPUTE for d in (0.0, 0.1)]

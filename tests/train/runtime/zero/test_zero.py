@@ -77,6 +77,7 @@ SLOW_CASES += [("gpt", 0, *SLOW_LAYOUTS[i][1:]) for i in (1, 4, 5)]
     [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_CASES)],
     ids=name,
 )
+@pytest.mark.quick(3)
 def test_the_loss_does_not_tell_and_the_plan_is_what_runs(
     data, tmp_path, model: str, zero: int, how: dict[str, Any], changes: dict[str, Any]
 ) -> None:
@@ -131,6 +132,7 @@ QUICK = {("gpt", 2, "fp16")}
     ],
     ids=name,
 )
+@pytest.mark.quick(1)
 def test_a_rehearsal_holds_and_sends_what_is_planned(model: str, how: dict[str, Any], zero: int, dtype: str) -> None:
     changes = {"parallel__zero": zero, "training__dtype": dtype, "launch__device": "cuda", **SMALL}
     batch = {"training__global_batch_size": 8 * how["dp"]}
@@ -207,6 +209,7 @@ def _saved_again(rank: int, size: int, jobs: list[dict[str, Any]], root: str) ->
         pytest.param("fp32", 4, (1, (1, 2), (3, 2)), [], marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.quick(1)
 def test_a_checkpoint_of_any_stage_is_read_to_the_bit_by_any_other(
     data: Path, tmp_path: Path, dtype: str, dp: int, stages: tuple[int | tuple[int, int], ...], freeze: list[str]
 ) -> None:
