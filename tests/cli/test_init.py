@@ -66,6 +66,7 @@ def test_every_flag_is_written(mpctl: Mpctl) -> None:
     assert mpctl("plan", "a.toml").code == 0
 
 
+@pytest.mark.slow
 def test_the_layout_is_the_one_that_search_finds(mpctl: Mpctl) -> None:
     settings = {
         "cluster": "dgx-2x8",

@@ -48,6 +48,7 @@ def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
     return caller(capsys)
 
 
+@pytest.mark.slow
 def test_the_loss_is_the_one_that_the_training_recorded(finished: Launched) -> None:
     """At the layout of the training to the last bit; the run is left as it was."""
     run, before = finished.run_dir, files(finished.run_dir)

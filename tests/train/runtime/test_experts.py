@@ -158,6 +158,7 @@ def manifest(folder: Path, step: int):
 
 
 @pytest.mark.parametrize(("model", "layout"), CASES)
+@pytest.mark.quick(1)
 def test_a_layout_changes_nothing_and_the_plan_is_what_runs(data, alone, tmp_path, model: str, layout: str) -> None:
     job = moe_job(data, model, LAYOUTS[layout])
     ranks = train(job, tmp_path, timeout=120)

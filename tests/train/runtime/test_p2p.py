@@ -107,6 +107,7 @@ def pass_on(rank: int, size: int, world: LateWorld, raw: dict, is_alone: bool) -
     return values
 
 
+@pytest.mark.slow
 def test_a_receive_does_not_hold_up_the_send_behind_it() -> None:
     assert run_late_ranks(pass_on, STAGES, raw_job(), True) == [[0, 0], [0, 0], [1, 1]]
     with pytest.raises(AssertionError, match=r"does not come to an end|hung"):
