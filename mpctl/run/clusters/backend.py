@@ -1,4 +1,4 @@
-"""What a launcher backend offers to `mpctl launch`, a scheduler to `mpctl status` and `stop`."""
+"""Interfaces of launcher backends and schedulers, as used by `mpctl launch`, `status` and `stop`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Backend(Protocol):
     job_id: str | None
 
     def check(self, plan: Plan) -> list[Issue]:
-        """Why the plan cannot run here, found without contacting a host; empty when it may."""
+        """Return the issues of running the plan here, found without contacting a host."""
 
     def connect(self, plan: Plan, run: RunDir, on_event: OnEvent) -> AbstractContextManager[Cluster]:
         """The hosts, ready for attempts until the block ends, which leaves nothing of the launch
@@ -61,18 +61,18 @@ class Submitter(Protocol):
     def shown_anywhere(self) -> bool: ...
 
     def check(self, plan: Plan, run: RunDir, *, is_elsewhere: bool) -> list[Issue]:
-        """Why the scheduler could not run the plan; empty when it can. is_elsewhere: the document
-        is only shown, on a machine that need not see the files of the run."""
+        """Return the issues of running the plan by the scheduler. is_elsewhere: the document is only shown, on a
+        machine that need not see the files of the run."""
 
     def dry_run(self, plan: Plan, run: RunDir) -> list[Issue]:
-        """Why the scheduler would refuse the submission, as it says itself; `--dry-run` does not
-        ask it. Empty where check has asked already."""
+        """Return the scheduler's own reasons to refuse the submission; empty if check has asked already. `--dry-run`
+        does not ask it."""
 
     def notes(self, plan: Plan, run: RunDir) -> list[str]:
         """Warnings of what the submission drops or changes; the plan has passed `check`."""
 
     def document(self, plan: Plan, run: RunDir) -> str:
-        """What is submitted: a batch script, a manifest. A pure function of its arguments."""
+        """Return the text to submit: a batch script, a manifest. A pure function of its arguments."""
 
     def submit(self, plan: Plan, run: RunDir) -> str:
         """Submit it; returns the id of the job. Raises RunFailed with the scheduler's message."""

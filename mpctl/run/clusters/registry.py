@@ -1,5 +1,4 @@
-"""Which backend runs a job: the one that `--on` (launch.on) names, or the one that fits where this
-process runs."""
+"""Choice of a job's backend: by `--on` (launch.on), or by the environment of this process."""
 
 from __future__ import annotations
 

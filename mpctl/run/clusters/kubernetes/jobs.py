@@ -90,7 +90,7 @@ def _phase(job: object, pods: Sequence[dict[str, object]]) -> tuple[str, str]:
 
 
 def _problem(pod: object) -> str:
-    """Why a pod does not run: it is not scheduled, or its container waits or has failed."""
+    """Return why a pod does not run: it is not scheduled, or its container waits or has failed."""
     for container in _items(pod, "status", "containerStatuses"):
         for state in ("waiting", "terminated"):
             table = _table(container, "state", state)
@@ -108,14 +108,14 @@ def _conditions(document: object) -> Sequence[dict[str, object]]:
 
 
 def _items(document: object, *path: str) -> Sequence[dict[str, object]]:
-    """The tables of the list at a path; empty where there is no list."""
+    """Return the tables of the list at a path; empty if there is no list."""
     *tables, last = path
     items = _table(document, *tables).get(last)
     return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
 
 
 def _table(document: object, *path: str) -> dict[str, object]:
-    """The table at a path; empty where there is none."""
+    """Return the table at a path; empty if there is none."""
     for key in path:
         document = document.get(key) if isinstance(document, dict) else None
     return document if isinstance(document, dict) else {}
@@ -134,7 +134,7 @@ def _require(job_id: str) -> str:
 
 
 def ended_launch(run: RunDir, environment: Mapping[str, str]) -> str | None:
-    """Why the launch of this pod is over, in words; None where it is not, or in no pod.
+    """Describe why the launch of this pod is over; None if it is not, or outside of a pod.
 
     The pods of a TrainJob are restarted as its runtime sets, by default six times, and nothing in
     the TrainJob can change that; those of the other kinds are replaced where a signal ended them. A

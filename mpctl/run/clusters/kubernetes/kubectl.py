@@ -146,7 +146,7 @@ class Kubectl:
         return document if isinstance(document, dict) else {}
 
     def find(self, resource: str, name: str) -> dict[str, object] | None:
-        """An object by name; None where there is none."""
+        """Return an object by name; None if it does not exist."""
         try:
             return self.get(resource, name)
         except KubectlError as error:

@@ -281,8 +281,8 @@ def _mounts(settings: KubernetesSpec) -> list[Manifest]:
 
 
 def _container_security(settings: KubernetesSpec) -> Manifest:
-    """What the Pod Security Standard `restricted` asks of a container, or the right to lock
-    memory."""
+    """Return the security settings of a container: those of the Pod Security Standard `restricted`, or the right to
+    lock memory."""
     if settings.restricted:
         return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     return {"capabilities": {"add": ["IPC_LOCK"]}} if settings.ipc_lock else {}

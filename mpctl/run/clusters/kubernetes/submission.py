@@ -70,7 +70,7 @@ RESERVED_LABELS = ("app.kubernetes.io/managed-by", "kueue.x-k8s.io/", "mpctl/")
 SECRET_NAME = re.compile(
     r"(?:^|_)(?:TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|API_?KEY|ACCESS_KEY|SECRET_KEY|PRIVATE_KEY)$", re.IGNORECASE
 )
-"""Names of environment variables whose values are secrets."""
+"""Names of environment variables that hold secrets."""
 NOT_IN_TRAIN_JOB = {
     "host_network": "set hostNetwork in the runtime",
     "env_from": "name each variable in secret_env",
@@ -113,7 +113,7 @@ class KubernetesSubmitter:
         return submission_issues(plan.job, run.path, is_mounted=not is_elsewhere)
 
     def dry_run(self, plan: Plan, run: RunDir) -> list[Issue]:
-        """Why the cluster would refuse the object: it is asked to check it without creating it."""
+        """Return the cluster's reasons to refuse the object, which it checks without creating it."""
         settings = plan.job.launch.kubernetes
         try:
             claims = self.kubectl.find("persistentvolumeclaims", settings.claim or "")
@@ -212,7 +212,7 @@ def _device(job: JobSpec) -> Iterator[Issue]:
 
 
 def form_issues(settings: KubernetesSpec) -> Iterator[Issue]:
-    """Settings whose values do not have the required form."""
+    """Yield the issues of settings without the required form."""
     for key, (form, hint) in FORMS.items():
         value = getattr(settings, key)
         for name in [value] if isinstance(value, str) else value or ():
@@ -275,7 +275,7 @@ def policy_issues(settings: KubernetesSpec) -> Iterator[Issue]:
 
 
 def patch_issues(patch: object) -> Iterator[Issue]:
-    """What is wrong with `pod_patch`."""
+    """Yield the issues of `pod_patch`."""
     where = f"{TABLE}.pod_patch"
     tables = patch if isinstance(patch, dict) else {}
     for key in tables.keys() - {"metadata", "spec"}:
@@ -370,7 +370,7 @@ def _volume_paths(settings: KubernetesSpec) -> Iterator[Issue]:
 
 
 def claim_issues(claim: object, job: JobSpec) -> Iterator[Issue]:
-    """What is wrong with the volume claim. claim: its document; None where there is none."""
+    """Yield the issues of the volume claim. claim: its document; None if it does not exist."""
     settings, where = job.launch.kubernetes, f"{TABLE}.claim"
     if claim is None:
         yield Issue(
@@ -393,7 +393,7 @@ def claim_issues(claim: object, job: JobSpec) -> Iterator[Issue]:
 
 
 def env_issues(names: Iterable[str], key: str = "env") -> Iterator[Issue]:
-    """What is wrong with the names of environment variables. key: the setting that has them."""
+    """Yield the issues of the names of environment variables. key: the setting that has them."""
     where = f"{TABLE}.{key}"
     for name in names:
         if name in RESERVED_ENV:

@@ -48,9 +48,8 @@ RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?")
 
 @dataclass(frozen=True)
 class Allocation:
-    """Nodes that Slurm has given to this job. nodes: their names, in Slurm's order; gpus: on this
-    node, None where Slurm does not report it; tasks_here: tasks of the step that this process is
-    one of, 1 outside of a step."""
+    """Nodes that Slurm has given to this job. nodes: their names, in Slurm's order; gpus: on this node, None if Slurm
+    does not report it; tasks_here: tasks in this process's step, 1 outside of a step."""
 
     job_id: str
     nodes: tuple[str, ...]
@@ -87,7 +86,7 @@ def _number(environment: Mapping[str, str], name: str) -> int | None:
 
 
 def allocation_issues(allocation: Allocation, nodes: int, gpus: int) -> Iterator[Issue]:
-    """Why a plan of so many nodes, with so many GPUs on each (0 on CPU), cannot run there."""
+    """Yield the issues of running a plan there with so many nodes, each with so many GPUs (0 on CPU)."""
     present, job = len(allocation.nodes), f"job {allocation.job_id}"
     if nodes > present:
         message = f"the plan has {plural(nodes, 'node')}, but {job} has {present}"
@@ -188,7 +187,7 @@ def _too_many(text: str) -> InputError:
 
 
 def address_command(names: Sequence[str]) -> list[str]:
-    """The command whose output `read_addresses` reads."""
+    """Return the command that prints the input of `read_addresses`."""
     return ["sinfo", "--noheader", "--Node", f"--nodes={','.join(names)}", "--format=%N|%o"]
 
 

@@ -48,7 +48,7 @@ from mpctl.run.launch.node.processes import end_processes
 from mpctl.spec.job import JobSpec
 
 REQUEUES = "MPCTL_REQUEUES"
-"""Environment variable of a launcher whose batch script requeues the job where hosts fail."""
+"""Environment variable set if the batch script requeues the job after hosts fail."""
 END_SECONDS, KILL_SECONDS = 10.0, 5.0
 MOST_SAID, READ_SECONDS = 1 << 22, 1.0
 
@@ -175,8 +175,8 @@ class SlurmStep:
         self.unshared = {node: issue for node, issue in self.unshared.items() if node not in nodes}
 
     def failures(self) -> dict[int, Issue]:
-        """The nodes whose agent cannot read the run directory, and those whose srun has ended, with
-        the end of its output."""
+        """Return the nodes whose agent cannot read the run directory or whose srun has ended, with the end of its
+        output."""
         if time.monotonic() >= self.next_read:
             self.next_read = time.monotonic() + READ_SECONDS
             self.unshared = dict(self._find_unshared())
@@ -217,8 +217,8 @@ class SlurmStep:
 
 
 def launcher_addresses(names: Sequence[str]) -> list[str]:
-    """The addresses of this host at which the nodes reach it; empty where that is not known. The
-    first is that towards the last node, which may be the only one that is not this host itself."""
+    """Return the addresses of this host for the nodes; empty if unknown. The first is towards the last node, since this
+    host may be one of the others."""
     known: Mapping[str, str] = {}
     with suppress(MpctlError):
         known = read_addresses(slurm_output(address_command(names)))

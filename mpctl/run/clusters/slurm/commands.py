@@ -14,12 +14,11 @@ from mpctl.run.clusters.slurm.variables import OF_QUERIES, overriding
 from mpctl.spec.job import JobSpec
 
 SECONDS = 30.0
-"""How long one command may take; a busy controller answers in seconds."""
+"""Time limit of one command; a busy controller answers in seconds."""
 SUBMITTED = re.compile(r"(\d+)(?:;\S+)?")
 JOB_ID = re.compile(r"[0-9]{1,18}(_[0-9]{1,9})?")
 SQUEUE = ("squeue", "--noheader", "--states=all", "--format=%T|%r|%M|%l|%N")
-"""The command, to be followed by the job's id, whose output `read_job` reads: state, reason, time
-used, time limit, nodes."""
+"""Command that prints the input of `read_job`, without the job's id: state, reason, time used, time limit, nodes."""
 WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"}
 ENDED = {
     "BOOT_FAIL",

@@ -58,7 +58,7 @@ def _folder(path: Path) -> Path:
 
 
 def container_issues(settings: SlurmSpec) -> Iterator[Issue]:
-    """What is wrong with the settings of the container and of srun, all at once."""
+    """Yield all issues of the settings of the container and of srun."""
     yield from step_issues(settings.srun)
     where = "launch.slurm.container"
     if settings.container == "none":

@@ -53,9 +53,9 @@ def time_limit_text(seconds: float) -> str:
 
 
 SINFO = ("sinfo", "--noheader", "--exact", "--format=%P|%a|%l|%s|%D|%T|%c|%m|%G|%N")
-"""The command whose output `read_partitions` reads: a line for all equal nodes of a partition, with
-its name, availability, time limit and nodes of a job, then the number of these nodes, their state,
-CPUs, megabytes, devices and names."""
+"""Command that prints the input of `read_partitions`: a line for all equal nodes of a partition, with its name,
+availability, time limit and nodes of a job, then the number of these nodes, their state, CPUs, megabytes, devices and
+names."""
 
 GPU = re.compile(r"(?:^|,)gpu(?::[^:,(]+)?:(\d+)(?:\([^)]*\))?")
 UNUSABLE = re.compile(r"down|drain|fail|inval|unknown|error|future|maint|perfctrs|reboot", re.I)
@@ -91,8 +91,8 @@ class Partition:
 
 @dataclass(frozen=True)
 class NodeRequest:
-    """What a job asks of Slurm. gpus, cpus, memory_bytes: of each node, 0 where it does not matter;
-    partition: None for the default one; seconds: the time limit, None for the partition's."""
+    """Resources that a job requests from Slurm. gpus, cpus, memory_bytes: per node, 0 for any; partition: None for the
+    default one; seconds: the time limit, None for the partition's."""
 
     nodes: int
     gpus: int
@@ -154,7 +154,7 @@ def chosen_partition(partitions: Sequence[Partition], name: str | None) -> Parti
 
 
 def request_issues(partitions: Sequence[Partition], request: NodeRequest) -> Iterator[Issue]:
-    """Why Slurm would refuse a job or let it wait for ever; nothing when it can run."""
+    """Yield the reasons why Slurm would refuse a job or let it wait for ever."""
     partition = chosen_partition(partitions, request.partition)
     if partition is None:
         yield _no_partition(partitions, request)
@@ -225,7 +225,7 @@ def _each(gpus: int, cpus: int, memory: int) -> str:
 
 
 def _others(partitions: Iterable[Partition], request: NodeRequest, chosen: Partition) -> str:
-    """The way out: partitions that can run the job, or a smaller job."""
+    """Return the fix: partitions that can run the job, or a smaller job."""
     able = [
         p.name
         for p in partitions

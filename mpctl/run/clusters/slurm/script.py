@@ -137,13 +137,13 @@ def read_options(texts: Sequence[str]) -> list[ExtraOption]:
 
 
 def extra_issues(texts: Sequence[str]) -> Iterator[Issue]:
-    """What is wrong with launch.slurm.extra: text that is no option, options that follow from
-    another setting, options that make another kind of job."""
+    """Yield the issues of launch.slurm.extra: words that are not options, options that follow from another setting,
+    options for another kind of job."""
     return _option_issues(texts, "launch.slurm.extra", "sbatch", SET_BY, UNFIT)
 
 
 def step_issues(texts: Sequence[str]) -> Iterator[Issue]:
-    """What is wrong with launch.slurm.srun."""
+    """Yield the issues of launch.slurm.srun."""
     return _option_issues(texts, "launch.slurm.srun", "srun", STEP_SET_BY, STEP_UNFIT)
 
 
@@ -209,7 +209,7 @@ then
   exit 0
 fi
 """
-"""What `mpctl stop` asked for is no failure: jobs that depend on this one by afterok may begin."""
+"""Exits with 0 after `mpctl stop` and a new checkpoint: jobs that depend on this one by afterok may begin."""
 REQUEUE = """\
 why=
 case "$code" in

@@ -51,7 +51,7 @@ MOST_SIGNAL_SECONDS = 65_535  # of sbatch's --signal
 
 @dataclass(frozen=True)
 class SaveNeed:
-    """What stopping with a checkpoint takes. step_seconds: 0 where no step time is estimated."""
+    """Time and bytes of stopping with a checkpoint. step_seconds: 0 if no step time is estimated."""
 
     step_seconds: float
     checkpoint_bytes: int
@@ -80,8 +80,8 @@ def default_signal_seconds(need: SaveNeed, limit: float) -> int:
 
 
 def limit_issues(need: SaveNeed, limit: float, signal_seconds: int | None) -> Iterator[Issue]:
-    """Why nothing could be saved within the limit. limit: seconds, infinity without one;
-    signal_seconds: as set by the user, None where it is derived."""
+    """Yield the reasons why nothing could be saved within the limit. limit: seconds, infinity without one;
+    signal_seconds: as set by the user, None if derived."""
     least = need.seconds(FASTEST_WRITE)
     rate = f"{FASTEST_WRITE / 1e9:g} GB/s a node"
     if limit < least:
@@ -121,8 +121,8 @@ class Submission:
 
     @property
     def device(self) -> Device:
-        """Where ranks run; where the job leaves it open, cuda on nodes with GPUs. Raises InputError
-        for a kind that mpctl only plans."""
+        """Device of the ranks; if the job sets none, cuda on nodes with GPUs. Raises InputError for a kind that mpctl
+        only plans."""
         if device := named_device(self.plan.job):
             return device
         groups = self.partition.groups if self.partition else ()
@@ -169,7 +169,7 @@ class Submission:
 
     @property
     def save_need(self) -> SaveNeed:
-        """What a step and a checkpoint take; 0 where it is not estimated."""
+        """Time of a step and bytes of a checkpoint; 0 if not estimated."""
         estimate = self.plan.estimate
         if estimate is None:
             return SaveNeed(0.0, 0, 1)
@@ -232,12 +232,12 @@ class SlurmSubmitter:
 
     @property
     def shown_anywhere(self) -> bool:
-        """Where no Slurm answers, a dry run shows the script, and says that it was not compared."""
+        """Whether no Slurm answers: a dry run then shows the script and says that it was not compared."""
         return isinstance(self._asked, Issue)
 
     @property
     def partitions(self) -> Sequence[Partition]:
-        """The partitions that sinfo lists; none where no Slurm answers."""
+        """Partitions that sinfo lists; empty if no Slurm answers."""
         return () if isinstance(self._asked, Issue) else self._asked
 
     @cached_property
@@ -276,7 +276,7 @@ class SlurmSubmitter:
         return submit(run.batch_script, self._options(plan, run), self.shell)
 
     def notes(self, plan: Plan, run: RunDir) -> list[str]:
-        """Which variables of the shell are not passed on to sbatch."""
+        """Return a note on the shell's variables that are not passed on to sbatch."""
         text = ignored_text(self._options(plan, run), self.shell)
         return [] if text is None else [text]
 
@@ -293,7 +293,7 @@ class SlurmSubmitter:
     # ------------------------------------------------------------ arrays
 
     def array_document(self, tasks: Sequence[tuple[Plan, RunDir]], folder: Path) -> str:
-        """The script of an array of runs, whose directories are FOLDER/task-N."""
+        """Return the script of an array of runs in the directories FOLDER/task-N."""
         jobs = [self._submission(plan).batch_job(run.path) for plan, run in tasks]
         settings = [f"task-{n}: {json.dumps(one)}" for n, one in enumerate(self._array)]
         return render_array(jobs, folder.absolute(), settings)

@@ -77,8 +77,7 @@ def overriding(options: Iterable[str], shell: Mapping[str, str]) -> dict[str, st
 
 
 def ignored_text(options: Sequence[str], shell: Mapping[str, str]) -> str | None:
-    """Which variables are not passed on, in one line; None where none says other than the
-    script."""
+    """Return one line on the variables that are not passed on; None if none contradicts the script."""
     written = _values(options)
     other = [
         f"{name}={value}"

@@ -53,11 +53,11 @@ from mpctl.spec.job import JobSpec
 from mpctl.spec.launch import SshSpec
 
 END_SECONDS, KILL_SECONDS = 4.0, 1.0
-"""How long an ssh may take to end after its agent was sent that the launch is over, and after
-SIGTERM. An agent ends without its ssh, too."""
+"""Time limits for an ssh to end after its agent was sent that the launch is over, and after SIGTERM. An agent ends
+without its ssh, too."""
 
 CONFIG_THREADS, CONFIG_SECONDS = 16, 10.0
-"""For how many hosts ssh prints its configuration (ssh -G) at once, and for how long."""
+"""Number of hosts for which ssh prints its configuration (ssh -G) at once, and the time limit."""
 
 NO_SSH = Issue(
     "no-ssh",
@@ -216,8 +216,7 @@ class SshBackend:
         return SshStarter(self.ssh, hosts, order, self.environment, addresses or own_addresses())
 
     def _addresses(self, hosts: Sequence[SshHost]) -> list[str]:
-        """The addresses of this host at which the hosts reach it; empty where that is not known, as
-        for a host behind a jump host."""
+        """Return the addresses of this host for the hosts; empty if unknown, as for a host behind a jump host."""
         if self.ssh.address is not None:
             return [self.ssh.address] if self.ssh.address in every_address() else []
         with ThreadPoolExecutor(CONFIG_THREADS) as threads:

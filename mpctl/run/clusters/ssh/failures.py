@@ -35,9 +35,9 @@ class SshFailure(NamedTuple):
 
 
 class SshWords(NamedTuple):
-    """How a user names what a way out is about. program: that ssh starts there; hosts: where the
-    host was named; python, timeout: the settings of the interpreter there and of the time to
-    connect; port, config: other ways to give the port and the ssh config."""
+    """Names that a fix uses for a user's settings. program: that ssh starts there; hosts: where the host was named;
+    python, timeout: the settings of the interpreter there and of the time to connect; port, config: other ways to give
+    the port and the ssh config."""
 
     program: str = "the node agent"
     hosts: str = "the hostfile"
@@ -152,7 +152,7 @@ OF_THE_HOST = (
 def ssh_issue(
     host: SshHost, code: int, output: str, *, python: str, seconds: int, words: SshWords = OF_A_HOSTFILE
 ) -> Issue:
-    """Why the ssh of a host ended, and a way out.
+    """Return the reason why the ssh of a host ended, with a fix.
 
     code: its exit code, negative for a signal; output: what it and the remote program wrote to
     stderr; python: the interpreter to start; seconds: the time limit of connecting; words: how the

@@ -191,8 +191,8 @@ def select_hosts(hosts: Sequence[SshHost], include: str | None = None, exclude: 
 
 
 def first_slots(hosts: Sequence[SshHost], ranks_per_node: int) -> str | None:
-    """An include that names the first slots of these hosts, one for each of their ranks; None where
-    no host has more slots than that.
+    """Return an include of the first slots of these hosts, one for each of their ranks; None if no host has more slots
+    than that.
 
     By hand, one rank on each of n1 and n2 with slots 0 to 3: `n1:0@n2:0`.
     """
@@ -303,8 +303,8 @@ def _name_and_slots(part: str) -> tuple[str, str | None]:
 def _unknown(
     named: dict[str, tuple[int, ...]], hosts: dict[str, SshHost], setting: str, *, is_include: bool
 ) -> Iterator[Issue]:
-    """Hosts and slots that the hostfile does not have; include may choose any slot of a host whose
-    number of slots the hostfile leaves open."""
+    """Yield the hosts and slots that the hostfile does not have. If the hostfile leaves a host's number of slots open,
+    include may choose any of its slots."""
     for name, slots in named.items():
         host = hosts.get(name)
         if host is None:

@@ -57,8 +57,8 @@ Passed = Literal["COLUMNS", "TERM", "COLORTERM", "NO_COLOR", "FORCE_COLOR"]
 
 
 class RelayRequest(BaseModel):
-    """What the remote side runs. arguments: of mpctl; job: the tables of the job that it names as
-    `-`; environment: variables to set; via: as typed, for command lines that it shows."""
+    """Request to the remote side. arguments: of mpctl; job: tables of the job named `-` in the arguments; environment:
+    variables to set; via: as typed, for command lines that it shows."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -167,8 +167,8 @@ def _connected(command: Sequence[str], environment: Mapping[str, str]) -> Iterat
 
 
 class _Said:
-    """What ssh and the remote side write to stderr: kept until is_shown, then shown here; the end
-    of all of it is remembered."""
+    """Reader of the stderr of ssh and the remote side. Keeps the end, and shows all further text once is_shown is
+    set."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self.is_shown, self._tail, self._stream = False, b"", stream
@@ -191,8 +191,8 @@ class _Said:
 
 
 def _greeted(stream: IO[bytes]) -> str | None:
-    """The version of mpctl there; None where the remote side ended without a greeting. Raises
-    InputError where it says too much before."""
+    """Return the version of mpctl there; None if the remote side ended without a greeting. Raises InputError if it says
+    too much before."""
     for _ in range(MOST_LINES):
         line = stream.readline(LONGEST_LINE).decode(errors="replace")
         if not line:
@@ -214,7 +214,7 @@ def _copy(source: IO[bytes], target: IO[bytes]) -> None:
 
 
 def _some(stream: Any) -> bytes:
-    """What is there to read, as soon as there is anything; empty at the end."""
+    """Return the bytes available, waiting for the first; empty at the end."""
     chunk: bytes = stream.read1(LONGEST_LINE)
     return chunk
 

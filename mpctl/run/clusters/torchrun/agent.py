@@ -49,8 +49,8 @@ JOINED_REQUESTS = {**REQUESTS, "joined_process": describe_process}
 POLL_SECONDS = 0.2
 CONNECT_SECONDS = 10.0
 RETURN_SECONDS = 30.0
-"""How long a process waits for the launcher to come back after the connection broke; in a pod,
-which a cluster may replace on another node, as long as for a launcher that starts."""
+"""Time that a process waits for the launcher to come back after the connection broke. In a pod, which may be replaced
+on another node, the limit is that of a launcher that starts."""
 
 
 class RankProcess(HostRanks):
@@ -109,7 +109,7 @@ def rank_variables(start: NodeStart, local_rank: int, environment: Mapping[str, 
 
 
 def node_starter(world: JoinedWorld) -> NodeStarter | None:
-    """What runs the ranks of a process: torchrun (None) for those of a node, else one worker."""
+    """Return the starter of a process's ranks: None (torchrun) for a whole node, else one worker."""
     return None if world.level == "node" else partial(RankProcess, local_rank=world.local)
 
 
@@ -185,7 +185,7 @@ def _not_found(run: RunDir, world: JoinedWorld, seconds: float, *, is_lost: bool
 
 
 def _agent(run: RunDir, world: JoinedWorld) -> Agent | None:
-    """An agent that is connected to the launcher; None where there is none yet."""
+    """Return an agent that is connected to the launcher; None if there is none yet."""
     meeting = read_meeting(run.nodes / "meeting.json")
     if meeting is None:
         return None

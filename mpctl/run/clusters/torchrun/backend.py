@@ -131,7 +131,7 @@ class JoinedAgents:
 
 @dataclass(frozen=True)
 class JoinedCluster:
-    """A joined world whose processes have all connected. processes: in their order."""
+    """A fully connected joined world. processes: in their order."""
 
     cluster: AgentCluster
     processes: Sequence[JoinedProcess]

@@ -28,7 +28,7 @@ ADDRESS_VARIABLES = ("PET_MASTER_ADDR", "MASTER_ADDR")
 
 
 class Meeting(BaseModel):
-    """Where the launcher listens; the file is read as input from anybody.
+    """Address of the launcher. The file is parsed as untrusted input.
 
     host: its name; addresses: of that host, the likeliest first; key: name of the file next to this
     one that every process reads; time: seconds since 1970 when it was written.
@@ -58,8 +58,8 @@ class Meeting(BaseModel):
 
 
 def listening_addresses(nodes: int, environment: Mapping[str, str]) -> list[str]:
-    """The addresses of this host at which the processes of a joined world on so many hosts reach
-    the first of them, this one; empty where that is not known."""
+    """Return the addresses of this host, the first of a joined world on so many hosts, for its processes; empty if
+    unknown."""
     if nodes == 1:
         return [LOOPBACK]
     towards = addresses_towards(_named(environment)[:1])
@@ -76,7 +76,7 @@ def write_meeting(path: Path, meeting: Meeting) -> None:
 
 
 def read_meeting(path: Path) -> Meeting | None:
-    """The meeting that a file names; None where there is none, or the file is broken."""
+    """Read the meeting in a file; None if there is none, or the file is broken."""
     refresh(path.parent)
     try:
         return Meeting.model_validate_json(path.read_bytes())

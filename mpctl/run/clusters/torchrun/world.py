@@ -264,7 +264,7 @@ def world_issues(world: JoinedWorld, job: JobSpec) -> list[Issue]:
 
 
 def _way_out(world: JoinedWorld, job: JobSpec) -> str:
-    """How to start the planned world, or to plan for the one that was started."""
+    """Return the fix: start the planned world, or plan for the one that was started."""
     nodes, ranks = job.cluster.nodes, job.cluster.gpus_per_node or 1
     started = {
         "torchrun": f"--nnodes={nodes} --nproc-per-node={ranks}",
