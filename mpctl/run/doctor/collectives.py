@@ -43,7 +43,7 @@ class StartedRank:
         return bool(self.process.poll())
 
     def words(self) -> str:
-        """Why it failed: the last line of its traceback, or that it did not end."""
+        """Reason of the failure: the last line of its traceback, or that it did not end."""
         text = self.errors.read_text("utf-8", errors="replace")
         lines = [line.strip() for line in text.splitlines()]
         said = [line for line in lines if "Error" in line] or [line for line in lines if line]

@@ -1,5 +1,4 @@
-"""What a host reports about itself: one model a probe, written as JSON by one process and read by
-another.
+"""Models of a host's report: one per probe, written as JSON by one process and read by another.
 
 Sizes are bytes, times seconds, rates bytes per second. None: the host does not report it.
 """
@@ -35,7 +34,7 @@ class Software(ReportModel):
 
 
 class TorchFacts(ReportModel):
-    """What torch reports once it is imported, in a separate process."""
+    """Facts that torch reports after its import in a separate process."""
 
     version: str
     import_seconds: float
@@ -81,7 +80,7 @@ class Memory(ReportModel):
 
     @property
     def free(self) -> int:
-        """Bytes that can be allocated: within the limit of the control group where there is one."""
+        """Bytes that can be allocated, within the limit of the control group if there is one."""
         return self.available if self.group_free is None else min(self.available, self.group_free)
 
 
@@ -110,7 +109,7 @@ class Gpus(ReportModel):
 
 
 class Interface(ReportModel):
-    """A network interface. speed: bits per second in one direction; None where unknown."""
+    """A network interface. speed: bits per second in one direction; None if unknown."""
 
     name: str
     is_up: bool
@@ -173,7 +172,7 @@ class Transfer(ReportModel):
 
 
 class PairResult(ReportModel):
-    """What two hosts measured over a TCP connection, as gloo uses them.
+    """Measurements between two hosts over a TCP connection, as gloo uses them.
 
     first, second: their indices; the first has connected. latency: half of the median round trip.
     offset: the second's clock minus the first's, off by at most half of the fastest round trip.
@@ -324,11 +323,10 @@ def with_issues(diagnosis: Diagnosis, issues: Iterable[Issue]) -> Diagnosis:
 
 
 class PairRequest(ReportModel):
-    """What `python -m mpctl.run.doctor.pairs` reads from stdin.
+    """Input of `python -m mpctl.run.doctor.pairs` on stdin.
 
-    me: this host's index in `hosts`. partners: hosts to measure with, in order of rounds; the host
-    with the smaller index connects. token: a secret of this test, which both must know. seconds:
-    time limit of one pair.
+    me: this host's index in `hosts`. partners: hosts to measure with, in order of rounds; the host with the smaller
+    index connects. token: shared secret of this test. seconds: time limit of one pair.
     """
 
     me: int
@@ -340,7 +338,7 @@ class PairRequest(ReportModel):
 
 
 class CollectiveRequest(ReportModel):
-    """What `python -m mpctl.run.doctor.collectives` reads from stdin: which ranks to start here."""
+    """Input of `python -m mpctl.run.doctor.collectives` on stdin: the ranks to start here."""
 
     first_rank: int
     ranks: int
@@ -353,13 +351,12 @@ class CollectiveRequest(ReportModel):
 
 
 class ProbeRequest(ReportModel):
-    """What `python -m mpctl.run.doctor.probe` reads from stdin.
+    """Input of `python -m mpctl.run.doctor.probe` on stdin.
 
-    run_dir: the run directory to measure, None for none. towards: the address of the first host.
-    nonce: what the launcher has written into the file `nonce_file` of the run directory, to see
-    whether the host shares it. torch_seconds: time limit of the process that imports torch, 0 to
-    leave torch out; probe_seconds: of each other probe. loopback: measure two processes of the
-    host.
+    run_dir: the run directory to measure, None for none. towards: the address of the first host. nonce: written by the
+    launcher into the file `nonce_file` of the run directory, to test whether the host shares it. torch_seconds: time
+    limit of the process that imports torch, 0 to leave torch out; probe_seconds: of each other probe. loopback: measure
+    two processes of the host.
     """
 
     run_dir: str | None = None

@@ -41,9 +41,8 @@ TORCH_SECONDS, START_SECONDS = 120.0, 30.0
 
 @dataclass(frozen=True)
 class Examination:
-    """What to examine. backend: the name of the launcher backend; job: the name of the job;
-    collectives: whether to run an all-reduce of torch as well; torch: whether to import torch at
-    all."""
+    """Options of an examination. backend: name of the launcher backend; job: name of the job; collectives: run an
+    all-reduce of torch as well; torch: import torch."""
 
     backend: str
     run_dir: Path
@@ -158,7 +157,7 @@ def measure_all_pairs(hosts: Hosts, reports: Sequence[HostReport]) -> list[PairR
 
 
 def _pairs(number: int, answer: HostAnswer, request: PairRequest, alive: Sequence[int]) -> list[PairResult]:
-    """What host `number` measured, with the hosts' places among all; without an answer, why."""
+    """Return the results of host `number`, with indices among all hosts; without an answer, the reason as error."""
     try:
         results = answer.read(PairReport).results
     except NoAnswer as error:

@@ -28,7 +28,7 @@ Say = Callable[[str, str, str, str, Sequence[str]], Finding]
 
 
 class Trait(NamedTuple):
-    """Something in which hosts should not differ. read: its value on a host, None where unknown."""
+    """Property in which hosts should not differ. read: its value on a host, None if unknown."""
 
     say: Say
     rule: str
@@ -112,7 +112,7 @@ def _driver(host: HostReport) -> str | None:
 
 
 def _gpus(host: HostReport) -> str | None:
-    """`8 x NVIDIA H100 80GB HBM3`; None where nvidia-smi does not report it."""
+    """Return `8 x NVIDIA H100 80GB HBM3`; None if nvidia-smi does not report it."""
     if host.gpus is None or host.gpus.error:
         return None
     counts = Counter(gpu.name for gpu in host.gpus.devices)
@@ -224,7 +224,7 @@ def _of_pairs(
 
 
 def _link_speed(host: HostReport) -> int | None:
-    """Bits per second of the interface that ranks use; None where it is not known."""
+    """Return the bits per second of the interface that ranks use; None if unknown."""
     used = used_interface(host.network) if host.network is not None else None
     return used.speed if used is not None else None
 

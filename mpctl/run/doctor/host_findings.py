@@ -1,4 +1,4 @@
-"""What is wrong with one host by itself, its network included, whatever job is launched there."""
+"""Findings on a single host and its network, independent of the job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job needs of every host, and what a host lacks for it that a launch does not find itself.
+"""Requirements of a job on every host, and findings on those that a launch does not check itself.
 
 Memory of the host and the disk of checkpoints are checked by the launch (hosts/checks.py,
 launch/preflight.py), whose reasons to refuse a job `mpctl doctor JOB` shows too.
@@ -42,8 +42,8 @@ class Needs:
 
 
 def needs_of(plan: Plan, device: Device, *, one_host: bool) -> Needs:
-    """What a legal plan needs. one_host: whether all ranks run on one host, whatever nodes the plan
-    has (`--on local`). Raises InputError for a plan that is not legal."""
+    """Return the needs of a plan. one_host: all ranks run on one host, regardless of the plan's nodes (`--on local`).
+    Raises InputError for a plan that is not legal."""
     plan.require_legal()
     job = plan.job
     nodes = 1 if one_host else job.cluster.nodes

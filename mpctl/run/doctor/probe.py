@@ -96,7 +96,7 @@ INFINIBAND = Path("/sys/class/infiniband")
 
 
 def probe_software() -> Software:
-    """What is installed on this host, without importing torch."""
+    """Read the versions of software and the user of this host, without importing torch."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a user without an entry in passwd, as containers have
@@ -123,8 +123,8 @@ def relevant_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def probe_torch(seconds: float) -> TorchFacts:
-    """What torch reports in a separate process. Raises RuntimeError with the reason where it cannot
-    be imported, crashes or takes longer than `seconds`."""
+    """Return the facts of torch from a separate process. Raises RuntimeError with the reason if torch cannot be
+    imported, crashes or takes longer than `seconds`."""
     try:
         return run_here(TORCH_PROBE, "", seconds).read(TorchFacts)
     except NoAnswer as error:
@@ -264,7 +264,7 @@ def probe_network(towards: str | None = None) -> NetworkFacts:
 
 
 def resolve(host: str) -> tuple[list[str], str | None]:
-    """The addresses of a host name, IPv4 and IPv6, and the reason where there is none."""
+    """Return the IPv4 and IPv6 addresses of a host name, and the reason if there are none."""
     try:
         entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:

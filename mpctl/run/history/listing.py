@@ -53,7 +53,7 @@ class RunRow(TypedDict):
 
 
 class RunsDocument(TypedDict):
-    """What `mpctl runs --json` prints. others: folders that are not runs and contain none."""
+    """Output of `mpctl runs --json`. others: folders that are not runs and contain none."""
 
     schema: Literal["mpctl.runs/1"]
     folder: str

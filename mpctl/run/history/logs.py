@@ -169,8 +169,7 @@ def _last(entries: list[MergedEntry], count: int) -> list[MergedEntry]:
 
 
 def follow_until_end(run: Path, poll: Callable[[bool], Iterable[Lines]]) -> Iterator[Lines]:
-    """What `poll` finds, again and again until the run has ended; poll is called with True for the
-    last time."""
+    """Yield the lines from `poll` until the run has ended; the last call passes True."""
     is_last, next_check = False, float("-inf")
     while not is_last:
         if time.monotonic() >= next_check:
@@ -229,7 +228,7 @@ class FollowedLog:
         return [line.decode("utf-8", errors="replace") for line in lines]
 
     def end(self) -> list[str]:
-        """What was read of a line that was not completed, if anything."""
+        """Return the last, incomplete line, if any."""
         rest, self.rest = self.rest, b""
         return [rest.decode("utf-8", errors="replace")] if rest else []
 

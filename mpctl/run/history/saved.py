@@ -138,7 +138,7 @@ def is_submitted(path: Path) -> bool:
 
 
 def last_sign(path: Path) -> float:
-    """When the run last gave a sign of life, in seconds since 1970; 0 when it never did."""
+    """Time of the run's last sign of life, in seconds since 1970; 0 if there was none."""
     files = ("metrics.jsonl", "launcher.json", "nodes/status.json")
     return max(written(path / name) for name in files)
 
@@ -174,16 +174,14 @@ class SavedRun:
 
     @property
     def steps(self) -> int | None:
-        """Steps that the job asks for; None where a bench measured instead, and for a program,
-        which does not say."""
+        """Steps that the job asks for; None for a bench or a program, which set none."""
         if self.job is None or self.job.launch.program or RunDir(self.path).bench.exists():
             return None
         return self.job.training.steps
 
     @property
     def program(self) -> list[str] | None:
-        """What the ranks run instead of mpctl's training, with the plan's flags; None where they
-        train."""
+        """Program that the ranks run instead of mpctl's training, with the plan's flags; None if they train."""
         launch = self.job.launch if self.job else None
         return (launch.program_argv or launch.program or None) if launch else None
 
@@ -206,8 +204,8 @@ class SavedRun:
 
     @property
     def started(self) -> float | None:
-        """When the first recorded step began, in seconds since 1970; without a record, when the
-        job was written."""
+        """Start of the first recorded step, in seconds since 1970; without a record, the time when the job was
+        written."""
         first = self.key_records.first
         if first and is_number(first.get("time")):
             return float(first["time"] - first["step_seconds"])
@@ -215,8 +213,7 @@ class SavedRun:
 
     @property
     def ended(self) -> float | None:
-        """When the last recorded step ended, in seconds since 1970; None while the run is
-        running."""
+        """End of the last recorded step, in seconds since 1970; None while the run is running."""
         if self.status == "running":
             return None
         last = self.key_records.last

@@ -64,7 +64,7 @@ class ShownRun(PlanAndRun):
 
 
 class ShowDocument(TypedDict):
-    """What `mpctl show --json` prints."""
+    """Output of `mpctl show --json`."""
 
     schema: Literal["mpctl.show/1"]
     runs: list[ShownRun]
@@ -129,7 +129,7 @@ class Series(NamedTuple):
 
 
 def series_document(series: Sequence[Series], x: X) -> dict[str, Any]:
-    """What `mpctl show --plot --json` prints. x: the unit of the curves' x."""
+    """Return the output of `mpctl show --plot --json`. x: the unit of the curves' x."""
     return {"schema": "mpctl.series/1", "x": x, "series": json_value(series)}
 
 

@@ -40,8 +40,8 @@ MOST_RANKS = 1 << 16
 
 
 class LauncherRow(TypedDict):
-    """Who launched the run (records/rundir/launcher.py). is_alive: whether that process still exists; None
-    when this host cannot find out."""
+    """Launcher of the run (records/rundir/launcher.py). is_alive: whether that process still exists; None when this
+    host cannot find out."""
 
     backend: str
     host: str
@@ -79,16 +79,14 @@ class BlamedRow(TypedDict):
 
 
 class StatusDocument(TypedDict):
-    """What `mpctl status --json` prints; None stands for what is not known.
+    """Output of `mpctl status --json`; None means unknown.
 
-    step: steps trained of `steps`; program: what the ranks run instead of mpctl's training;
-    step_seconds, mfu, hfu, experts: medians of the last 20; tokens_per_second, loss: of the last
-    step; seconds_left: of training at that pace; last_step_seconds: since the last step was
-    recorded; checkpoint: the newest, checkpoint_seconds: its age; is_stopping: a stop was
-    requested; job_state: what the scheduler says of the job while the run does not go on; waiting:
-    whom ranks wait for, while no step was done for long; blamed: hosts for failures, those for most
-    first; slow: ranks and links that hold up the run now (records/rundir/slow.py); as_of: when this was
-    found out, ISO 8601 in UTC.
+    step: steps trained of `steps`; program: run by the ranks instead of mpctl's training; step_seconds, mfu, hfu,
+    experts: medians of the last 20; tokens_per_second, loss: of the last step; seconds_left: of training at that pace;
+    last_step_seconds: since the last step was recorded; checkpoint: the newest, checkpoint_seconds: its age;
+    is_stopping: a stop was requested; job_state: state of the job by the scheduler while the run does not go on;
+    waiting: ranks waited for, while no step was done for long; blamed: hosts by failures, most first; slow: ranks and
+    links that hold up the run now (records/rundir/slow.py); as_of: time of this status, ISO 8601 in UTC.
     """
 
     schema: Literal["mpctl.status/1"]

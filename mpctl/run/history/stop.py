@@ -22,7 +22,7 @@ from mpctl.run.launch.status_file import read_status
 
 POLL_SECONDS, SCHEDULER_SECONDS = 0.2, 2.0
 ENDED = ("finished", "stopped", "failed")
-"""The states of a run whose launcher has reported its end."""
+"""States of a run after its launcher has reported the end."""
 OnWait = Callable[[str], None]
 
 
@@ -41,8 +41,8 @@ class Stopped:
         return bool(self.cancelled) or self.run.status in ("finished", "stopped")
 
     def as_dict(self) -> dict[str, Any]:
-        """What `mpctl stop --json` prints. status: that of the run now, `running` if it has not
-        ended yet; checkpoint: the newest, None without any."""
+        """Return the output of `mpctl stop --json`. status: of the run now, `running` if it has not ended yet;
+        checkpoint: the newest, None without any."""
         run = self.run
         return {
             "schema": "mpctl.stopped/1",
@@ -104,7 +104,7 @@ def _goes_on(path: Path) -> bool:
 
 
 def stopping_text(path: Path) -> str:
-    """What a run does between the request and its end."""
+    """Describe the progress of a run towards a requested stop."""
     report = read_status(RunDir(path).status)
     if report is None or report.phase in (AttemptPhase.STARTING, AttemptPhase.RUNNING):
         return "waiting for the launcher"

@@ -83,8 +83,8 @@ def write_unstarted(path: Path, status: RunStatus, failure: Failure | None = Non
 
 
 def checked_with_scheduler(run: SavedRun) -> tuple[SavedRun, ScheduledJob | str | None]:
-    """The run, and the state of its job by the scheduler. A run whose job ended before the run
-    began has failed."""
+    """Return the run and the scheduler's state of its job. If the job ended before the run began, the run has
+    failed."""
     job = scheduled_job(run)
     return ended_with(run, job) if isinstance(job, ScheduledJob) else run, job
 

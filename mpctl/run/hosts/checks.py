@@ -38,7 +38,7 @@ def named_device(job: JobSpec) -> Device | None:
 
 
 def host_issues(plan: Plan, machine: Machine, device: Device) -> Iterator[Issue]:
-    """What this host lacks to run all ranks of a plan."""
+    """Yield the issues of running all ranks of a plan on this host."""
     job, world, nodes = plan.job, plan.job.world_size, plan.job.cluster.nodes
     if nodes > 1 and (device == "cuda" or machine.hosts > 1):
         where = "this one host"
@@ -66,7 +66,7 @@ def host_issues(plan: Plan, machine: Machine, device: Device) -> Iterator[Issue]
 
 
 def cluster_host_issues(plan: Plan, hosts: Sequence[HostFacts], device: Device) -> Iterator[Issue]:
-    """What hosts that each run one node of a plan lack, named with the host."""
+    """Yield the issues of hosts that each run one node of a plan, with their names."""
     ranks = plan.job.world_size // len(hosts)
     for host in hosts:
         if device == "cuda" and host.machine.gpus < ranks:
@@ -161,8 +161,8 @@ def _step_bytes(plan: Plan, ranks: int) -> int:
 
 
 def unshared_issue(host: str, said: str) -> Issue | None:
-    """The issue of a host whose agent reported that it cannot read the launcher's key; None when it
-    did not. said: what the agent wrote to stderr."""
+    """Return the issue of a host whose agent cannot read the launcher's key; None if it can. said: what the agent wrote
+    to stderr."""
     why = next((line.partition(NO_RUN_DIR)[2] for line in said.splitlines() if NO_RUN_DIR in line), None)
     if why is None:
         return None

@@ -29,10 +29,9 @@ MOST_PEERS = 1 << 16
 
 
 class HealthRequest(ReportModel):
-    """What a host is to check. key: a file of the run directory, and digest, the SHA-256 of its
-    content as the launcher wrote it; seconds: the limit of each probe; needs_gpus: ranks run on
-    GPUs; me: the number of this host; peers: where it and those that it connects with are, by
-    their numbers; empty for no connections; token: of this check."""
+    """Health check to run on a host. key: a file of the run directory; digest: SHA-256 of its content as the launcher
+    wrote it; seconds: limit of each probe; needs_gpus: ranks run on GPUs; me: number of this host; peers: addresses of
+    this host and its partners, by number; empty for no connections; token: of this check."""
 
     key: str
     digest: str
@@ -44,10 +43,9 @@ class HealthRequest(ReportModel):
 
 
 class HealthReport(ReportModel):
-    """What a host found. facts: None where they could not be read in time; folder, gpus: what is
-    wrong with the run directory as this host sees it, and with its GPUs, empty where nothing is;
-    skipped: what could not be looked at; unreachable: why a partner could not be reached, by its
-    number; unix_time: of this host's clock at the end, seconds since 1970."""
+    """Result of a health check on a host. facts: None if not read in time; folder, gpus: problem with the run directory
+    as this host sees it, and with its GPUs, empty if none; skipped: checks not made; unreachable: why a partner could
+    not be reached, by its number; unix_time: of this host's clock at the end, seconds since 1970."""
 
     facts: HostFacts | None
     folder: str = ""
@@ -79,8 +77,8 @@ def check_health(request: HealthRequest) -> HealthReport:
 
 
 def folder_problem(key: Path, digest: str) -> str:
-    """What is wrong with the run directory here: it is not the launcher's, or cannot be written;
-    empty when it is in order. key: a file below it; digest: the SHA-256 of its content."""
+    """Return the problem with the run directory here, empty if none: not the launcher's, or not writable. key: a file
+    in it; digest: SHA-256 of its content."""
     folder = key.parent
     try:
         content = key.read_bytes()
@@ -96,8 +94,8 @@ def folder_problem(key: Path, digest: str) -> str:
 
 
 def gpu_problem() -> tuple[str, str]:
-    """What nvidia-smi says is wrong with the GPUs of this host, empty when nothing is; and why it
-    was not asked, empty when it was."""
+    """Return the problem with this host's GPUs by nvidia-smi, and the reason why it was not asked; each empty if
+    none."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return "", "no nvidia-smi: errors of GPUs are not looked at"
@@ -110,8 +108,8 @@ def gpu_problem() -> tuple[str, str]:
 
 
 def unreachable(request: HealthRequest) -> dict[int, str]:
-    """Why each partner with a larger number could not be reached. Returns once those with a smaller
-    number have come, or the time is over. Raises OSError for a port that is taken."""
+    """Return why partners with a larger number could not be reached. Returns once those with a smaller number have
+    come, or the time is over. Raises OSError for a port that is taken."""
     partners = Partners(request.me, request.peers.keys(), request.token, lambda link: link.sendall(GO))
     if not partners.larger and not partners.awaited:
         return {}

@@ -1,4 +1,4 @@
-"""What this host is: cores, GPUs, free memory, versions; found without importing torch.
+"""Cores, GPUs, free memory and versions of this host, found without importing torch.
 
 GPUs are found by the files of their drivers. A container has the device files of its GPUs and often
 no nvidia-smi; the driver's folder in /proc, the bus and the kernel's topology show all GPUs of the
@@ -59,7 +59,7 @@ ROOT = Path("/")
 NO_LIMIT = 1 << 60  # version 1 writes a number near 2^63 for "none"
 ABSENT = "not installed"
 NO_RUN_DIR = "does not see the run directory of the launcher"
-"""What a node agent that cannot read the key writes to stderr, after the name of its host."""
+"""Message of a node agent that cannot read the key, on stderr after the name of its host."""
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -183,7 +183,7 @@ def amd_driver(root: Path = ROOT) -> str:
 
 
 def count_visible(present: int, vendor: Vendor, environment: Mapping[str, str]) -> int:
-    """How many of `present` GPUs the vendor's variables leave visible.
+    """Return the number of `present` GPUs that the vendor's variables leave visible.
 
     >>> count_visible(8, "NVIDIA", {"CUDA_VISIBLE_DEVICES": "2,3"})
     2
@@ -196,8 +196,8 @@ def count_visible(present: int, vendor: Vendor, environment: Mapping[str, str]) 
 
 
 def memory_kills(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> int:
-    """How many processes of this control group the kernel has ever killed because its memory ran
-    out. root: where the groups are mounted; own: the file that names the group of this process."""
+    """Return the number of processes of this control group that the kernel has ever killed for lack of memory. root:
+    where the groups are mounted; own: the file that names the group of this process."""
     for group in control_groups("memory", root, own):
         for name in ("memory.events", "memory.oom_control"):
             counts = _table(group / name)
@@ -276,7 +276,7 @@ def host_facts() -> HostFacts:
 
 
 def installed_version(package: str) -> str | None:
-    """The version in a package's metadata, None where it has none; imports nothing."""
+    """Return the version in a package's metadata, or None; imports nothing."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -290,7 +290,7 @@ def processor_name() -> str:
 
 
 def read_text(path: Path) -> str:
-    """A file of the kernel, without white space around it; empty where it cannot be read."""
+    """Read a file of the kernel, without white space around it; empty if it cannot be read."""
     try:
         return path.read_text("utf-8", errors="replace").strip()
     except OSError:

@@ -93,7 +93,7 @@ def interface_of(source: str) -> str | None:
 
 
 def addresses_towards(names: Sequence[str]) -> list[str]:
-    """The addresses that this host has on the way to these; none where one cannot be resolved."""
+    """Return this host's addresses on the way to these; empty if one cannot be resolved."""
     addresses = [source_address(name) for name in names]
     known = dict.fromkeys(address for address in addresses if address is not None)
     return list(known) if None not in addresses else []

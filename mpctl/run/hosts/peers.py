@@ -26,7 +26,7 @@ PAUSE_SECONDS = 0.1
 
 
 class Peer(ReportModel):
-    """Where a host can be reached during a check."""
+    """Address of a host during a check."""
 
     address: str
     port: int = Field(ge=0, le=65_535)
@@ -59,8 +59,8 @@ class Partners:
                 server.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
 
     def connect(self, peer: Peer, seconds: float, deadline: float) -> tuple[float, socket.socket]:
-        """When the successful attempt began (time.perf_counter), and the greeted connection, of which
-        GO is still to be read. A partner that refuses may not have started yet: it is tried again until
+        """Connect to a partner. Return the start of the successful attempt (time.perf_counter) and the greeted
+        connection; GO is still to be read. A partner that refuses may not have started yet: it is tried again until
         `deadline` (time.monotonic). seconds: limit of an attempt."""
         while True:
             began = time.perf_counter()

@@ -1,5 +1,5 @@
-"""What probes of a host share: a thread with a time limit each, tools such as nvidia-smi, and how
-their reports are read.
+"""Helpers for the probes of a host: a thread with a time limit for each, tools such as nvidia-smi, and readers of their
+reports.
 
 A probe may hang in the kernel (a network file system or a driver that does not answer); its thread
 is then left behind, and the process exits without it.
@@ -112,14 +112,14 @@ class HostAnswer:
 
     @classmethod
     def of(cls, answer: object, sent: float) -> HostAnswer:
-        """What a host answered to `run_module`, or the exception in place of an answer."""
+        """Return the answer of a host to `run_module`, or one made from the exception."""
         if not isinstance(answer, dict) or not {"code", "output", "errors"} <= answer.keys():
             is_error = isinstance(answer, Exception)
             return cls(None, "", str(answer) if is_error else "its answer has another form", sent, time.time())
         return cls(answer["code"], str(answer["output"]), str(answer["errors"]), sent, time.time())
 
     def read(self, model: type[Report]) -> Report:
-        """The answer as `model`. Raises NoAnswer with the reason where there is none."""
+        """Parse the answer as `model`. Raises NoAnswer with the reason if there is none."""
         lines = self.output.splitlines()
         if self.code is None:
             raise NoAnswer(self.errors or "no answer in time")

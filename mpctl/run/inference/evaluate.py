@@ -45,7 +45,7 @@ class CorpusRow(TypedDict):
 
 
 class EvalDocument(TypedDict):
-    """What `mpctl eval --json` prints."""
+    """Output of `mpctl eval --json`."""
 
     schema: Literal["mpctl.eval/1"]
     model: str
@@ -176,7 +176,7 @@ def plan_evaluation(
 
 
 def _perplexity(family: str, loss: float) -> float | None:
-    """exp(loss); None where the family's loss is not of tokens alone, or where exp overflows."""
+    """Return exp(loss); None if the family's loss is not of tokens alone, or if exp overflows."""
     has_perplexity = get_family(family).has_perplexity and loss <= LARGEST_EXPONENT
     return math.exp(loss) if has_perplexity else None
 

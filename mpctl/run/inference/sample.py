@@ -42,7 +42,7 @@ class SampleRow(TypedDict):
 
 
 class SampleDocument(TypedDict):
-    """What `mpctl sample --json` prints. seconds: of writing all texts, without loading."""
+    """Output of `mpctl sample --json`. seconds: of writing all texts, without loading."""
 
     schema: Literal["mpctl.sample/1"]
     model: str
@@ -65,8 +65,8 @@ class SampleDocument(TypedDict):
 
 @dataclass(frozen=True)
 class SamplingSettings:
-    """How texts are written. temperature: 0 takes the likeliest token each time; stop: strings that
-    end a text and are not part of it; batch_size: prompts written at once."""
+    """Settings of sampling. temperature: 0 takes the likeliest token each time; stop: strings that end a text and are
+    not part of it; batch_size: prompts written at once."""
 
     max_tokens: int | None = None
     temperature: float = 0.0

@@ -47,13 +47,12 @@ Request = EvalRequest | SampleRequest
 
 @dataclass(frozen=True)
 class TaskOptions:
-    """What `mpctl eval` and `mpctl sample` have in common.
+    """Options common to `mpctl eval` and `mpctl sample`.
 
-    step: of the checkpoint, None for the newest; tokenizer: a tokenizer.json, None for the model's;
-    sizes: of the parallel axes, 1 where absent; ep: ranks that share the experts of a layer, for
-    which dp is raised where it is 1; device: auto, cpu or cuda; dtype: to compute in,
-    None for that of the training; tensor_mode, tensor_depth: as in [parallel]; nodes: hosts that
-    share the ranks evenly.
+    step: of the checkpoint, None for the newest; tokenizer: a tokenizer.json, None for the model's; sizes: of the
+    parallel axes, 1 if absent; ep: ranks that share the experts of a layer; raises a dp of 1 to fit; device: auto, cpu
+    or cuda; dtype: to compute in, None for that of the training; tensor_mode, tensor_depth: as in [parallel]; nodes:
+    hosts that share the ranks evenly.
     """
 
     step: int | None = None
@@ -207,7 +206,7 @@ def _wait(workers: Workers, seconds: float) -> None:
 
 
 def _error_of(folder: Path, codes: list[int | None]) -> InputError | RunFailed:
-    """Why a worker ended: the input that it refused, the failure that it recorded, or else its exit
+    """Return the reason why a worker ended: the input that it refused, the failure that it recorded, or else its exit
     code and the last line of its log."""
     refused = folder / "refused.json"
     if refused.exists():

@@ -18,7 +18,7 @@ from mpctl.spec.model import ModelSpec
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A model whose weights can be read.
+    """A model with readable weights.
 
     origin: what the workers read them from, one checkpoint of a run or of an import, or a Hugging
     Face directory; job: the run's job, else a job with only the model; tokenizer: its
