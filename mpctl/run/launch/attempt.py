@@ -33,7 +33,7 @@ from mpctl.records.rundir.summary import Failure, RunStatus
 STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 REPORTS_PER_SECOND = 500
 LAUNCHER_ABSENT = "the launcher did not run"
-"""How the reason begins for which a host is lost that ended its ranks for want of the launcher."""
+"""First words of the loss of a host that ended its ranks because the launcher did not run."""
 
 
 def report_seconds(hosts: int) -> float:
@@ -44,7 +44,7 @@ def report_seconds(hosts: int) -> float:
 
 
 class AttemptPhase(StrEnum):
-    """How far an attempt is.
+    """Progress of an attempt.
 
     starting: until all ranks have joined the others; running; stopping: the ranks were asked to
     finish their step, save and end; failing: a rank or a host has failed, and others still run;
@@ -86,7 +86,7 @@ class AttemptPhase(StrEnum):
 
     @classmethod
     def of_hosts(cls, phases: Iterable[AttemptPhase]) -> AttemptPhase:
-        """The phase of an attempt whose hosts are in these phases."""
+        """Return the phase of an attempt from those of its hosts."""
         found = set(phases)
         if all(phase.is_over for phase in found):
             return cls.FAILED if found - {cls.SUCCEEDED} else cls.SUCCEEDED
@@ -132,16 +132,15 @@ class RankState:
 
 @dataclass(frozen=True)
 class NodeState:
-    """What one host last reported of an attempt.
+    """State of an attempt as last reported by one host.
 
-    node: its index in the plan; torchrun: the state of torchrun's process; ranks: of this host, by
-    rank. code: torchrun's exit code, None while it runs; killed_by: the signal that killed it, 0
-    where none did or where the launcher sent it. exit_codes: of the ranks that torchrun names as
-    failed, by rank; terminated: those of them that torchrun ended itself, after another one had
-    failed. failures: records of ranks that an exception ended. memory_kills: processes that the
-    kernel killed since the attempt began because memory ran out. lost: why the host no longer
-    answers, empty while it does. unkilled: ids of processes that ran on after SIGKILL when the
-    attempt was ended. ended: processes that a program had left and that were ended, `sleep (4711)`.
+    node: its index in the plan; torchrun: the state of torchrun's process; ranks: of this host, by rank. code:
+    torchrun's exit code, None while it runs; killed_by: the signal that killed it, 0 if none did or the launcher sent
+    it. exit_codes: of the ranks that torchrun reports as failed, by rank; terminated: those that torchrun ended itself
+    after another had failed. failures: records of ranks that an exception ended. memory_kills: processes killed by the
+    kernel since the attempt began because memory ran out. lost: why the host no longer answers, empty while it does.
+    unkilled: ids of processes that ran on after SIGKILL when the attempt was ended. ended: leftover processes of a
+    program that were ended, `sleep (4711)`.
     """
 
     node: int = 0
@@ -219,15 +218,15 @@ class AttemptState:
         return any(node.code == EADDRINUSE for node in self.nodes) and not self.failures
 
     def stopped_ranks(self) -> tuple[int, ...]:
-        """Ranks whose process is stopped: SIGTERM does not end them."""
+        """Return the ranks with a stopped process: SIGTERM does not end them."""
         return tuple(rank for rank, state in sorted(self.ranks.items()) if state.is_stopped)
 
     def collectives(self) -> dict[int, CollectiveProgress]:
-        """How far each rank is in the collectives of its groups, by rank."""
+        """Return the progress of each rank in the collectives of its groups."""
         return {rank: state.breadcrumb.collectives for rank, state in self.ranks.items()}
 
     def doing(self) -> dict[int, str]:
-        """What each rank reports that it is doing."""
+        """Return the reported activity of each rank."""
         return {rank: state.breadcrumb.doing for rank, state in self.ranks.items()}
 
 

@@ -48,7 +48,7 @@ class Cluster(Protocol):
         """The facts that each host reports, in the order of the plan's nodes."""
 
     def check(self, plan: Plan, device: Device) -> list[Issue]:
-        """Why these hosts cannot run the plan; empty when they can."""
+        """Return the issues of running the plan on these hosts."""
 
     def blame(self, host: str, error: str) -> None:
         """Count a failure against the host on which its cause lies. error: its words."""

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 def data_issues(
     job: JobSpec, model: ModelSpec, resumed: RunDir | None, *, is_elsewhere: bool = False
 ) -> Iterator[Issue]:
-    """What is wrong with the prepared data or the corpus. resumed: the run that is continued, whose
-    own data are used where the job names none; is_elsewhere: check only whether any are named."""
+    """Yield the issues of the prepared data or the corpus. resumed: the run that is continued; its data are used if the
+    job names none; is_elsewhere: check only whether any are named."""
     if is_elsewhere and (job.data.path or job.data.corpus or resumed is not None):
         return
     if job.data.path is not None:
@@ -43,8 +43,8 @@ def data_issues(
 
 
 def initial_weight_issues(job: JobSpec, model: ModelSpec, resumed: RunDir | None) -> list[Issue]:
-    """What is wrong with the weights of training.init_from. resumed: the run that is continued; one
-    with a checkpoint does not read them."""
+    """Return the issues of the weights of training.init_from. resumed: the run that is continued; with a checkpoint, it
+    does not read them."""
     if job.training.init_from is None or (resumed is not None and resumed.last_checkpoint()):
         return []
     from mpctl.train.data.extend import find_extension
@@ -65,8 +65,8 @@ def initial_weight_issues(job: JobSpec, model: ModelSpec, resumed: RunDir | None
 
 
 def _origin_damage(origin: Path) -> list[Issue]:
-    """What is wrong with mpctl's own checkpoint in `origin`, by sizes and records; the ranks check
-    the bytes that they read."""
+    """Return the damage of mpctl's own checkpoint in `origin`, by sizes and records; the ranks check the bytes that
+    they read."""
     if (origin / "config.json").is_file():
         return []
     folder = origin if (origin / MANIFEST).is_file() else newest_checkpoint(origin)

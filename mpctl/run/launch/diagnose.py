@@ -1,4 +1,4 @@
-"""Which rank ended a run, and why, from what every rank left behind.
+"""Find the rank that ended a run, and the reason, from the traces of all ranks.
 
 A rank that fails by an exception leaves a record, which says whether it only echoes a lost peer. A
 rank killed by a signal leaves none; torchrun's log then has its exit code. A rank that exited with
@@ -71,8 +71,8 @@ CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.
 
 
 def full_disk_text(folder: Path) -> str:
-    """`the disk of /runs/a is full: No space left on device; 0 B of 8.0 MiB are free`; empty where
-    PROBE_BYTES can be written into the folder."""
+    """Return `the disk of /runs/a is full: No space left on device; 0 B of 8.0 MiB are free`; empty if PROBE_BYTES can
+    be written into the folder."""
     try:
         write_probe(folder, PROBE_BYTES)
     except OSError as error:
@@ -124,7 +124,7 @@ def _endings(codes: dict[int, int]) -> Iterator[OtherFailure]:
 
 @dataclass(frozen=True)
 class AttemptEvidence:
-    """What the supervisor observed of an attempt.
+    """Observations of an attempt by the supervisor.
 
     phase: its last one, ENDED if the supervisor ended it; stop_requested: whether its ranks were
     asked to save and end; stopped: ranks whose process was stopped when it failed; hang: why the
@@ -144,10 +144,10 @@ def without_ranks(error: str, run: RunDir) -> Failure:
 
 
 def find_failure(run: RunDir, job: JobSpec, evidence: AttemptEvidence) -> Failure:
-    """The most likely cause, in this order: a recorded error, that of a full disk before others, a
-    host that was lost, a stopped rank, a hang that the supervisor saw, a torchrun that was killed,
-    a rank that ended without a record, the first echo of a lost peer. Where the disk of the run is
-    full, that comes before all, and only a recorded error is named with it."""
+    """Find the most likely cause, in this order: a recorded error, that of a full disk before others, a lost host, a
+    stopped rank, a hang that the supervisor saw, a killed torchrun, a rank that ended without a record, the first
+    secondary failure by a lost peer. If the disk of the run is full, that comes before all, and only a recorded error
+    is named with it."""
     state = evidence.state
     failure = FailedAttempt(run, job, evidence).cause()
     if full := full_disk_text(run.path):
@@ -236,14 +236,14 @@ class FailedAttempt:
         return min(unknown, key=lambda rank: (self._kind_of_ending(rank), self._end_time(rank)))
 
     def _end_time(self, rank: int) -> float:
-        """When a rank of a program ended well, as far as its host knows."""
+        """Return when a rank of a program ended well, as far as its host knows."""
         is_known = rank in self.state.finished_ranks
         return self.state.ranks[rank].breadcrumb.text_time if is_known else 0.0
 
     def _kind_of_ending(self, rank: int) -> int:
-        """How a rank without a record ended, the likeliest cause first: killed or failed, exited
-        with code 0, lost a peer by the last words of its program, terminated by torchrun or with
-        it, aborted because it waited too long."""
+        """Classify the end of a rank without a record, the likeliest cause first: killed or failed, exited with code 0,
+        lost a peer by the last words of its program, terminated by torchrun or with it, aborted because it waited too
+        long."""
         state = self.state
         if rank in state.exit_codes:
             code = state.ended_ranks.get(rank)
@@ -357,7 +357,7 @@ def _last_lines(log: Path) -> tuple[str, ...]:
 
 
 def end_of(log: Path) -> str:
-    """The last TAIL_BYTES of a log; empty where there is none."""
+    """Read the last TAIL_BYTES of a log; empty if there is none."""
     try:
         with log.open("rb") as stream:
             stream.seek(max(0, log.stat().st_size - TAIL_BYTES))

@@ -1,4 +1,4 @@
-"""Which layout an elastic run (`launch.elastic`) takes on the hosts that are available.
+"""Layout of an elastic run (`launch.elastic`) on the hosts that are available.
 
 Only data parallelism changes: dp x tp x pp x cp ranks fill whole nodes: at most one for each host,
 at most those of the job, at least `launch.min_nodes`. tp, pp, cp, the ranks of a node, the micro
@@ -67,7 +67,7 @@ def least_nodes(job: JobSpec) -> int:
 
 
 def elastic_issues(job: JobSpec) -> list[Issue]:
-    """Why the job cannot run with its `launch.elastic` and `launch.min_nodes`."""
+    """Return the issues of the job's `launch.elastic` and `launch.min_nodes`."""
     launch, nodes = job.launch, job.cluster.nodes
     if launch.min_nodes is None or (launch.elastic and launch.min_nodes <= nodes):
         return []

@@ -1,4 +1,4 @@
-"""What the launcher does during a run with rank 0's records and with its own messages.
+"""Handling of rank 0's records and the launcher's own messages during a run.
 
 Rank 0 appends to RUN/metrics.jsonl, or to RUN/answers.jsonl of a bench; RecordReader delivers each
 line once. RUN/metrics.csv and RUN/tensorboard contain what metrics.jsonl contains. They are written

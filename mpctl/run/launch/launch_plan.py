@@ -52,8 +52,8 @@ class HostCommand:
 
 
 class LaunchDocument(TypedDict):
-    """What `mpctl launch --dry-run --json` prints. command, env: of the first host; hosts: of every
-    host; job: the job with all defaults filled in."""
+    """Output of `mpctl launch --dry-run --json`. command, env: of the first host; hosts: of every host; job: the job
+    with all defaults filled in."""
 
     schema: Literal["mpctl.launch/1"]
     command: list[str]
@@ -66,10 +66,9 @@ class LaunchDocument(TypedDict):
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """A launch that can start. env: added to the environment of this process; files: to be written
-    into the run directory, text by name; damaged: checkpoints to be renamed before the start;
-    launcher: this process and the hosts of the ranks; request: what the ranks measure (probe.py),
-    None where they train."""
+    """A launch that can start. env: added to the environment of this process; files: to be written into the run
+    directory, text by name; damaged: checkpoints to be renamed before the start; launcher: this process and the hosts
+    of the ranks; request: measurement by the ranks (probe.py), None if they train."""
 
     job: JobSpec
     run: RunDir
@@ -199,8 +198,8 @@ def resolved_job(plan: Plan, machine: Machine, *, hosts: int = 1) -> JobSpec:
 
 
 def _pinned(origin: str | None) -> str | None:
-    """For initial weights from a run: its newest checkpoint at this moment, since the run may save
-    others while the ranks start."""
+    """Return the path of the initial weights; in a run, its newest checkpoint now, since it may save others while the
+    ranks start."""
     if origin is None or (Path(origin) / "config.json").is_file():
         return absolute(origin)
     newest = newest_checkpoint(Path(origin))

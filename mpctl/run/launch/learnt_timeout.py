@@ -1,4 +1,4 @@
-"""How long a rank may wait in a collective before it counts as hung, learnt from the run's steps.
+"""Time limit of a rank in a collective before it counts as hung, fitted to the run's steps.
 
 `launch.timeout_seconds` is 300 s where it is not set: the first step may compile, and the launcher
 knows nothing of the run. After LEARNT_STEPS steps it does. A step that goes on for FACTOR times as
@@ -81,8 +81,7 @@ class LearntTimeout:
         return min(waited, self.training) >= self.seconds
 
     def words(self, waited: float) -> str:
-        """Where the limit comes from, for the report of a hang after so many seconds; empty where
-        it is not a learnt one."""
+        """Describe the limit in the report of a hang after so many seconds; empty if it was not derived from steps."""
         if waited >= self.launch.longest_wait_seconds:
             return ""
         return (

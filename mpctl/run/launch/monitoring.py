@@ -1,4 +1,4 @@
-"""What a site watches of a run: metrics for Prometheus, and a program that is called on changes.
+"""Monitoring of a run: metrics for Prometheus, and a program that is called on changes.
 
 `launch.metrics` names an endpoint, `:9400` of the loopback or `ADDRESS:9400` (metrics_port.py), at
 which the launcher's host answers Prometheus, or a file whose name ends in .prom, for the textfile
@@ -88,7 +88,7 @@ OF_RECORD = {
 
 
 def monitoring_issues(job: JobSpec) -> Iterator[Issue]:
-    """Why `launch.metrics` or `launch.hook` could not be used on this host."""
+    """Yield the issues of `launch.metrics` and `launch.hook` on this host."""
     where = "launch.metrics"
     if (target := job.launch.metrics) is not None:
         match = ADDRESS.fullmatch(target)
@@ -120,8 +120,8 @@ def monitoring_issues(job: JobSpec) -> Iterator[Issue]:
 def monitored(
     run: RunDir, job: JobSpec, on_event: Callable[[str], None], then: OnRecord
 ) -> Iterator[tuple[OnRecord, Callable[[RunChange], None]]]:
-    """What to call with each record, which is passed on to `then`, and with each change of a run.
-    An endpoint that cannot be opened is a message."""
+    """Yield the callbacks for records, which are passed on to `then`, and for changes of a run. An endpoint that cannot
+    be opened is a message."""
     with ExitStack() as stack:
         exporter = Exporter(run, job, on_event) if job.launch.metrics is not None else None
         if exporter is not None:
@@ -158,7 +158,7 @@ class Exporter:
 
     @property
     def file(self) -> str | None:
-        """The file of `launch.metrics`; None where it is an endpoint."""
+        """File of `launch.metrics`; None if it is an endpoint."""
         target = self.job.launch.metrics or ""
         return None if ADDRESS.fullmatch(target) else target
 
@@ -266,7 +266,7 @@ def slow_values(slow: Sequence[SlowPart]) -> dict[str, float]:
 
 @contextmanager
 def hooked(run: RunDir, job: JobSpec, on_event: Callable[[str], None]) -> Iterator[Callable[[RunChange], None]]:
-    """What to call with each change. At the end, calls that still run are waited for."""
+    """Yield the callback for changes. At the end, calls that still run are waited for."""
     waiting: SimpleQueue[dict[str, object] | None] = SimpleQueue()
 
     def call_all() -> None:
@@ -304,7 +304,7 @@ def hook_document(run: RunDir, job: JobSpec, change: RunChange) -> dict[str, obj
 
 
 def call_hook(command: list[str], document: dict[str, object]) -> str:
-    """Call the program once; what went wrong, in words, empty where nothing did."""
+    """Call the program once. Return the failure in words, empty if none."""
     try:
         done = subprocess.run(
             command,

@@ -111,8 +111,8 @@ def check_ranks(plan: Plan, lacking: Iterable[Issue]) -> list[Issue]:
 
 
 def check_run(job: JobSpec, run: RunDir, *, overwrite: bool, resume: bool) -> list[Issue]:
-    """Why a run cannot use this directory: it is neither free, nor can it be overwritten or resumed
-    as the options say, or --overwrite would remove the weights that the run starts from."""
+    """Return the issues of the run directory: neither free, nor to be overwritten or resumed by the options, or
+    --overwrite would remove the weights that the run starts from."""
     issues, origin = [], job.training.init_from
     if overwrite and origin and Path(origin).resolve().is_relative_to(run.path.resolve()):
         message = f"{origin} is in the run that --overwrite removes"
@@ -215,7 +215,7 @@ def kernel_warnings(job: JobSpec, *, has_triton: bool) -> Iterator[str]:
 
 
 def _compile_warnings(job: JobSpec) -> Iterator[str]:
-    """Where a layer sends messages, torch.compile gets only the operations between them."""
+    """Warn about layers compiled in pieces: torch.compile gets only the operations between messages."""
     reasons = list(why_not_whole(job))
     if job.launch.compile and reasons:
         yield (

@@ -89,7 +89,7 @@ def flags_of(emitted: EmittedPlan) -> tuple[dict[str, str], list[str]]:
 
 
 def _named(job: JobSpec) -> list[str]:
-    """The launchers whose placeholders the program has."""
+    """Return the launchers that the program names by placeholders."""
     found = (name for word in job.launch.program for name in PLACEHOLDER.findall(word))
     return list(dict.fromkeys(found))
 
@@ -151,7 +151,7 @@ def _placeholder_issues(plan: Plan) -> Iterator[Issue]:
 
 
 def _missing(argv: Sequence[str], folder: Path) -> Iterator[Issue]:
-    """Why the first words name nothing that can be run from this folder."""
+    """Yield the issue if the first words name nothing that can be run from this folder."""
     if not folder.is_dir():
         message = f"{folder} is not a folder of this host"
         hint = "name the folder in which the program is to run"
@@ -185,7 +185,7 @@ def _missing(argv: Sequence[str], folder: Path) -> Iterator[Issue]:
 
 
 def program_warnings(job: JobSpec) -> Iterator[str]:
-    """What the job says and the program does not hear of."""
+    """Yield warnings about settings of the job that the program does not read."""
     names = [
         f"{name}.{key}"
         for name in NOT_READ

@@ -45,11 +45,11 @@ MARKS = [b"'loss': ", *(form.mark.encode() for form in FORMS)]
 BAR_LINES = 8
 """Lines within which a bar follows the figures of its step."""
 LATE_SECONDS = 60.0
-"""By how much a report may be ahead of the launcher's clock."""
+"""Largest lead of a report over the launcher's clock."""
 POLL_BYTES, POLL_SECONDS, POLL_REPORTS = 1 << 21, 0.01, 200
-"""What a poll reads at most of the heartbeat files, and again of the logs."""
+"""Limits of one poll, for the heartbeat files and again for the logs."""
 FINISH_SECONDS, END_BYTES = 5.0, 1 << 20
-"""How long is read on after the end of the ranks; how much of the end of a file is then read."""
+"""Time limit for reading on after the end of the ranks, and the bytes then read from the end of a file."""
 
 
 @dataclass

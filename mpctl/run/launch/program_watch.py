@@ -97,6 +97,6 @@ def with_places(verdict: Verdict, places: Mapping[int, str]) -> Verdict:
 
 
 def reached_step(state: AttemptState) -> int:
-    """The highest step that a rank says it is at; 0 where none says."""
+    """Return the highest step that a rank reports; 0 if none does."""
     found = (DOING.fullmatch(text) for text in state.doing().values())
     return max((int(match[1]) for match in found if match), default=0)

@@ -49,7 +49,7 @@ MACHINE_RULES = (
     "ranks-can-meet",
     "no-data",
 )
-"""What a launch requires of this machine and a rehearsal does not."""
+"""Rules of a launch on this machine that a rehearsal skips."""
 LAW = (
     "only some of a step's micro batches were run: the most in flight at once, and two more "
     "rounds. Each sent the same, so a step's messages are those sent once a step + micro batches "
@@ -89,9 +89,9 @@ class RankRehearsal(RehearsedRankHead, RankAudit, total=False):
 
 
 class RehearsalDocument(TypedDict):
-    """What `mpctl launch --rehearse --json` prints. fits: whether every rank leaves the headroom of
-    its device's memory, None when no device is known; kind: cpu or cuda; dtype: that of the job;
-    law: how a step's messages follow from those of the micro batches that were run."""
+    """Output of `mpctl launch --rehearse --json`. fits: whether every rank leaves the headroom of its device's memory,
+    None when no device is known; kind: cpu or cuda; dtype: of the job; law: formula of a step's messages from those of
+    the micro batches that were run."""
 
     schema: Literal["mpctl.rehearsal/2"]
     agrees: bool
@@ -113,7 +113,7 @@ OnRank = Callable[[RankRehearsal], None]
 
 
 def check_rehearsal(plan: Plan, machine: Machine) -> list[Issue]:
-    """What would stop the launch on any machine."""
+    """Return the issues that would stop the launch on any machine."""
     if issues := not_of_program(plan.job, "a rehearsal runs"):
         return issues
     return [issue for issue in check_here(plan, machine) if issue.rule not in MACHINE_RULES]
@@ -179,7 +179,7 @@ def exit_code(document: RehearsalDocument) -> int:
 
 
 def _rehearsed_ranks(job: JobSpec, ranks: Sequence[int], audits: bool) -> Iterator[RehearsedRank]:
-    """What the process prints about each rank, in order."""
+    """Yield the output of the process about each rank, in order."""
     env = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONSAFEPATH": "1"}
     with tempfile.TemporaryDirectory(prefix="mpctl-rehearsal-") as folder:
         path, log = Path(folder) / "job.json", Path(folder) / "log"

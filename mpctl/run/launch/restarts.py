@@ -35,9 +35,8 @@ NUMBERS = re.compile(r"0x[0-9a-f]+|\d+(\.\d+)?(e[+-]?\d+)?", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Decision:
-    """What follows a failure. goes_on: the run is started again; words: why, or why not, to be
-    added to the failure's error; skip_batches: the new value of the setting, None for no
-    change."""
+    """Decision after a failure. goes_on: the run is started again; words: why, or why not, to be added to the failure's
+    error; skip_batches: the new value of the setting, None for no change."""
 
     goes_on: bool
     words: str = ""
@@ -55,8 +54,8 @@ class RestartPolicy:
     last: tuple[int, str] | None = field(default=None)
 
     def decide(self, failure: Failure, *, step: int, checkpoint: int) -> Decision:
-        """What follows a failure. step: the last that was trained; checkpoint: the newest, 0 for
-        none. Of a program both are the last step that it has reported."""
+        """Decide on a restart after a failure. step: the last that was trained; checkpoint: the newest, 0 for none. For
+        a program both are the last step that it has reported."""
         if checkpoint > self.checkpoint:
             self.checkpoint, self.used = checkpoint, 0
         if failure.rollback is not None:

@@ -1,10 +1,9 @@
-"""What a resumed run continues from: its newest undamaged checkpoint, found before a rank starts.
+"""Find the newest undamaged checkpoint of a resumed run before a rank starts.
 
-Here manifest, records and the sizes of files are compared, which takes no longer for a terabyte
-than for a megabyte; ranks compare the bytes while they read them, and the supervisor sets a
-checkpoint aside in which they found other bytes. Instead of a damaged checkpoint the one before it
-is used, with a warning that names both and the reason; a run is refused only when all of its
-checkpoints are damaged.
+Here manifest, records and the sizes of files are compared, which takes no longer for a terabyte than for a megabyte.
+Ranks compare the bytes while they read them; if they find other bytes, the supervisor sets the checkpoint aside.
+Instead of a damaged checkpoint the one before it is used, with a warning that names both and the reason; a run is
+refused only when all of its checkpoints are damaged.
 """
 
 from __future__ import annotations
@@ -51,8 +50,8 @@ DTYPES = ("dtype", "gradient_dtype")
 
 @dataclass(frozen=True)
 class Resumption:
-    """Where a run continues. step, folder: of the checkpoint, 0 and None without one; damaged: the
-    newer checkpoints that cannot be used, each with its issues; saved: number of checkpoints."""
+    """Starting point of a resumed run. step, folder: of the checkpoint, 0 and None without one; damaged: newer
+    checkpoints that cannot be used, each with its issues; saved: number of checkpoints."""
 
     run: RunDir
     step: int = 0
@@ -62,14 +61,14 @@ class Resumption:
 
     @property
     def issues(self) -> list[Issue]:
-        """Why the run cannot be resumed: it has checkpoints, and all are damaged."""
+        """Issues of a run that cannot be resumed: it has checkpoints, and all are damaged."""
         if self.folder is not None or not self.damaged:
             return []
         hint = "start again with --overwrite, or restore one of the checkpoints from a backup"
         return [issue._replace(hint=hint) for _, issues in self.damaged for issue in issues]
 
     def warnings(self) -> Iterator[str]:
-        """What is used instead of damaged files."""
+        """Yield warnings about damaged files and about records that are removed or ignored."""
         for path, issues in self.damaged if self.folder else ():
             what = f"{issues[0].where}: {issues[0].message}"
             yield (f"{path} is damaged ({what}): resuming from step {self.step}; the damaged checkpoint is renamed")

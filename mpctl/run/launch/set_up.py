@@ -1,4 +1,4 @@
-"""What a launch writes before it starts the ranks: the run directory, its files, prepared data."""
+"""Write the run directory, its files and prepared data before the ranks start."""
 
 from __future__ import annotations
 

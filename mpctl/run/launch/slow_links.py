@@ -47,7 +47,7 @@ FACTOR, WORTH = 2.0, 0.1
 STILL = 0.75
 """The share of both at which a link that was slow still is."""
 LEAST_USUAL = 0.01
-"""Of a step: what a link whose messages passed while the ranks computed is said to have taken."""
+"""Least usual time of a link, as a share of a step: overlapped messages may take less."""
 Key = tuple[str, str]
 """A group by its name and its ranks, as the collective log has them."""
 
@@ -115,7 +115,7 @@ class LinkWatch:
         return self._parts(slow, wires, newest)
 
     def _wires(self, times: Times, progress: Mapping[int, CollectiveProgress]) -> dict[Key, Wire]:
-        """The groups between hosts whose members have all reported, with the least time."""
+        """Return the groups between hosts after reports of all members, with the least time."""
         seen: defaultdict[Key, list[tuple[int, int, bool]]] = defaultdict(list)
         for rank, of in times.items():
             groups = progress[rank].groups
@@ -149,14 +149,13 @@ class LinkWatch:
 
 
 def _like(wire: Wire) -> tuple[str, int, int, frozenset[str]]:
-    """What wires have in common that are compared with the same others."""
+    """Return the key of wires that are compared with the same others."""
     return wire.axis, wire.size, len(wire.hosts), frozenset(wire.hosts)
 
 
 def _times_of_others(wires: Iterable[Wire]) -> dict[tuple[str, int, int, frozenset[str]], float]:
-    """What wires between other hosts take, of the same axis, size and number of hosts: their
-    median, infinite where there are none. Each class is sorted once: a pipeline of thousands of
-    ranks has thousands of wires."""
+    """Return the median time of wires between other hosts, of the same axis, size and number of hosts; infinite if
+    there are none. Each class is sorted once: a pipeline of thousands of ranks has thousands of wires."""
     of_hosts: defaultdict[tuple[str, int, int, frozenset[str]], list[float]] = defaultdict(list)
     of_class: defaultdict[tuple[str, int, int], list[float]] = defaultdict(list)
     for wire in wires:

@@ -84,8 +84,7 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Straggler:
-    """How slow a rank is now. is_by_past: it was compared by its own past; lost: microseconds of a
-    step."""
+    """Slowness of a rank now. is_by_past: compared with its own past; lost: microseconds of a step."""
 
     ratio: float
     since: int
@@ -119,7 +118,7 @@ class StragglerWatch:
         return [self._describe(ranks, times, steps[-1] if steps else 0) for ranks in parts]
 
     def growth(self, times: Times) -> dict[int, float]:
-        """What each rank computes, over what it computed in its first steps; at least 1."""
+        """Return the computing time of each rank relative to its first steps; at least 1."""
         recent = {rank: _median_of(of, of.steps[-WINDOW:]) for rank, of in times.items()}
         return {r: max(1.0, n / self.past[r]) for r, n in recent.items() if self.past.get(r)}
 
@@ -202,7 +201,7 @@ class StragglerWatch:
         return SlowPart("ranks", who, ranks, names, "", round(ratio, 2), since, newest, text)
 
     def _why(self, ranks: Sequence[int], equals: Sequence[int], times: Times, ratio: float) -> str:
-        """What processor time says, where ranks compute with it."""
+        """Describe the cause by processor time, if ranks compute with it."""
         if not equals or not self.on_processors:
             return ""
         own, usual = (median(times[r].processor for r in some) for some in (ranks, equals))
@@ -254,6 +253,6 @@ def common_steps(times: Iterable[StepTimes]) -> range:
 
 
 def _median_of(of: StepTimes, steps: range) -> float:
-    """The median of what a rank computed in these steps; 0 where none counts."""
+    """Return the median computing time of a rank in these steps; 0 if none counts."""
     counted = [n for n in of.window(steps) if n != NOT_COMPARED]
     return median(counted) if counted else 0.0

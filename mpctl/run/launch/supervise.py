@@ -97,9 +97,8 @@ class SaveMonitor:
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """How a run ended. attempts: how many were made; signal: the number of the signal that stopped
-    it, None when `mpctl` was not asked by a signal; launch: what the last attempt ran, where an
-    elastic run ended on fewer hosts than it was planned for."""
+    """End of a run. attempts: how many were made; signal: number of the signal that stopped it, or None; launch: of the
+    last attempt, if an elastic run ended on fewer hosts than it was planned for."""
 
     status: RunStatus
     attempts: int
@@ -154,7 +153,7 @@ class StopRequests:
 
     @property
     def cause(self) -> str:
-        """What asked for the stop, in words: the name of the first signal, or `mpctl stop`."""
+        """Source of the stop: the name of the first signal, or `mpctl stop`."""
         return "mpctl stop" if self.is_by_file else signal.Signals(self.received[0]).name
 
     def _receive(self, number: int, frame: Any) -> None:
@@ -384,7 +383,7 @@ class Supervisor:
         return []
 
     def _reader(self) -> RecordReader | ProgramRecords:
-        """What delivers the records of an attempt."""
+        """Return the reader of an attempt's records."""
         run = self.plan.run
         if self.plan.runs_program:
             from mpctl.run.launch.program_records import ProgramRecords
@@ -414,8 +413,8 @@ def _ended_text(node: NodeState) -> str:
 
 @dataclass
 class StopGracePeriod:
-    """How long the ranks may continue after a stop was requested: `launch.stop_seconds`, and as
-    long again since the last progress of a save."""
+    """Time limit of the ranks after a requested stop: `launch.stop_seconds`, and as long again since the last progress
+    of a save."""
 
     watched: WatchedAttempt
     launch: LaunchSpec
@@ -442,9 +441,9 @@ class StopGracePeriod:
 
 @dataclass
 class FailureGracePeriod:
-    """How long the ranks may continue after one of them has failed, so that the others can record
-    their failures and a save in flight can end: FAILING_SECONDS, as long again since the last
-    progress of a save, LOST_SECONDS once a host is lost, and not once a process is stopped."""
+    """Time limit of the ranks after one of them has failed, so that the others can record their failures and a save in
+    flight can end: FAILING_SECONDS, as long again since the last progress of a save, LOST_SECONDS once a host is lost,
+    0 once a process is stopped."""
 
     attempt: Attempt
     deadline: float | None = None

@@ -1,4 +1,4 @@
-"""Why ranks wait, in a sentence: who did not join which collective, and what it does instead.
+"""Find why ranks wait: which rank did not join a collective, and what it does instead.
 
 A pure function of what every rank has logged (records/rundir/collective_log.py), of what its host sees of
 its process and of its Python stack:
@@ -79,7 +79,7 @@ class Wait:
 
     @property
     def key(self) -> tuple[tuple[str, str], int]:
-        """What identifies the collective on all ranks of the group."""
+        """Key of the collective, equal on all ranks of the group."""
         return self.group.key, self.number
 
 
@@ -126,8 +126,8 @@ class WaitGraph:
         return []
 
     def missed_by(self, rank: int, seconds: float | None = None) -> str:
-        """`did not join all_reduce #12 (4.0 KiB) of group tp (ranks 2-3), in which rank 2 waits`;
-        empty where nobody waits for the rank. seconds: for which the others have waited."""
+        """Return `did not join all_reduce #12 (4.0 KiB) of group tp (ranks 2-3), in which rank 2 waits`; empty if
+        nobody waits for the rank. seconds: for which the others have waited."""
         waits = self.waits_for(rank)
         if not waits:
             return ""
@@ -187,11 +187,11 @@ def _ranks(group: GroupProgress) -> Ranks:
 
 @dataclass(frozen=True)
 class ProcessView:
-    """What a host sees of the process of a rank.
+    """State of a rank's process as its host sees it.
 
-    state: by psutil's name, empty when there is no process; faults_a_second: major page faults,
-    each of which waits for a disk; swapped_bytes: of its memory in swap space; processor: the share
-    of one processor that it used lately, 1.0 for one that computes all the time.
+    state: by psutil's name, empty when there is no process; faults_a_second: major page faults, each of which waits for
+    a disk; swapped_bytes: of its memory in swap space; processor: share of one processor used lately, 1.0 for a process
+    that computes all the time.
     """
 
     state: str = "running"
@@ -202,8 +202,7 @@ class ProcessView:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Who is at fault. rank: None where no single rank is; error: the sentence, without the
-    rank."""
+    """Rank at fault. rank: None if no single rank is; error: the sentence, without the rank."""
 
     rank: int | None
     error: str
@@ -212,8 +211,8 @@ class Verdict:
 def hang_verdict(
     graph: WaitGraph, processes: Mapping[int, ProcessView], stacks: Mapping[int, str], seconds: float
 ) -> Verdict | None:
-    """Why ranks have waited for so many seconds; None where no rank waits for another. processes,
-    stacks: by rank; a stack is one line."""
+    """Find why ranks have waited for so many seconds; None if no rank waits for another. processes, stacks: by rank; a
+    stack is one line."""
     if not graph.waits:
         return None
     if ends := graph.ends:
@@ -231,8 +230,8 @@ def hang_verdict(
 
 
 def ended_verdict(graph: WaitGraph) -> Verdict | None:
-    """Who held up the others when their time-outs ended an attempt, from what the ranks had logged;
-    None where that names no single rank."""
+    """Find the rank that held up the others when their time-outs ended an attempt, by the logs of the ranks; None if
+    they name no single rank."""
     if len(graph.ends) != 1:
         return None
     rank = graph.ends[0]
@@ -240,7 +239,7 @@ def ended_verdict(graph: WaitGraph) -> Verdict | None:
 
 
 def _likelihood(process: ProcessView | None) -> int:
-    """Which of several ranks at the end is named: one that ended, then one that is stopped."""
+    """Return the sort key of a suspect: ended first, then stopped, then running."""
     if process is None:
         return RUNNING
     if process.state in ENDED_STATES:
@@ -261,7 +260,7 @@ def describe(wait: Wait) -> str:
 
 
 def _condition(process: ProcessView, stack: str) -> str:
-    """What a rank is doing while others wait for it."""
+    """Describe the activity of a rank while others wait for it."""
     if process.state in STOPPED:
         return "its process is stopped (SIGSTOP, or a debugger)"
     if process.state in ENDED_STATES:
@@ -312,10 +311,9 @@ def _without_blockers(graph: WaitGraph, processes: Mapping[int, ProcessView], st
 
 @dataclass(frozen=True)
 class NcclTimeout:
-    """A collective of a group that did not end. group: the description of the process group,
-    empty where the line has none; number: of the collective in its group, as NCCL counts;
-    operation: ALLREDUCE, empty where it is not known; enqueued: number of the last collective that
-    this rank has started there."""
+    """A collective of a group that did not end. group: description of the process group, empty if the line has none;
+    number: of the collective in its group, as NCCL counts; operation: ALLREDUCE, empty if unknown; enqueued: number of
+    the last collective that this rank has started there."""
 
     group: str
     number: int
@@ -333,8 +331,8 @@ def watchdog_timeouts(log: str) -> Iterator[NcclTimeout]:
 
 
 def nccl_verdict(logs: Mapping[int, str]) -> Verdict | None:
-    """Which rank did not join which collective, from the logs of all ranks; None where no log says
-    so, or where all members of the groups have started what timed out."""
+    """Find the rank that did not join a collective, from the logs of all ranks; None if no log names one, or if all
+    members of the group have started it."""
     by_group: dict[str, dict[int, NcclTimeout]] = {}
     for rank, log in logs.items():
         for timeout in watchdog_timeouts(log):

@@ -1,5 +1,5 @@
-"""Checks once a second whether torchrun and its ranks still run, and finds the cause of a hang;
-where there are many hosts, as often as each of them reports.
+"""Checks once a second whether torchrun and its ranks still run, and finds the cause of a hang; with many hosts, as
+often as each of them reports.
 
 Ranks notice a peer that has ended. The launcher notices one that keeps the others waiting in a
 collective for `launch.timeout_seconds`, or for a time learnt from the run's own steps
@@ -121,7 +121,7 @@ class RunWatch:
         self.waits[rank] = wait
 
     def _stopped(self, ranks: Mapping[int, RankState]) -> Verdict | None:
-        """Ranks whose process was stopped at several checks in a row."""
+        """Return a verdict on ranks with a stopped process at several checks in a row."""
         for rank, seen in ranks.items():
             if seen.is_stopped:
                 self.stopped[rank] += 1
@@ -145,7 +145,7 @@ class RunWatch:
         return None
 
     def _start(self, ranks: Mapping[int, RankState]) -> Verdict | None:
-        """Until all ranks have joined: a verdict once the start makes no more progress."""
+        """Return a verdict once the start makes no more progress; None after all ranks have joined."""
         if self.has_started:
             return None
         starts = [ranks.get(rank, RankState()).breadcrumb.start for rank in range(self.world_size)]
@@ -196,7 +196,7 @@ def _process_view(now: RankState, before: RankState, elapsed: float) -> ProcessV
 
 
 def stopped_text(ranks: Sequence[int]) -> str:
-    """What is wrong with the first of these ranks, whose processes are stopped."""
+    """Describe the first of these ranks, whose processes are stopped, and list the others."""
     text = "its process is stopped (SIGSTOP, or a debugger)"
     others = ranks[1:]
     if not others:

@@ -1,4 +1,4 @@
-"""How the launcher and the node agents of other hosts communicate: JSON messages over TCP.
+"""Communication between the launcher and the node agents of other hosts: JSON messages over TCP.
 
     messages.py  both ends prove that they know the launch's key; the messages and what protects
                  them; the agent's end of a connection

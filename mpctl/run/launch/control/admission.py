@@ -148,7 +148,7 @@ class Admission:
         self.on_proved(peer.opened, peer.handshake)
 
     def _sweep(self) -> None:
-        """Close the connections whose time is over."""
+        """Close the connections that have timed out."""
         now = time.monotonic()
         for peers in [*self.by_source.values()]:
             while peers and (peer := next(iter(peers))).deadline < now:

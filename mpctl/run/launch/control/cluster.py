@@ -43,7 +43,7 @@ STACKS_SECONDS = 2.0
 OnEvent = Callable[[str], None]
 IsStopped = Callable[[], bool]
 RETURN_PATIENCE, FIRST_PAUSE, LONGEST_PAUSE = 15.0, 1.0, 15.0
-"""How long a restart waits for hosts that the run can do without; the pauses between two tries."""
+"""Time that a restart waits for hosts that the run can do without; the pauses between two tries."""
 PORT_SECONDS = 10.0
 HINT = "use other hosts, or raise launch.exclude_after"
 
@@ -96,7 +96,7 @@ class AgentAttempt:
         return [self._state(node, link, issues) for node, link in enumerate(self.links)]
 
     def _state(self, node: int, link: HostLink, issues: Mapping[int, Issue]) -> NodeState:
-        """What a host last reported; its failures at times of the launcher's clock."""
+        """Return the last report of a host, with its failures at times of the launcher's clock."""
         reported = link.reports.get(self.number)
         known = self.known.get(node)
         # The words of a loss and the shift of the clock become better with time.
@@ -112,7 +112,7 @@ class AgentAttempt:
 
 
 def _lost(link: HostLink, state: NodeState, issues: Mapping[int, Issue]) -> str:
-    """Why a host is lost to an attempt; one whose ranks have ended is not."""
+    """Return why a host is lost to an attempt; empty after its ranks have ended."""
     if state.code is not None or not link.lost:
         return ""
     failure = None if link.lost.startswith(LAUNCHER_ABSENT) else issues.get(link.node)
@@ -124,13 +124,13 @@ def never() -> bool:
 
 
 class AgentStarter(Protocol):
-    """How a backend starts node agents; the command of an agent is agent_arguments (below)."""
+    """Starter of a backend's node agents; the command of an agent is agent_arguments (below)."""
 
     def start(self, nodes: Sequence[int]) -> None:
         """Start the agents of these nodes; returns before they have connected."""
 
     def failures(self) -> dict[int, Issue]:
-        """The nodes whose agent could not be started, or has ended, with the reason."""
+        """Return the nodes with an agent that could not be started or has ended, with the reason."""
 
     def end(self) -> None:
         """End whatever was started and still runs."""
@@ -348,8 +348,8 @@ class AgentCluster:
             time.sleep(POLL_SECONDS)
 
     def check(self, plan: Plan, device: Device) -> list[Issue]:
-        """What the hosts lack to run the plan, and what differs between them. Spare hosts that are
-        unfit are left alone."""
+        """Return the issues of running the plan on the hosts, and differences between them. Unfit spare hosts are
+        dismissed."""
         self.checked = (plan, device)
         doubled = doubled_hosts(self.hosts) if device == "cuda" else []
         lacks = cluster_host_issues(plan, self.hosts, device)
@@ -427,8 +427,8 @@ class AgentCluster:
         self.placement = placement
 
     def _unhealthy(self, links: Sequence[HostLink], is_stopped: IsStopped) -> dict[int, Issue]:
-        """Why some of these hosts should not be used, as they find now. Only hosts that were
-        checked for a plan are asked."""
+        """Return the issues of hosts that fail a health check now. Only hosts that were checked for a plan are
+        asked."""
         if self.checked is None or len(links) < 2 or is_stopped():
             return {}
         needs_gpus = self.checked[1] == "cuda"
@@ -484,7 +484,7 @@ class AgentCluster:
         return sum(self._may_return(link.node) for link in fit) >= len(self.placement.seats)
 
     def _refuse_unfit(self, hosts: Iterable[int]) -> dict[int, Issue]:
-        """Why some of these connected hosts cannot be used; their agents are dismissed."""
+        """Return why some of these connected hosts cannot be used, and dismiss their agents."""
         links = [self.server.links[host] for host in hosts]
         others = [link for link in self.links if link.is_ready and link not in links]
         facts = [_facts(link) for link in others]
@@ -504,7 +504,7 @@ class AgentCluster:
         return self.returns.note_refusal(host, time.monotonic())
 
     def _unfit(self, host: HostFacts, others: Sequence[HostFacts]) -> Iterator[Issue]:
-        """What keeps a host from running the launch with these others, which can."""
+        """Yield the issues of adding a host to these others, which can run the launch."""
         yield from differing_hosts([*others, host])
         if self.checked is not None:
             plan, device = self.checked

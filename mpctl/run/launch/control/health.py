@@ -31,8 +31,8 @@ from mpctl.run.launch.control.server import ControlServer, HostLink
 
 MODULE = "mpctl.run.hosts.health"
 PORT_SECONDS, PROBE_SECONDS, GPU_SECONDS, START_SECONDS = 3.0, 5.0, 15.0, 5.0
-"""How long hosts may take to name a port, for each probe (with GPUs, whose driver may have to load
-again), and to start the process that probes."""
+"""Time limits for hosts to name a port, for each probe (with GPUs: their driver may have to load again), and to start
+the process that probes."""
 POLL_SECONDS = 0.02
 LAST_PORT = 65_535
 MOST_PAIRS = 16
@@ -42,8 +42,8 @@ HINT = "mend the host, or leave it out"
 
 @dataclass(frozen=True)
 class Health:
-    """What a check found. bad: why hosts should not be used, by number; notes: what people should
-    know besides; reports: of the hosts that have answered, by number."""
+    """Result of a health check of all hosts. bad: why hosts should not be used, by number; notes: other messages for
+    people; reports: of the hosts that have answered, by number."""
 
     bad: Mapping[int, Issue] = field(default_factory=dict)
     notes: Sequence[str] = ()
@@ -139,9 +139,8 @@ def partners(place: int, hosts: int) -> list[int]:
 def judged(
     names: Mapping[int, str], reports: Mapping[int, HealthReport], silent: Mapping[int, Issue], *, sent: float
 ) -> Health:
-    """What follows from the reports. names: of all hosts that were asked, by number, in the order
-    of their places; silent: those without a report; sent: when they were asked, by the launcher's
-    clock."""
+    """Evaluate the reports. names: of all hosts that were asked, by number, in the order of their places; silent: those
+    without a report; sent: when they were asked, by the launcher's clock."""
     numbers, found = [*names], dict(silent)
     notes: list[str] = []
     for rule in ("folder", "gpus"):

@@ -48,7 +48,7 @@ PING_SECONDS = 2.0
 Role = Literal["launcher", "agent"]
 KEY_BYTES = CHALLENGE_BYTES = PROOF_BYTES = 32
 ANSWER_BYTES = CHALLENGE_BYTES + PROOF_BYTES
-"""What the launcher answers to a challenge: its own, and its proof."""
+"""Length of the launcher's answer to a challenge: its own challenge and its proof."""
 HEAD = struct.Struct(f">I{PROOF_BYTES}s")
 MESSAGE_BYTES, HELLO_BYTES = 1 << 24, 1 << 20
 """The longest body of a message, and of a hello."""
@@ -56,8 +56,8 @@ MESSAGE_BYTES, HELLO_BYTES = 1 << 24, 1 << 20
 
 @checked(frozen=True)
 class Hello:
-    """An agent's first message. node: its index in the plan, None where the launcher knows it by
-    the name of the host; local, remote: addresses of its end and the launcher's end."""
+    """First message of an agent. node: its index in the plan, None if the launcher knows it by the name of the host;
+    local, remote: addresses of its end and the launcher's end."""
 
     name: str
     facts: HostFacts
@@ -78,8 +78,8 @@ def outer_addresses(hellos: Sequence[Hello]) -> list[str]:
 
 @checked(frozen=True)
 class Report:
-    """What an agent knows of its share of attempt number `attempt`. clock: the time on its host
-    when it was made, seconds since 1970."""
+    """Report of an agent on its share of attempt number `attempt`. clock: time on its host when it was made, seconds
+    since 1970."""
 
     attempt: int
     state: NodeState
@@ -271,7 +271,7 @@ class Handshake:
     launcher: bytes
 
     def proof(self, role: Role) -> bytes:
-        """What this end sends to prove that it knows the key."""
+        """Return the proof of knowing the key that the end with this role sends."""
         return self._mac(f"mpctl {role} proof")
 
     def require(self, role: Role, proof: bytes) -> None:
@@ -280,7 +280,7 @@ class Handshake:
             raise Unproved(f"the {role} does not know the key of this launch")
 
     def messages_of(self, role: Role) -> MessageKey:
-        """What protects the messages that the end with this role sends."""
+        """Return the key that protects the messages of the end with this role."""
         return MessageKey(self._mac(f"mpctl {role} messages"))
 
     def _mac(self, purpose: str) -> bytes:

@@ -1,8 +1,7 @@
-"""Which host runs which node of the plan, when hosts are lost, come back, or should not be used.
+"""Assignment of hosts to the plan's nodes as hosts are lost, come back, or should not be used.
 
-Hosts are numbered in the order in which the backend lists them: at first host i runs node i, and
-those beyond the plan's nodes are spare hosts. A host that runs a node keeps it, so that a rank
-moves only where its host is replaced.
+Hosts are numbered in the backend's order: at first host i runs node i, and hosts beyond the plan's nodes are spare. A
+host that runs a node keeps it: a rank moves only if its host is replaced.
 
 A host may come back unfit (a reboot without its mounts, another torch, fewer GPUs) or only for a
 moment: after its n-th loss it is used again RETURN_SECONDS 2^(n-1) later, after the first at once;

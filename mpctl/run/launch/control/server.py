@@ -61,18 +61,17 @@ PORT_TRIES = 20
 CLOCK_SAMPLES = 8
 GONE = "its node agent ended"
 SETTLE_SECONDS = 5.0
-"""After this process has run on, the time in which it learns which agents have ended meanwhile."""
+"""Time to learn, after this process was stopped, which agents have ended meanwhile."""
 CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 """Counts the time in which the machine sleeps, where the system has such a clock."""
 
 
 @dataclass
 class HostLink:
-    """What the server knows of one host. hello: None until its agent has connected; lost: why the
-    agent can no longer be reached, empty while it can; connected, heard: when it connected and when
-    it was last heard, by time.monotonic(); reports: the last state by attempt; delays: of the last
-    reports, from the host's clock when they were made to this host's when they came; writer,
-    sealing: of the connection."""
+    """Record of the server about one host. hello: None until its agent has connected; lost: why the agent can no longer
+    be reached, empty while it can; connected, heard: when it connected and when it was last heard, by time.monotonic();
+    reports: the last state by attempt; delays: of the last reports, from when they were made by the host's clock to
+    their arrival by this host's; writer, sealing: of the connection."""
 
     node: int
     name: str

@@ -57,14 +57,13 @@ from mpctl.run.launch.node.torchrun import RANK_VARIABLES, NodeStart, NodeTorchr
 
 POLL_SECONDS, CONNECT_SECONDS = 0.05, 20.0
 PROVE_SECONDS, KEY_SECONDS = 5.0, 5.0
-"""How long a peer may take to prove itself; how long a network file system may take to show the
-key."""
+"""Time limits for a peer to prove itself, and for a network file system to show the key."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
-"""Before a launcher that did not prove itself is tried again; twice as long each time."""
+"""Pause before a launcher that did not prove itself is tried again; twice as long each time."""
 ANSWERS = (Unproved, ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
 """Errors that end a handshake with a peer that is there."""
 SSH_CLIENT = "@ssh"
-"""In `--connect`: the address that sshd saw this login come from (SSH_CONNECTION)."""
+"""Address in `--connect` from which sshd saw this login come (SSH_CONNECTION)."""
 Requests = Mapping[str, Callable[..., Any]]
 REQUESTS: Requests = {"free_port": any_free_port, "run_module": run_module}
 """The requests by name; arguments and results are JSON."""

@@ -1,5 +1,5 @@
-"""What a program has started and left: daemons with a session of their own, such as loggers that
-outlive their trainer, or all that a rank had started when its launcher was killed by SIGKILL.
+"""Processes left by a program: daemons with a session of their own, such as loggers that outlive their trainer, or all
+processes of a rank after its launcher was killed by SIGKILL.
 
 They are nobody's children any more, but carry the environment variables of their rank: the run
 directory, and the process id of the torchrun that started the rank, which is another one on every
@@ -23,7 +23,7 @@ from mpctl.records.rundir.breadcrumb import TORCHRUN
 from mpctl.records.rundir.program import RUN_DIR
 
 END_SECONDS, KILL_SECONDS, POLL_SECONDS = 3.0, 1.0, 0.05
-"""How long a process may take to end after SIGTERM, and after SIGKILL."""
+"""Time limits for a process to end after SIGTERM, and after SIGKILL."""
 OWN_PROGRAM = "mpctl.train.runtime.program"
 Variables = Mapping[str, str]
 
@@ -34,7 +34,7 @@ def left_by(run: Path, torchrun: int) -> Callable[[Variables], bool]:
 
 
 def orphaned(run: Path) -> Callable[[Variables], bool]:
-    """Whether variables are those of a rank of this run whose torchrun has ended."""
+    """Return a test whether variables belong to a rank of this run after its torchrun has ended."""
 
     def is_orphaned(found: Variables) -> bool:
         torchrun = found.get(TORCHRUN, "")
@@ -45,8 +45,8 @@ def orphaned(run: Path) -> Callable[[Variables], bool]:
 
 
 def end_processes_with(is_left: Callable[[Variables], bool]) -> list[str]:
-    """End the processes whose variables are so, by SIGTERM, and what then still runs by SIGKILL;
-    returns their names, `sleep (4711)`."""
+    """End the processes with such variables by SIGTERM, and those that still run by SIGKILL. Return their names, `sleep
+    (4711)`."""
     left = find_processes(is_left)
     names = [f"{name} ({process.pid})" for process, name in left]
     if left:
@@ -59,8 +59,8 @@ def end_processes_with(is_left: Callable[[Variables], bool]) -> list[str]:
 
 
 def find_processes(is_left: Callable[[Variables], bool]) -> list[tuple[psutil.Process, str]]:
-    """The processes of this user and this container whose variables are so, each with its name;
-    without `mpctl` commands and what is below them."""
+    """Find the processes of this user and this container with such variables, each with its name. `mpctl` commands and
+    the processes below them are left out."""
     here, found = _container(os.getpid()), []
     commands: set[int] = set()
     for pid in psutil.pids():

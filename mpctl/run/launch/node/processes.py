@@ -48,7 +48,7 @@ PACKAGE = "/mpctl/"
 PROGRAM = f"{PACKAGE}train/runtime/program.py"
 LIBRARY = re.compile(r"^<|/(?:site|dist)-packages/|/lib/python3[^/]*/")
 STACK_SECONDS, STACK_POLL_SECONDS = 1.0, 0.05
-"""How long the ranks of a host may take to write their stacks, and the pause between two reads."""
+"""Time limit for the ranks of a host to write their stacks, and the pause between two reads."""
 DUMP_BYTES = 1 << 18
 UNANSWERING = (*STOPPED, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
@@ -224,8 +224,8 @@ class Frame:
 
 
 def main_stack(text: str) -> tuple[Frame, ...]:
-    """The main thread's calls, the last one first, from the last dump in the text of a log; empty
-    where there is none."""
+    """Return the main thread's calls, the last one first, from the last dump in the text of a log; empty if there is
+    none."""
     threads: list[list[Frame]] = []
     for line in text.splitlines():
         if THREAD.match(line):
@@ -273,8 +273,8 @@ class StackReader:
 
 
 def read_stacks(readers: Mapping[int, StackReader]) -> dict[int, str]:
-    """Where each rank is (`innermost`), once all have answered or STACK_SECONDS have passed; ranks
-    that have not answered are left out."""
+    """Return the `innermost` call of each rank, once all have answered or STACK_SECONDS have passed; ranks that have
+    not answered are left out."""
     deadline, pending = time.monotonic() + STACK_SECONDS, list(readers.values())
     while time.monotonic() < deadline:
         pending = [reader for reader in pending if not reader.is_complete()]

@@ -1,9 +1,9 @@
-"""What a host does for the ranks of a program: it hears their heartbeats, tells them to stop,
-counts the processor time of all that they start and ends what they leave.
+"""Supervision of a program's ranks on a host: it hears their heartbeats, tells them to stop, counts the processor time
+of all their processes and ends those left over.
 
-A heartbeat is counted where the memory of a rank says so (`mpctl.heartbeat`) and where its file has
-changed since the last look, whoever wrote it. Every rank leads a session, so that the processes
-that it starts, such as the Python below a shell script, are known by their session.
+A heartbeat is counted when the memory of a rank says so (`mpctl.heartbeat`) and when its file has changed since the
+last look. Every rank leads a session, which identifies the processes that it starts, such as the Python below a shell
+script.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class HostProgram:
             heard.doing = f"step {report.step}" if report else ""
 
     def state(self, rank: int, written: BreadcrumbState) -> BreadcrumbState:
-        """What a rank wrote into its memory, with the heartbeats of its file."""
+        """Return the state that a rank wrote into its memory, with the heartbeats of its file."""
         heard = self.files.get(rank)
         if heard is None or not heard.beats or not written.is_working:
             return written
@@ -100,7 +100,7 @@ class HostProgram:
         self.ended += end_processes_with(left_by(self.run.path.resolve(), torchrun))
 
     def end_orphans(self) -> None:
-        """End what ranks of earlier attempts have left on this host, whose launcher was killed."""
+        """End the processes that earlier attempts with a killed launcher have left on this host."""
         self.ended += end_processes_with(orphaned(self.run.path.resolve()))
 
 

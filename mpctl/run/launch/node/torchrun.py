@@ -76,7 +76,7 @@ FORK = "MPCTL_FORK"
 NICENESS = 10
 """The niceness of a process that imports torch while ranks train."""
 STEP = re.compile(r"step \d+")
-"""How the activity of a rank that trains begins (train/runtime/activity.py)."""
+"""Start of the activity text of a rank that trains (train/runtime/activity.py)."""
 ATTEMPT_VARIABLES = frozenset({*ORIGIN, ATTEMPT, BREADCRUMBS})
 RANK_VARIABLES = frozenset(
     {
@@ -108,9 +108,8 @@ def recorder_variables(run: RunDir, environment: Mapping[str, str]) -> dict[str,
 
 
 class WaitingTorchrun:
-    """A torchrun process that waits for its arguments. Its command line has the path of the run
-    directory, by which people and `mpctl runs` recognise it. variables: those of ranks that may be
-    forked from it; None where none may."""
+    """A torchrun process that waits for its arguments. Its command line has the path of the run directory, by which
+    people and `mpctl runs` recognise it. variables: of ranks that may be forked from it, or None."""
 
     def __init__(self, run: Path, variables: Mapping[str, str] | None = None, niceness: int = 0) -> None:
         """Start it. niceness: while it imports. Raises OSError when it cannot be started."""
@@ -168,7 +167,7 @@ def lasting(variables: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass
 class SpareTorchrun:
-    """What starts the next attempt on this host: a process that waits for it, or none."""
+    """Starter of the next attempt on this host: a waiting process, or none."""
 
     waiting: WaitingTorchrun | None = None
 
@@ -263,7 +262,7 @@ def task_environments(job: JobSpec) -> Iterator[dict[str, str]]:
 
 
 def host_program(run: RunDir, start: NodeStart) -> HostProgram | None:
-    """What this host does for ranks of a program; None where they train."""
+    """Return the supervision of a program's ranks on this host; None if they train."""
     return None if start.module == "worker" else HostProgram(run, start.stop_signal)
 
 
