@@ -99,8 +99,8 @@ MESSAGE_GROUPS = tuple("dp_cp" if name == FILLING else name for name in AXIS_NAM
 
 
 def zero_groups(replicas: str) -> tuple[str, str]:
-    """What `parallel.zero_size` cuts a group of replicas into: the name of the groups that ZeRO
-    shares states over, consecutive replicas, and of those whose ranks hold equal shares.
+    """Return names of the groups that `parallel.zero_size` cuts `replicas` into: consecutive
+    replicas that share ZeRO's states, and ranks that hold equal shares.
 
     >>> zero_groups("dp_cp"), zero_groups("edp")
     (('zero', 'zero_replicas'), ('edp_zero', 'edp_zero_replicas'))
@@ -195,5 +195,5 @@ def parse_order(order: str, sizes: Mapping[str, int], axes: Iterable[str] = AXIS
 
 
 def order_hint(axes: Collection[str]) -> str:
-    """How to write an order of these axes."""
+    """Format of an order of these axes."""
     return f"use each of {', '.join(axes)} once, fastest first, as in {'-'.join(axes)}"

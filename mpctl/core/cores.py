@@ -27,12 +27,12 @@ def usable_cores() -> list[int]:
 
 
 def core_count() -> int:
-    """How many cores this process may keep busy: those that it may use, within its quota."""
+    """Return the number of cores that this process may keep busy: its usable cores, within its quota."""
     return within_quota(len(usable_cores()), cpu_quota())
 
 
 def within_quota(cores: int, quota: float | None) -> int:
-    """So many cores, or the whole processors of a quota where these are fewer; at least 1."""
+    """Return the smaller of `cores` and the full processors of a quota; at least 1."""
     return max(1, cores if quota is None else min(cores, int(quota)))
 
 

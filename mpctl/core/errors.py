@@ -1,4 +1,4 @@
-"""Errors that a user can act on: each issue names the value, its bound and a way out.
+"""Errors that a user can act on: each issue names the value, its bound and a fix.
 
 MpctlError                 exit code 1 unless a subclass says otherwise
 |- InputError              exit code 2: carries every Issue found, not the first one

@@ -31,11 +31,11 @@ LOCK = ".lock"
 SCHEMA = "mpctl.lock/1"
 BEAT_SECONDS = 2.0
 LEAST_WATCH, LONGEST_WATCH = 6.0, 15.0
-"""How long a file is watched for a sign of life: until its last one is LONGEST_WATCH old by this
-host's clock, and at least LEAST_WATCH."""
+"""Time to watch a file for a sign of life: until its last one is LONGEST_WATCH old by this host's
+clock, and at least LEAST_WATCH."""
 POLL_SECONDS = 0.25
 READER_SECONDS = 1.0
-"""How long a lock without a holder is tried again: `is_held` has it for a moment."""
+"""Time to retry a lock without a holder: `is_held` has it for a moment."""
 TRIES = 20
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 RECORD_BYTES = 4096
@@ -161,7 +161,7 @@ def _lock(handle: int) -> OSError | None:
 
 
 def _holder(handle: int) -> Holder | None:
-    """Who wrote the file last, if it did not release its lock; None for any other content."""
+    """Return the last writer of the file; None if it released its lock and for other content."""
     try:
         record = json.loads(os.pread(handle, RECORD_BYTES, 0))
         if record.pop("schema") != SCHEMA:

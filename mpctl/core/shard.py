@@ -77,7 +77,7 @@ class Shard:
 
 
 def numel(box: Box) -> int:
-    """How many elements a box has."""
+    """Return the number of elements of a box."""
     return prod(map(len, box))
 
 
@@ -98,7 +98,7 @@ def _shared_spans(one: Shard, other: Shard, dim: int) -> list[range]:
 
 
 class Coverage:
-    """Which elements of `target` were found so far in `parts`, boxes inside it.
+    """Elements of `target` found so far. parts: all boxes that may be found, inside `target`.
 
     Every edge of a box cuts its dimension into spans, which no box covers in part; a cell is a span
     of each dimension. The parts of a grid of q x q ranks are its cells, those of 2.5d d times.

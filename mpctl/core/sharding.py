@@ -47,7 +47,7 @@ AXIS_OF_DIM = {
 
 
 class View(NamedTuple):
-    """How the ranks of a job hold the parameters of one kind.
+    """Placement of the parameters of one kind on the ranks of a job.
 
     grid: the ranks with different shards, and the axes that cut them; shard_group: the name of
     their group. replicas: number of ranks that hold the same shard and reduce its gradients
@@ -133,8 +133,9 @@ def local_range(size: int, *, parts: int, index: int) -> range:
 
 
 def overlapped_parts(samples: int, positions: int) -> int:
-    """In how many parts a rank gathers its [samples, positions, h] for a product that starts with
-    the first (parallel.tp_comm_overlap): 2 where samples or else positions are even."""
+    """Return the number of parts in which a rank gathers its [samples, positions, h] for a product
+    that starts with the first (parallel.tp_comm_overlap): 2 if samples or positions are even, else
+    1."""
     return 1 if samples % 2 and positions % 2 else 2
 
 
@@ -178,7 +179,7 @@ def validation_batches(samples: int, *, micro_batch: int, parts: int, index: int
 def validation_sizes(
     samples: int, *, micro_batch: int, parts: int, index: int, sample_parts: int = 1
 ) -> dict[int, int]:
-    """How many of those micro batches have how many samples, without making a list of them; one
+    """Count those micro batches by their number of samples, without making a list of them; one
     that is not counted is computed on a single sample.
 
     sample_parts: into how many parts tensor-parallel ranks cut a micro batch; a micro batch that

@@ -53,7 +53,7 @@ MODES = ("1d", "2d", "2.5d", "3d")
 
 
 class _Cuts(NamedTuple):
-    """Which axes cut what; of several axes of one dimension the first cuts it first.
+    """Axes that cut each dimension; of several axes of one dimension the first cuts it first.
 
     outer_samples, inner_samples: axes that cut the samples of a micro batch outside and inside.
     hidden, features: axes that cut the hidden states outside and the features inside. up, down: of

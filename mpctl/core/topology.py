@@ -326,7 +326,7 @@ class Topology:
 
     @cached_property
     def _stages(self) -> dict[str, tuple[int, ...]]:
-        """Which members of a pp group belong to the embedding kinds, where there is a pipeline."""
+        """Members of a pp group in each embedding kind, by position; empty without a pipeline."""
         if "pp" not in self._own_kinds:
             return {}
         split = () if self.split_stage is None else (self.split_stage,)

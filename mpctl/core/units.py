@@ -178,7 +178,7 @@ TIME = Measure("a time", "seconds", "5 us", {unit: Decimal(n) for unit, n in SEC
 
 
 class UnitError(ValueError):
-    """A text that is no number with a unit of the wanted measure. hint: the way out."""
+    """Text that is not a number with a unit of the wanted measure. hint: the fix."""
 
     def __init__(self, message: str, wanted: Measure, near: str = "") -> None:
         super().__init__(message)
