@@ -1,1 +1,1 @@
-"""What a run leaves on disk: its run directory and the files of its checkpoints. No torch."""
+"""Files that a run leaves on disk: its run directory and its checkpoints. No torch."""

@@ -28,8 +28,8 @@ PARTIAL, REPLACED, PRUNED = "partial", "replaced", "pruned"
 
 
 class SaveTimes(TypedDict):
-    """How long a checkpoint took from the end of its step until it was published, and how much of
-    that time training waited: all of it where saving is not asynchronous."""
+    """Time from the end of a step until its checkpoint was published, and the part of it that
+    training waited: all of it if saving is not asynchronous."""
 
     step: int
     seconds: float

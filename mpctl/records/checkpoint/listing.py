@@ -52,8 +52,8 @@ class CheckpointEntry(TypedDict):
 
 
 class CheckpointsDocument(TypedDict):
-    """What `mpctl checkpoint list` and `verify` print with --json. set_aside: folders of damaged
-    checkpoints that were renamed."""
+    """Output of `mpctl checkpoint list` and `verify` with --json. set_aside: renamed folders of
+    damaged checkpoints."""
 
     schema: Literal["mpctl.checkpoints/1"]
     path: str
@@ -87,8 +87,8 @@ class ParameterRow(TypedDict):
 
 
 class InspectDocument(TypedDict):
-    """What `mpctl checkpoint inspect` prints with --json. elements: of all parameters; loss_scale:
-    of fp16, empty for other types."""
+    """Output of `mpctl checkpoint inspect` with --json. elements: of all parameters; loss_scale: of
+    fp16, empty for other types."""
 
     schema: Literal["mpctl.checkpoint-inspect/1"]
     checkpoint: CheckpointEntry
@@ -190,7 +190,7 @@ def _grid(folder: Path, manifest: Manifest) -> TensorGrid | None:
 
 
 def inspect_document(found: CheckpointPath) -> InspectDocument:
-    """What is in a checkpoint, by its manifest and records. Raises InputError when one of them is
+    """Describe a checkpoint from its manifest and records. Raises InputError when one of them is
     damaged."""
     folder, step = found.newest, found.saved[-1][0]
     manifest = read_manifest(folder)

@@ -117,11 +117,11 @@ Blocks = list[tuple[NonNegativeInt, NonNegativeInt]]
 
 
 class ParameterPlacement(BaseModel):
-    """Which part of a parameter a shard holds.
+    """Part of a parameter that a shard holds.
 
     shape: of the full parameter; cuts: of each dimension that is split, the blocks [start, stop) in
-    this shard, in the order of the file; updates: how many updates the optimizer's moments have
-    seen. dim, blocks: what version 1 wrote in place of cuts.
+    this shard, in the order of the file; updates: number of updates in the optimizer's moments.
+    dim, blocks: written by version 1 in place of cuts.
 
     >>> ParameterPlacement.of(Shard((8, 4), {0: (range(4, 8),), 1: (range(2),)})).as_record()
     {'shape': [8, 4], 'cuts': {'0': [[4, 8]], '1': [[0, 2]]}}

@@ -1,4 +1,4 @@
-"""Which rank writes which shard of a checkpoint: the first replica of each distinct part.
+"""Assignment of checkpoint shards to ranks: the first replica of each distinct part writes it.
 
 Ranks that differ only along certain axes hold the same part of a parameter; the first of them
 writes it. For the parameters of dense layers these are cp and dp. Parameters that are split over
@@ -21,8 +21,8 @@ from mpctl.records.checkpoint.manifest import ShardFile
 
 @dataclass(frozen=True)
 class Replicas:
-    """Where the replicas of some parameters are. topology: the ranks along the axes over which
-    these parameters are split; axes: those along which they are repeated."""
+    """Location of the replicas of some parameters. topology: the ranks along the axes that split
+    these parameters; axes: those that repeat them."""
 
     topology: Topology
     axes: tuple[str, ...] = ("cp", "dp")

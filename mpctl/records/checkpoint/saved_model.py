@@ -119,7 +119,7 @@ def _placement_issues(saved: SavedModel) -> Iterator[Issue]:
 
 
 def _misfit(shard: SavedShard, name: str, first: SavedShard, wanted: tuple[int, ...] | None) -> str | None:
-    """Why the part of a parameter in one shard is wrong; None if it is right."""
+    """Return the fault of a parameter's part in one shard; None if it is right."""
     part, stored = shard.parts[name], shard.values[name].shape
     if part.shape != wanted:
         return f"holds {part.shape}, the model needs {wanted}"

@@ -39,8 +39,7 @@ def checkpoint_bytes(folder: Path) -> int:
 
 
 def find_damage(folder: Path, *, hashed: bool = True, on_bytes: OnBytes | None = None) -> list[Issue]:
-    """What is wrong with a checkpoint's files, at most about SHOWN_ISSUES issues; empty when the
-    checkpoint is undamaged.
+    """Find damage in a checkpoint's files: at most about SHOWN_ISSUES issues; empty if undamaged.
 
     hashed: also compare the sha256 of all files, about a second a GB; else only sizes.
     """

@@ -42,7 +42,7 @@ class BlamedHosts:
     schema: Literal["mpctl.blamed/1"] = "mpctl.blamed/1"
 
     def failures(self, host: str) -> int:
-        """How many failures a host is blamed for."""
+        """Return the number of failures blamed on a host."""
         blame = self.hosts.get(host)
         return blame.failures if blame else 0
 

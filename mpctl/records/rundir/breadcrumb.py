@@ -200,7 +200,7 @@ class HostBreadcrumbs:
 
     @property
     def terminated(self) -> list[int]:
-        """Those of them that torchrun ended."""
+        """Failed ranks that torchrun ended."""
         return list(self._integers(TERMINATED_AT))
 
     def request_stop(self) -> None:
@@ -233,11 +233,11 @@ def _place(number: int) -> slice:
 
 @dataclass(frozen=True)
 class BreadcrumbState:
-    """What a rank wrote. doing: the text; start: 0 before the rank has written any, else STARTED,
-    JOINING, JOINED or FINISHED; beats: the heartbeat counter. beat_time, text_time:
-    when the counter last rose and when the text was last replaced, in seconds since 1970, 0 when
-    that is not known. collectives: how far the rank is in the collectives of its groups; steps:
-    what its last steps took. Times do not count when two states are compared."""
+    """State that a rank wrote. doing: the text; start: 0 before the rank has written any, else
+    STARTED, JOINING, JOINED or FINISHED; beats: the heartbeat counter. beat_time, text_time:
+    when the counter last rose and when the text was last replaced, in seconds since 1970, 0 if
+    unknown. collectives: progress in the collectives of the rank's groups; steps: times of its last
+    steps. Times do not count when two states are compared."""
 
     doing: str = ""
     start: int = 0

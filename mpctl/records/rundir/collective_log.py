@@ -73,8 +73,8 @@ class CollectiveLog:
 
 
 class GroupLog:
-    """What a rank writes about one group: `start`, then `wait` where it begins to wait for the
-    result, then `finish`. Not safe for several threads at once."""
+    """Log of a rank for one group: `start`, then `wait` when it begins to wait for the result, then
+    `finish`. Not thread-safe."""
 
     def __init__(self, log: CollectiveLog, number: int, name: str, ranks: Sequence[int]) -> None:
         self.log, self.name, self.ranks = log, name, ranks
@@ -110,7 +110,7 @@ class GroupLog:
 
 @dataclass(frozen=True)
 class GroupProgress:
-    """How far a rank is in one group. name: of the axis, `tp`; members: global ranks, `2-3`;
+    """Progress of a rank in one group. name: of the axis, `tp`; members: global ranks, `2-3`;
     started, finished: number of the last collective that was started or finished; kind, bytes: of
     the last one started."""
 
@@ -123,7 +123,7 @@ class GroupProgress:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What identifies the group on all of its ranks."""
+        """Identity of the group, the same on all of its ranks."""
         return self.name, self.members
 
     @property
@@ -204,8 +204,8 @@ def _parse_range(text: str) -> range:
 
 
 def _evenly_spaced(ranks: Sequence[int], start: int) -> tuple[int, int]:
-    """How many ranks from position `start` on rise by the same step, and that step; one rank where
-    only two would."""
+    """Count the ranks from position `start` on that rise by the same step; return the count and the
+    step. Two ranks count as one unless the step is 1."""
     if isinstance(ranks, range) and ranks.step > 0 and len(ranks) > 2 and start == 0:
         return len(ranks), ranks.step
     if start + 1 >= len(ranks):

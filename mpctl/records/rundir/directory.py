@@ -93,7 +93,7 @@ class RunDir:
     program_starts = Place("program/starts")
 
     def report(self, rank: int) -> Path:
-        """What a rank measured, written when it has finished."""
+        """Return the file of a rank's measurements, written when it has finished."""
         return self.reports / f"rank-{rank}.json"
 
     def log(self, rank: int) -> Path:
@@ -281,7 +281,7 @@ class RunDir:
         write_whole(self.program_starts, f"{self.num_starts() + 1}\n")
 
     def num_starts(self) -> int:
-        """How often the program of this run was started."""
+        """Return the number of times that the program of this run was started."""
         with suppress(OSError, ValueError):
             return max(0, int(self.program_starts.read_text("ascii")[:9]))
         return 0

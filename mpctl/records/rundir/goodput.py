@@ -90,8 +90,8 @@ class TimeSpent:
 
 
 def time_spent(records: Sequence[Mapping[str, Any]]) -> TimeSpent | None:
-    """Where the time of a run went, by its records, oldest first; None where they have no times, or
-    clocks went backwards."""
+    """Split the time of a run into steps, saves and pauses. records: oldest first. None if they have
+    no times or clocks went backwards."""
     timed = [record for record in records if is_number(record.get("time"))]
     if not timed:
         return None

@@ -1,5 +1,4 @@
-"""How a program that `mpctl launch --program` runs says how far it is, and learns that it is to
-stop.
+"""Progress reports of a program under `mpctl launch --program`, and the request that it stop.
 
 A program that can import mpctl calls `heartbeat` and `stop_requested`; both do nothing elsewhere,
 so that the same script runs below plain torchrun. One that cannot appends a line of JSON to the
@@ -88,8 +87,8 @@ def _number(value: Any) -> float:
 
 @dataclass(frozen=True)
 class StepReport:
-    """What a program says of a step. time: seconds since 1970, None where it does not say; loss:
-    None without one, or where it is not finite; tokens: so far; figures: other numbers by name."""
+    """Report of a program on a step. time: seconds since 1970, None if not given; loss: None if
+    missing or not finite; tokens: so far; figures: other numbers by name."""
 
     step: int
     time: float | None = None

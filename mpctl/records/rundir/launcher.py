@@ -1,4 +1,4 @@
-"""Who launched a run and where, and what asks it to stop.
+"""Record of the launcher of a run, and the request that the run stop.
 
 RUN/launcher.json, schema mpctl.launcher/1, is written before any rank starts, and again at every
 resumption. It is not removed at the end: `mpctl status` reads from it whether the launcher still
@@ -82,7 +82,7 @@ def write_launcher(path: Path, record: LauncherRecord) -> None:
 
 
 def read_launcher(run: Path) -> LauncherRecord | None:
-    """Who launched the run in a directory; None where launcher.json is missing or damaged."""
+    """Read the launcher of the run in a directory; None if launcher.json is missing or damaged."""
     try:
         return LAUNCHER.validate_json((run / "launcher.json").read_bytes())
     except (OSError, ValidationError):
@@ -102,7 +102,7 @@ def has_ended(run: Path) -> bool:
 
 
 def written(path: Path) -> float:
-    """When a file was last written, in seconds since 1970; 0 without one."""
+    """Return the time of the last write to a file, in seconds since 1970; 0 without one."""
     try:
         return path.stat().st_mtime
     except OSError:
@@ -110,8 +110,8 @@ def written(path: Path) -> float:
 
 
 def process_start(pid: int) -> float | None:
-    """When a process of this host began, in seconds since 1970; None when there is no such process
-    or /proc is hidden."""
+    """Return the start of a process of this host, in seconds since 1970; None if there is no such
+    process or /proc is hidden."""
     try:
         return float(psutil.Process(pid).create_time())
     except (psutil.Error, OSError, ValueError, OverflowError):

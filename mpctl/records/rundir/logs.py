@@ -34,7 +34,7 @@ from typing import NamedTuple
 TRACEBACK = "Traceback (most recent call last):"
 CLOSING = (")", "]", "}")
 RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
-"""How torch begins each line of a traceback that ends a rank; the file's name says which rank."""
+"""Prefix of torch in each line of a traceback that ends a rank; the file's name has the rank too."""
 ATTEMPT = re.compile(r"^rank \d+ of \d+, coordinates ")
 """The first line that a worker prints."""
 STEP = re.compile(r"^step (\d+): ")

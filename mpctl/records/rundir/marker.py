@@ -113,7 +113,7 @@ def _require_owners(paths: Iterable[Path]) -> None:
 
 
 REACH = ((stat.S_IWGRP, stat.S_IXGRP), (stat.S_IWOTH, stat.S_IXOTH))
-"""Of group and of others: the bit to write a file, and the bit to pass a folder."""
+"""For group and others: the bit to write a file and the bit to pass a folder."""
 
 
 def _require_closed(run: Path, path: Path) -> None:

@@ -31,9 +31,9 @@ SHOW_SECONDS = 90.0
 
 @dataclass(frozen=True)
 class Origin:
-    """What a launcher named. step: of the checkpoint, 0 for none; job: SHA-256 of job.json in hex;
-    both None if not named. save: which save of that step (Manifest.save), empty for any. patience:
-    seconds to wait for the file system to show it."""
+    """Start of an attempt, named by the launcher. step: of the checkpoint, 0 for none; job: SHA-256
+    of job.json in hex; both None if not named. save: the save of that step (Manifest.save), empty
+    for any. patience: seconds to wait for the file system to show it."""
 
     step: int | None = None
     job: str | None = None
@@ -42,7 +42,7 @@ class Origin:
 
     @classmethod
     def of_attempt(cls, root: Path, job: str) -> Origin:
-        """What an attempt starts from: the newest checkpoint in `root`, RUN/checkpoints, if any.
+        """Return the origin of an attempt: the newest checkpoint in `root`, RUN/checkpoints, if any.
         job: the text of job.json."""
         sha256 = hashlib.sha256(job.encode()).hexdigest()
         saved = list_checkpoints(root)

@@ -1,5 +1,4 @@
-"""What a launch and the ranks of a program (`launch.program`) agree on: how its words are run, and
-the variables of its ranks."""
+"""Command line and environment variables of the ranks of a program (`launch.program`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one rank writes: a record of every step, a report at its end, a record of its failure.
+"""Records of one rank: one for every step, a report at its end, one for its failure.
 
 Records are lines of RUN/metrics.jsonl, written by rank 0. Every rank writes RUN/ranks/rank-N.json
 when it has finished, or leaves a FailureRecord in its breadcrumb (breadcrumb.py) when an exception
@@ -165,12 +165,12 @@ peer."""
 
 
 class FailureRecord(TypedDict):
-    """Why an exception ended a rank.
+    """Record of the exception that ended a rank.
 
     doing: step, stage and micro batch at that moment; is_echo: the error only reports a lost peer,
-    so the cause is elsewhere; time: seconds since 1970. rollback: the step that is to be left out
-    by starting again from the newest checkpoint; damaged: the folder of the checkpoint whose bytes
-    are not those that were written; both are absent for other failures.
+    so the cause is elsewhere; time: seconds since 1970. rollback: the step to leave out when
+    training restarts from the newest checkpoint; damaged: the folder of a corrupted checkpoint; both
+    are absent for other failures.
     """
 
     rank: int
@@ -185,7 +185,7 @@ class FailureRecord(TypedDict):
 
 
 class RehearsalFailure(TypedDict):
-    """What would end a rank's step: the error, what the rank was doing, the traceback's lines."""
+    """Failure that would end a rank's step: error, activity of the rank, lines of the traceback."""
 
     error: str
     doing: str

@@ -102,7 +102,7 @@ class PromptRequest(TypedDict):
 
 
 class DrawRequest(TypedDict):
-    """How a token is chosen from the model's probabilities (train/runtime/sampling.py)."""
+    """Settings of the choice of a token by its probability (train/runtime/sampling.py)."""
 
     temperature: float
     top_k: int | None

@@ -41,7 +41,7 @@ class SlowPart:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What is the same from when it is named until it is over."""
+        """Identity of the part, the same from its first line to its last."""
         return self.kind, self.hosts, self.axis, self.ranks if self.kind == "ranks" else ()
 
     def as_dict(self) -> dict[str, Any]:

@@ -95,11 +95,11 @@ class StepTimes:
         return len(self.computing) >= WINDOW
 
     def of(self, step: int) -> int:
-        """What the rank computed in a step that it has."""
+        """Return the computing time of a step in `steps`."""
         return self.computing[step - self.steps.start]
 
     def window(self, steps: range) -> tuple[int, ...]:
-        """What the rank computed in each of consecutive steps that it has."""
+        """Return the computing times of consecutive steps, all in `self.steps`."""
         first = self.steps.start
         return self.computing[steps.start - first : steps.stop - first]
 

@@ -137,7 +137,7 @@ class ExpertSummary(TypedDict):
 
 
 class TrainingProgress(TypedDict):
-    """How far the records of a run go.
+    """Progress of a run by its records.
 
     Losses are None, and tables of losses empty, where there is none; validation_losses are those of
     further corpora by name. step_seconds and tokens_per_second are medians over the steps with the
@@ -174,7 +174,7 @@ class SaveSummary(TypedDict):
 
 
 class PlanAndRun(TrainingProgress):
-    """How far a run got, compared with the plan's figures, a row for each rank that finished.
+    """Progress of a run, compared with the plan's figures, a row for each rank that finished.
     saves: None where they were not recorded; slow: ranks and links that held it up (slow.py),
     absent in summaries of older versions."""
 
@@ -222,7 +222,7 @@ class UnstartedSummary(FinishedSummary):
 
 
 def training_progress(records: Sequence[StepRecord]) -> TrainingProgress:
-    """How far these records go; all of a run, oldest first."""
+    """Summarize the progress of a run. records: all of them, oldest first."""
     alike = _last_alike(records)
     steady = alike[WARM_UP_STEPS:] or alike
     validated = next((r for r in reversed(records) if "validation_loss" in r), None)
@@ -281,8 +281,8 @@ def _last_alike(records: Sequence[StepRecord]) -> Sequence[StepRecord]:
 
 
 def save_summary(times: Sequence[SaveTimes]) -> SaveSummary | None:
-    """How long saving took, as rank 0 measured it; None without a save. The first save, which meets
-    fresh memory on the host, counts only where there is no other."""
+    """Summarize the save times measured by rank 0; None without a save. The first save meets fresh
+    memory on the host and counts only if it is the only one."""
     if not times:
         return None
     steady = times[1:] or times
