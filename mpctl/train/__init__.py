@@ -1,1 +1,1 @@
-"""What ranks run: kernels, layers, families, data, training, checkpoints. The wing with torch."""
+"""Code that ranks run: kernels, layers, families, data, training, checkpoints. The wing with torch."""

@@ -166,7 +166,7 @@ def padding_rows(model: ModelSpec) -> dict[str, int]:
 
 
 def _required(box: Box, first_optional: int | None) -> int:
-    """How many elements of a box must have been saved: those in rows before `first_optional`."""
+    """Count the elements of a box that must have been saved: those in rows before `first_optional`."""
     if first_optional is None:
         return numel(box)
     return numel((range(box[0].start, min(box[0].stop, first_optional)), *box[1:]))

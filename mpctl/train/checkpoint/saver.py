@@ -87,8 +87,8 @@ class Saver:
         return bool(self.progress)
 
     def activity(self, doing: str) -> str:
-        """What this rank is doing: `doing`, and what its thread saves meanwhile; only the save
-        while training waits for it."""
+        """Describe this rank's activity: `doing` and the save in progress; only the save while
+        training waits for it."""
         if not self.progress:
             return doing
         return self.progress if self.is_awaited else f"{doing}; {self.progress}"

@@ -1,5 +1,5 @@
-"""What one shard of a checkpoint holds: tensors by parameter and field, and the record of them;
-and the snapshot of both that a save is written from.
+"""Contents of a shard of a checkpoint, tensors by parameter and field and their record, and the
+snapshot of both from which a save is written.
 
 From a GPU tensors are copied on a side stream, into pinned memory. Tensors that the rank keeps
 (values and moments of full size) are copied while the next step computes: its update, which changes
@@ -41,8 +41,8 @@ SAFETENSORS_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class OptimizerState(Protocol):
-    """What a checkpoint saves and restores of an optimizer (training's: train/runtime/optimizer.py).
-    Methods in which slices are gathered are called by all replicas together."""
+    """State of an optimizer that a checkpoint saves (training's: train/runtime/optimizer.py). All
+    replicas together call the methods that gather slices."""
 
     @property
     def trained(self) -> Collection[Tensor]:
@@ -59,7 +59,7 @@ class OptimizerState(Protocol):
         """The full values of frozen parameters that are stored in slices."""
 
     def updates_of(self, parameter: Tensor) -> int:
-        """How many updates the moments of a trained parameter have seen."""
+        """Return the number of updates in the moments of a trained parameter."""
 
     def load(self, parameter: nn.Parameter, tensors: State, *, updates: int) -> None:
         """The inverse of `states`."""
@@ -80,12 +80,12 @@ Keep = Callable[[str, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What one rank writes of the checkpoint of `step`.
+    """Part of the checkpoint of `step` that one rank writes.
 
-    entries: its tensors; parameters: which part each parameter is, None on a rank that writes
+    entries: its tensors; parameters: the part of each parameter, None on a rank that writes
     nothing; frozen: those that have only a value. tables: fields of the manifest that every rank
-    has, such as the state of fp16's loss scale. arrived: to be waited for before they are read: the
-    tensors have their values then.
+    has, such as the state of fp16's loss scale. arrived: wait for it before reading: the tensors
+    have their values then.
     """
 
     step: int
@@ -97,7 +97,7 @@ class Snapshot:
 
 
 class TensorKind(NamedTuple):
-    """What memory a copy needs."""
+    """Shape and dtype of the memory for a copy."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -186,10 +186,10 @@ def take_snapshot(
     copies: HostCopies | None,
     tables: ManifestTables,
 ) -> Snapshot:
-    """What this rank writes of a checkpoint. All replicas call it, since slices are gathered.
+    """Take the snapshot that this rank writes. All replicas call it, since slices are gathered.
 
-    names: of the parameters and buffers that its shard is to have; copies: where tensors are copied
-    to, so that training may continue; None writes the tensors themselves.
+    names: of the parameters and buffers of its shard; copies: memory to copy tensors to, so that
+    training may continue; None writes the tensors themselves.
     """
     keep = _without_bucket
     if copies is not None:

@@ -253,7 +253,7 @@ def _written(rank: int) -> str:
 
 
 def _why(path: Path, error: OSError, needed: int) -> str:
-    """Which file could not be written, and how much space was missing."""
+    """Name the file that could not be written, the error, and the missing space if known."""
     words = f"{path}: {error.strerror or error}"
     if not needed:
         return words

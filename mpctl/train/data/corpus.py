@@ -169,8 +169,8 @@ def _walk(root: Path, skips: frozenset[str], encoding: str, findings: Findings) 
 
 
 def _no_text(path: Path, encoding: str, findings: Findings) -> str | None:
-    """Why a file holds no text; None where it does: not empty, without NUL at the start, and named
-    as text or decodable."""
+    """Return the reason why a file is not text; None for text: not empty, without NUL at the start,
+    and named as text or decodable."""
     try:
         if path.stat().st_size == 0:
             return "empty"

@@ -1,5 +1,4 @@
-"""From the texts of a corpus to its documents: which texts are cut, and where, and which documents
-validate.
+"""Cut the texts of a corpus into documents and choose the documents for validation.
 
 A file longer than 131,072 characters (128 KiB of plain English) is cut into equal shares of about
 half of that; a record (a .jsonl line, a .parquet row) is a document, however long. Where that
@@ -153,7 +152,7 @@ class _Meter:
 
 
 def choose_cut(lengths: Sequence[int], is_record: Sequence[int]) -> tuple[TextCut, int]:
-    """How texts of these lengths are cut, and how many documents that makes."""
+    """Choose the cut of texts of these lengths; return it and the number of documents."""
     cut = TextCut()
     if sum(map(cut.count, lengths, is_record)) < FEWEST:
         share = max(SMALLEST_SHARE, sum(lengths) // FEWEST)

@@ -226,7 +226,7 @@ def check_extendable(path: Path, vocab_size: int) -> None:
 
 
 def _foreign(document: Any) -> str | None:
-    """Why merges cannot be appended to a tokenizer; None where they can."""
+    """Return the reason why merges cannot be appended to a tokenizer; None if they can."""
     model = document["model"]
     if model.get("type", "BPE") != "BPE" or "merges" not in model:
         return f"its model is {model.get('type')}, not BPE"
@@ -305,7 +305,7 @@ class _Pieces:
 
 
 def _count_words(tokenizer: Tokenizer, texts: Iterable[str], total: int, report: Progress) -> Counter[str]:
-    """How often each word, the span that merges stay inside, occurs; as the model gets it."""
+    """Count the words of texts, normalized as for the model. Merges stay inside a word."""
     words: Counter[str] = Counter()
     normalizer, cutter = tokenizer.normalizer, tokenizer.pre_tokenizer
     for done, text in enumerate(texts, start=1):

@@ -58,7 +58,7 @@ class Split(BaseModel):
 
 
 class TallyRecord(TypedDict):
-    """How often something occurred, in how many files, and the first of their names."""
+    """Number of occurrences and of files with them, and the first of their names."""
 
     count: NonNegativeInt
     files: NonNegativeInt

@@ -108,7 +108,7 @@ class PromptEncoder:
         return self.model.max_positions if self.model.position == "learned" else None
 
     def _tokens(self, prompt: str) -> list[int]:
-        """With the ids of the special tokens that are named in it."""
+        """Tokenize a prompt; names of special tokens in it become their ids."""
         if not self.special:
             return self._plain(prompt, self.adds_template)
         names = "|".join(map(re.escape, sorted(self.special, key=len, reverse=True)))
@@ -139,7 +139,7 @@ class PromptEncoder:
         return [*before, *tokens, *after]
 
     def _fault(self, tokens: list[int], masks: Sequence[int], max_tokens: int | None) -> tuple[str, str] | None:
-        """What is wrong with a prompt and the way out; None where nothing is."""
+        """Return the fault of a prompt and its fix; None if there is none."""
         if not tokens:
             return "is empty, and the tokenizer has no end-of-text token", "give some text"
         if (largest := max(tokens)) >= self.model.vocab:

@@ -35,7 +35,7 @@ Fields = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class SampleSource:
-    """What a family makes samples from.
+    """Source of the samples that a family makes.
 
     dataset: tokens of one split of prepared data. special: ids of the family's special tokens by
     name. words: text uses the ids range(words) of the model's vocabulary. shuffle: whether each

@@ -39,7 +39,7 @@ def content_suffix(path: Path) -> str:
 
 
 def format_of(path: Path) -> Format:
-    """How texts are stored in a file, by its name: one text, one a line, or a column of them."""
+    """Return the format of a file by its name: one text, one a line, or a column of them."""
     if content_suffix(path) == ".jsonl":
         return "jsonl"
     return "parquet" if path.suffix.lower() == ".parquet" else "text"

@@ -35,7 +35,7 @@ REASONS = {
 
 @dataclass
 class Tally:
-    """How often something occurred, in how many files, and the first of their names."""
+    """Number of occurrences and of files with them, and the first of their names."""
 
     count: int = 0
     files: int = 0
@@ -92,7 +92,7 @@ class Findings:
 
     @property
     def issues(self) -> list[Issue]:
-        """Everything that is wrong, a kind of fault once."""
+        """All faults, one issue for each kind."""
         found = self.others[:MOST_ISSUES]
         if (rest := len(self.others) - MOST_ISSUES) > 0:
             message = f"{_count(rest, 'more file')} cannot be read"
@@ -113,7 +113,7 @@ class Findings:
         return Issue("corpus-text-key", "data.text_key", message, hint)
 
     def report(self) -> dict[str, Any]:
-        """What was passed over and what could not be decoded, for a manifest."""
+        """Return counts of skipped files and texts and of undecodable characters, for a manifest."""
         skipped = {reason: tally.as_dict() for reason, tally in sorted(self.skipped.items())}
         return {"skipped": skipped, "undecodable": self.undecodable.as_dict()}
 
@@ -134,7 +134,8 @@ ROWS_AT_ONCE = 256
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How files become texts. encoding: of text and .jsonl files; text_key: of a record's text."""
+    """Settings for reading texts from files. encoding: of text and .jsonl files; text_key: of a
+    record's text."""
 
     encoding: str = "utf-8"
     text_key: str = "text"
@@ -148,7 +149,7 @@ def is_records(path: Path) -> bool:
 def read_texts(
     path: Path, reading: Reading, findings: Findings, on_bytes: OnBytes = ignore_bytes
 ) -> Iterator[Iterable[str]]:
-    """Every text of a file, blank ones too; what is wrong with the file goes to `findings`."""
+    """Yield every text of a file, blank ones too; faults of the file go to `findings`."""
     try:
         match format_of(path):
             case "text":

@@ -79,7 +79,7 @@ class FamilyModule(nn.Module):
         raise NotImplementedError
 
     def rng_sites(self) -> dict[str, tuple[str, ...]]:
-        """Where dropout is drawn, by scope: the embeddings, then each layer (StepKeys)."""
+        """Return the sites of dropout by scope: the embeddings, then each layer (StepKeys)."""
         layers = (module for module in self.modules() if isinstance(module, ResidualLayer))
         return {"": self.EMBEDDING_SITES, **{each.rng_site: each.RNG_SITES for each in layers}}
 

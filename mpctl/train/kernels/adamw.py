@@ -16,11 +16,11 @@ from torch.optim.adamw import adamw
 
 
 class AdamWStep(NamedTuple):
-    """What is updated, tensor by tensor, and how.
+    """Tensors and settings of an update.
 
-    averages, squares: the moments. updates: float32 scalars, how many updates the moments have
-    seen; they are counted on. copies: of the values in the model's dtype, which a kernel may write
-    too; none where the model computes with the values. rate: the learning rate. grad_scale,
+    averages, squares: the moments. updates: float32 scalars, numbers of updates in the
+    moments, incremented by the update. copies: of the values in the model's dtype, which a kernel
+    may write too; empty if the model computes with the values. rate: the learning rate. grad_scale,
     found_inf: float32 scalars on the device; gradients are divided by grad_scale, possibly in
     place, and nothing changes where found_inf is 1.
     """

@@ -23,7 +23,7 @@ from mpctl.train.kernels.masks import causal_mask, numbers
 
 @dataclass(frozen=True, eq=False)
 class AttentionVariant:
-    """Which keys a block of queries sees and how its scores are changed.
+    """Keys that a block of queries sees, and changes to its scores.
 
     rows: global positions of the q queries; keys count from 0. is_causal: keys behind a query are
     not seen; the rows then start at 0, or they are the last of the s positions. scale: of the
@@ -55,7 +55,7 @@ class AttentionVariant:
         return self.bias is not None or self.window is not None or self.slopes is not None
 
     def seen(self, key: Tensor) -> Tensor | None:
-        """Which keys count, [.., q, s] booleans; None for all."""
+        """Return the mask of the keys that count, [.., q, s] booleans; None for all."""
         if not self.is_causal:
             return self.mask
         causal = causal_mask(self.rows, range(key.shape[-2]), window=self.window, device=key.device)

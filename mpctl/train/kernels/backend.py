@@ -73,7 +73,7 @@ class KernelBackend:
         return self.scaled_dot_product(query, key, value, seen, scale=variant.scale)
 
     def attention_name(self, query: Tensor, key: Tensor, value: Tensor, variant: AttentionVariant) -> str:
-        """What computes `attention` of these, in words."""
+        """Name the kernel that computes `attention` of these."""
         if variant.dropout is not None:
             return kernel_name(0, query.device)
         is_causal, is_grouped, seen = variant.is_causal, query.shape[1] != key.shape[1], None

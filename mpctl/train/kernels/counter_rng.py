@@ -251,7 +251,7 @@ def _mix_(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class DropoutMask:
-    """Which elements of a tensor are kept, and by what the kept ones are divided: 1 - p.
+    """Mask of the elements of a tensor that are kept; these are divided by 1 - p.
 
     key: 32 bits, as an integer or as a tensor of no dimensions, int32, on the device. samples: [b],
     global numbers, on the device of the tensor. heads: of attention probabilities [b, a, s, keys]

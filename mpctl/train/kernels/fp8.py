@@ -36,7 +36,7 @@ _BIAS, _MOST = 127, 96  # of float32's exponents; scales stay within 2^-96 and 2
 
 
 class Operand(IntEnum):
-    """Which of a linear layer's three operands a tensor is: X, W or dY."""
+    """Operand of a linear layer: X, W or dY."""
 
     INPUT = 0
     WEIGHT = 1

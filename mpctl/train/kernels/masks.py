@@ -1,4 +1,4 @@
-"""Which keys a query may see, as booleans: pure functions of lengths and positions.
+"""Attention masks as booleans: pure functions of lengths and positions.
 
 True means "may attend", the convention of torch's scaled_dot_product_attention. A causal mask says
 key <= query; BERT (arXiv 1810.04805) sees every real token; GLM (arXiv 2103.10360, section 2.1)

@@ -60,7 +60,7 @@ class Yarn:
         half = len(plain)
 
         def column(turns: float) -> float:
-            """Which frequency turns so often in the original length."""
+            """Return the index of the frequency that makes `turns` turns over the original length."""
             return half * math.log(self.original_max_position / (turns * 2 * math.pi), base)
 
         first, last = column(self.beta_fast), column(self.beta_slow)

@@ -1,4 +1,4 @@
-"""Which experts a token goes to, with what weights, and the rows that travel there and back.
+"""Routing of tokens: the choice of experts, their weights, and the rows sent there and back.
 
 A router scores the T tokens of a rank for E experts, and each token goes to k of them:
 
@@ -108,7 +108,7 @@ def expert_weights(
 
 
 def expert_counts(experts: Tensor, samples: int, number: int) -> Tensor:
-    """How many tokens of each of `samples` equal blocks of tokens go to each of `number` experts:
+    """Count the tokens for each of `number` experts in each of `samples` equal blocks of tokens:
     [T, k] -> int64 [samples, number]."""
     of_sample = experts.view(samples, -1)
     counts = torch.zeros(samples, number, dtype=torch.int64, device=experts.device)
@@ -144,7 +144,7 @@ def with_loss(weights: Tensor, loss: Tensor, scale: float) -> Tensor:
 
 
 class RowOrder(NamedTuple):
-    """Where rows are in the order in which they are sent.
+    """Order in which rows are sent.
 
     sources [x k T]: the token of each row. places [x, k, T]: the row of each token, expert and
     copy.
@@ -310,8 +310,8 @@ class _Combined(torch.autograd.Function):
 
 
 def _of_sums(places: Tensor) -> Tensor:
-    """Where the sums over the copies of rows are, [k, T]: where the rows are if there is one copy,
-    else by expert of a token, then token."""
+    """Return the places of the sums over the copies of rows, [k, T]: those of the rows if there is
+    one copy, else by expert of a token, then token."""
     copies, k, tokens = places.shape
     if copies == 1:
         return places[0]

@@ -78,7 +78,7 @@ Balancing = Literal["sequence", "micro_batch", "global", "none"]
 
 @dataclass(frozen=True)
 class RouterConfig:
-    """How tokens choose experts. experts: E; per_token: k. score, renormalize, scale: the weights;
+    """Settings of routing. experts: E; per_token: k. score, renormalize, scale: the weights;
     groups, groups_per_token: limits of the choice (train/kernels/routing.py). has_bias: whether a
     correction bias takes part in the choice. balancing: over what the auxiliary loss balances the
     load; aux_coefficient, z_coefficient: factors of this and of the z-loss.
@@ -114,8 +114,8 @@ class RouterConfig:
 
     @property
     def best(self) -> int:
-        """How many of a group's scores its own is the sum of: DeepSeek-V2's softmax 1, V3's
-        sigmoid 2."""
+        """Number of best scores summed into a group's score: DeepSeek-V2's softmax 1, V3's sigmoid 2.
+        """
         return 1 if self.score == "softmax" else 2
 
 
@@ -147,7 +147,7 @@ class ExpertsConfig(InitialValues):
 
 
 class Choice(NamedTuple):
-    """What a forward has chosen, and a repetition of it reads. experts: int64 [T, k]. counts: int64
+    """Choice of a forward, read again by its recomputation. experts: int64 [T, k]. counts: int64
     [n, E], tokens of each rank of G by expert; sizes: the same on the host, empty for one rank.
     fractions: f of the balance loss, [b, E], [1, E] or [E], None without it. is_recorded: whether
     it counts, as in training."""

@@ -136,7 +136,7 @@ def defer_wgrad(weight: nn.Parameter, deferred: DeferredWgrad) -> None:
 
 
 def deferred_wgrad_of(weight: Tensor) -> DeferredWgrad | None:
-    """Where products defer this weight's gradient; None to compute it in backward."""
+    """Return the queue for this weight's deferred gradient; None to compute it in backward."""
     attributes: ParallelAttributes | None = getattr(weight, _ATTRIBUTES, None)
     return None if attributes is None else attributes.deferred_wgrad
 
@@ -147,7 +147,7 @@ def set_sink(weight: Tensor, sink: GradientSink) -> None:
 
 
 def sink_of(weight: Tensor) -> GradientSink | None:
-    """What takes the operands of this weight's gradient, if anything."""
+    """Return the sink for the operands of this weight's gradient, if any."""
     attributes: ParallelAttributes | None = getattr(weight, _ATTRIBUTES, None)
     return None if attributes is None else attributes.sink
 

@@ -1,4 +1,4 @@
-"""What the routers of a model did in a step, and what follows for the next: `RoutingLog`.
+"""Record of a model's routers in a step, with biases and fractions for the next: `RoutingLog`.
 
 Correction biases and fractions follow from integers, the numbers of tokens by layer and expert,
 which are summed exactly over all ranks in one message a step: neither depends on the layout.

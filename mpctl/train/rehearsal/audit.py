@@ -173,8 +173,8 @@ Regions = dict[Any, int]  # bytes of each region of a storage
 
 @dataclass(eq=False)
 class Part:
-    """What one part of a step has read of others' and written, by storage. needed: storages that
-    it wrote and others read later."""
+    """Reads of one part of a step from others, and its writes, by storage. needed: storages that it
+    wrote and others read later."""
 
     read: dict[Storage, Regions] = field(default_factory=dict)
     written: dict[Storage, Regions] = field(default_factory=dict)
@@ -298,7 +298,7 @@ class AuditedSpans(StepProfile):
 
 @dataclass
 class _Tally:
-    """What one module did in one pass of one micro batch."""
+    """Counts of one module in one pass of one micro batch."""
 
     launches: int = 0
     moved: int = 0
@@ -433,7 +433,7 @@ def _row(module: str, phase: Pass, tallies: list[_Tally], times: float, speed: S
 
 
 def _loss(row: AuditRow) -> float:
-    """What a step could save by this row: seconds, or bytes where those are not known."""
+    """Return the possible saving of a step in this row: seconds, or bytes if seconds are unknown."""
     if row["seconds"] is None or row["least_seconds"] is None:
         return (row["bytes"] - row["least_bytes"]) * row["times"]
     return (row["seconds"] - row["least_seconds"]) * row["times"]
@@ -474,7 +474,7 @@ def job_speed(job: JobSpec) -> Speed | None:
 
 
 def _seconds(cost: OpCost, speed: Speed) -> float:
-    """What the kernels of one operation take on a device; a message takes none of its own."""
+    """Return the seconds of the kernels of one operation on a device; 0 for a message."""
     if cost.kind == "message":
         return 0.0
     launch, work = speed.other.launch, cost.work

@@ -111,7 +111,7 @@ class PlannedRows:
 
     @classmethod
     def of(cls, layout: JobLayout, rank: int) -> PlannedRows:
-        """Those of a rank of a layout."""
+        """Return the rows planned for a rank of a layout."""
         view = layout.views.get(EXPERTS)
         if view is None or layout.model.experts is None:
             return cls()
@@ -214,8 +214,8 @@ class SimulatedGpuKernels(TritonKernels):
             super().add_product(dy, x, out, adds=False)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Where rows are too wide for ours, torch's: one kernel, which saves its input and a number
-        a row; backward is two."""
+        """Simulate torch's norm if rows are too wide for ours: one kernel, which saves its input and
+        a number a row; backward is two."""
         if norm_fits(x, weight):
             return super().rms_norm(x, weight, eps)
         result: Tensor = _SimulatedRMSNorm.apply(x, weight)
@@ -275,7 +275,7 @@ def _flash_attention(query: Tensor, key: Tensor, value: Tensor, *, is_causal: bo
 
 
 def _are_dense(*tensors: Any) -> bool:
-    """What torch requires of every fused kernel on CUDA (sdp_utils_cpp.h,
+    """Whether last strides are 1, as every fused kernel on CUDA requires (sdp_utils_cpp.h,
     check_last_dim_stride_equals_1_dense)."""
     return all(tensor.stride(-1) == 1 for tensor in tensors)
 

@@ -1,4 +1,4 @@
-"""Where a step makes the host wait for its device, found without a device.
+"""Find where a step makes the host wait for its device, without a device.
 
 The host queues work for a GPU in advance. If it needs a number from the device, it waits until all
 queued work is done, and the device is then idle until the host has queued more: at tp 8 a wait in
@@ -87,8 +87,8 @@ class HostSyncCheck(TorchDispatchMode):
 
     @contextmanager
     def watching(self, model: nn.Module | None = None) -> Iterator[None]:
-        """Note what waits inside; nothing on a CPU, which is its own host. model: whose modules are
-        named."""
+        """Note the waits inside; none on a CPU, which is its own host. model: gives the names of
+        modules."""
         self.modules = {} if model is None else {m: name for name, m in model.named_modules()}
         with ExitStack() as stack:
             stack.enter_context(_Numbers(self))
@@ -106,7 +106,7 @@ class HostSyncCheck(TorchDispatchMode):
             self.reads += was_on
 
     def places(self) -> list[str]:
-        """Where the host waited that did not have to, a line each; one reading (`read`) is due."""
+        """List the avoidable waits of the host, a line each; one reading (`read`) is due."""
         often = [f"the figures are read {self.reads} times"] * (self.reads > 1)
         return [str(sync) for sync in self.found] + often
 
@@ -131,7 +131,7 @@ class HostSyncCheck(TorchDispatchMode):
         return self._pin(result) if pins else result
 
     def _waits(self, func: Any, args: Any, kwargs: dict[str, Any]) -> str:
-        """Why an operation would wait; empty where it would not."""
+        """Return the reason why an operation would wait; empty if it would not."""
         if func in (_COPY, _TO_COPY):
             return self._copy_waits(func, args, kwargs)
         if func not in _READS | _SIZED_BY_VALUES | _INDEXED:

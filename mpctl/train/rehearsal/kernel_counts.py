@@ -1,4 +1,4 @@
-"""What an operation of torch costs on a GPU: kernels, the tensors that it reads and writes, FLOP.
+"""Cost of an operation of torch on a GPU: kernels, the tensors that it reads and writes, FLOP.
 
 Below autograd an operation is one kernel, which reads its arguments and writes its results, with
 three exceptions. FREE makes or describes a tensor and touches no memory. COMPOSITES are several
@@ -119,8 +119,8 @@ Touched = list[tuple[Tensor, int]]
 
 @dataclass(frozen=True)
 class OpCost:
-    """What one call of an operation costs. moved: bytes read and written; kind: `message` is a
-    collective, whose time is the network's, `move` copies values as they are."""
+    """Cost of one call of an operation. moved: bytes read and written; kind: `message` is a
+    collective, timed by the network, `move` copies values unchanged."""
 
     name: str
     launches: int
@@ -243,8 +243,8 @@ copy, a number made a tensor and one arithmetic kernel."""
 
 
 def region(tensor: Tensor) -> tuple[int, tuple[tuple[int, int], ...]]:
-    """Which elements of its storage a tensor has: the offset, and (size, stride) of its dimensions
-    from the largest stride, contiguous ones merged; the same for a view and its transpose."""
+    """Return a tensor's region of its storage: the offset, and (size, stride) of its dimensions from
+    the largest stride, contiguous ones merged; the same for a view and its transpose."""
     dims = sorted(
         (
             (size, stride)
@@ -335,8 +335,8 @@ def _product(name: str, reads: list[Tensor], results: list[Tensor]) -> Product |
 
 
 def _attention(func: OpOverload, given: dict[str, Any]) -> AttentionWork | None:
-    """What a fused attention computes, torch's or one of ours with the same names of arguments;
-    None for other operations."""
+    """Return the work of a fused attention, torch's or one of ours with the same argument names; None
+    for other operations."""
     query, key = given.get("query"), given.get("key")
     if not isinstance(query, Tensor) or not isinstance(key, Tensor) or query.ndim != 4:
         return None

@@ -73,8 +73,8 @@ def main(parent: int, path: Path, ranks: list[int], *, audits: bool = False) -> 
 
 
 def rehearse_rank(job: JobSpec, topology: Topology, rank: int, *, audits: bool = False) -> RehearsedRank:
-    """What one rank of the job would send and hold, and with `audits` launch and move; `failure`
-    says what would end its step."""
+    """Count the messages and memory of one rank of the job and, with `audits`, its launches and
+    bytes moved; `failure` is the error that would end its step."""
     began = time.perf_counter()
     short = shortened(job, topology.coords(rank)["pp"])
     rehearsal = Rehearsal(short, topology, rank, audits=audits)

@@ -1,4 +1,4 @@
-"""What a rank is doing now. The trainer and its pipeline write it; breadcrumbs, profiles, memory
+"""Current activity of a rank. The trainer and its pipeline write it; breadcrumbs, profiles, memory
 trackers and rehearsals read it."""
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Which samples a rank sees: a function of seed, step and its data-parallel coordinate alone.
+"""Samples of a rank: a function of seed, step and its data-parallel coordinate alone.
 
 All tensor-parallel ranks of a replica read the same samples; together the replicas read the same
-global batch under every layout (train/data/samples.py states the law). The model family's objective
+global batch under every layout (train/data/samples.py has the formula). The model family's objective
 decides what a sample consists of.
 
 A thread may read future steps in advance (`ReadAhead`), since the items of a step are a function of

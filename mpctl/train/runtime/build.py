@@ -225,7 +225,7 @@ def _checkpoint_writer(run_dir: Path, layout: JobLayout, mesh: Mesh) -> Checkpoi
 
 
 def _deferred_wgrad(partition: PipelinePartition, chunks: Sequence[FamilyModule]) -> DeferredWgrad | None:
-    """Where backward puts deferred weight gradients; None if the schedule does not defer them."""
+    """Give the modules a queue for deferred weight gradients; None if the schedule defers none."""
     if not SCHEDULES[partition.schedule].splits_backward:
         return None
     deferred = DeferredWgrad()

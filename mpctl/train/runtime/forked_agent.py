@@ -47,7 +47,7 @@ REPLACED: dict[tuple[type, str], list[str]] = {
 
 
 def unknown_torch() -> str:
-    """Why the subclasses here do not fit this torch; empty where they do."""
+    """Return the reason why the subclasses here do not fit this torch; empty if they do."""
     for (owner, name), known in REPLACED.items():
         method = getattr(owner, name, None)
         now = [] if method is None else list(inspect.signature(method).parameters)

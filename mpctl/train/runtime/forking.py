@@ -74,7 +74,7 @@ def _import_modules(niceness: int = 0) -> None:
 
 
 def obstacle() -> str:
-    """Why this process must not be copied; empty if nothing speaks against it."""
+    """Return the reason why this process must not be copied; empty if it may."""
     if sys.platform != "linux":
         return f"forking ranks is for Linux, this is {sys.platform}"
     if drivers := [path for path in _open_files() if path.startswith(DRIVERS)]:
@@ -112,7 +112,7 @@ class ForkedRank:
                 return
 
     def poll(self) -> int | None:
-        """Its exit code, negative for a signal; None while it runs."""
+        """Return the exit code, negative for a signal; None while the process runs."""
         if self.returncode is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
@@ -120,8 +120,8 @@ class ForkedRank:
         return self.returncode
 
     def wait(self, timeout: float) -> int:
-        """Its exit code once it has ended. Raises subprocess.TimeoutExpired after so many
-        seconds."""
+        """Wait for the process to end and return its exit code. Raises subprocess.TimeoutExpired
+        after `timeout` seconds."""
         deadline = time.monotonic() + timeout
         while (code := self.poll()) is None:
             if time.monotonic() >= deadline:

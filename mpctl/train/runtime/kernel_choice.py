@@ -39,7 +39,7 @@ class FallbackKernels(KernelBackend):
 
     @property
     def warning(self) -> str:
-        """What is missing, what that costs, and the fix."""
+        """Warning of the missing Triton, its cost and the fix."""
         return (
             f"Triton is missing ({self.reason}): each dropout takes 15 kernels instead of 1, and "
             "attention with dropout, a window, ALiBi slopes, a mask or a bias keeps its scores in "

@@ -139,7 +139,7 @@ def learning_rate(training: TrainingSpec, step: int) -> float:
 
 
 def _progress(step: int, start: int, span: int) -> float:
-    """How much of a decay of `span` steps from `start` is done: 0 to 1."""
+    """Return the progress of a decay of `span` steps from `start`: 0 to 1."""
     return min(1.0, max(0, step - start) / max(1, span))
 
 
@@ -230,7 +230,7 @@ class Optimizer:
         return is_wide
 
     def updates_of(self, parameter: Tensor) -> int:
-        """How many updates the moments of a trained parameter have seen: AdamW's step."""
+        """Return the number of updates in the moments of a trained parameter: AdamW's step."""
         return self.earlier_updates.get(parameter, 0) + self.updates
 
     @property

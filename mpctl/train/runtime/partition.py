@@ -62,7 +62,7 @@ class PipelinePartition:
 
     @property
     def chunks(self) -> list[tuple[StageSlice, ...]]:
-        """What each chunk of this stage holds of each layer stack."""
+        """Slices of the layer stacks in each chunk of this stage."""
         count = len(self.layout.stages[self.stage])
         return [self.layout.chunk_slices(self.stage, chunk) for chunk in range(count)]
 
@@ -104,7 +104,7 @@ class PipelinePartition:
         return self.layout.shared_parameters.get(name, (self.stage,))[0] == self.stage
 
     def view_of(self, name: str) -> View:
-        """How the ranks hold a parameter of the stage."""
+        """Return the placement of a parameter of the stage on the ranks."""
         return self._views[name]
 
     @cached_property
@@ -145,7 +145,7 @@ class Chunks(nn.Module):
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
-        """Each once: chunks that have a parameter of one name share it."""
+        """Yield each parameter once: chunks with a parameter of one name share it."""
         seen: set[Tensor] = set()
         for chunk in self.chunks:
             for name, parameter in chunk.named_parameters(prefix, recurse, remove_duplicate):

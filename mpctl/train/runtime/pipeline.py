@@ -267,8 +267,8 @@ class _ProgramRun:
 
 
 def _with_needs(states: State, border: StageBoundary) -> Iterable[tuple[Tensor, bool]]:
-    """Each state with whether its gradient is sent back; a loss, which is in no boundary, needs
-    one."""
+    """Pair each state with whether its gradient is sent back: true for a loss, which is in no
+    boundary."""
     return zip(states, border.needs or (True,) * len(states), strict=True)
 
 

@@ -33,7 +33,7 @@ from mpctl.records.rundir.rank_files import ECHOES, FailureRecord
 
 PR_SET_PDEATHSIG = 1
 GLOO_THREAD = "pt_gloo_runloop"
-"""How torch names the threads of ProcessGroupGloo that run its collectives."""
+"""Name of the threads in which torch's ProcessGroupGloo runs collectives."""
 
 
 def die_with_parent(parent: int) -> None:
@@ -71,8 +71,8 @@ def garbage_collection_paused() -> Iterator[None]:
 
 
 def thread_names() -> list[str]:
-    """What the kernel calls the threads of this process, sorted, `?` for one that has just ended;
-    none where there is no /proc."""
+    """Return the kernel's names of this process's threads, sorted, `?` for one that has just ended;
+    empty without /proc."""
     names = []
     for task in Path("/proc/self/task").glob("*"):
         try:

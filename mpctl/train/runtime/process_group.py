@@ -25,7 +25,7 @@ BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 
 LEAVE_SECONDS = 300.0
-"""How long rank 0 waits for the other ranks before it leaves without them: as long as they wait for
+"""Time that rank 0 waits for the other ranks before it leaves without them: as long as they wait for
 a save without progress."""
 
 

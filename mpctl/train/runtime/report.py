@@ -26,7 +26,7 @@ REPORTED_STEPS = 1000  # the report covers the last steps of an attempt
 
 @dataclass
 class CommunicationSeconds:
-    """How long a rank was in collectives in each of its last REPORTED_STEPS steps.
+    """Time of a rank in collectives in each of its last REPORTED_STEPS steps.
 
     steps: the step's duration, and by axis the seconds in collectives; num_seen: steps added.
     """
@@ -88,8 +88,8 @@ ASKED_ROWS = 128  # queries and keys of the attentions that kernels are asked ab
 
 
 def attention_kernels(layout: JobLayout, kernels: KernelBackend, device: torch.device) -> list[str]:
-    """What computes the attentions of a job on a device, in words, each kernel once: asked of torch
-    and of mpctl's kernels for one sample of this rank's heads and ASKED_ROWS positions."""
+    """Name the kernels that compute a job's attentions on a device, each once, as chosen for one
+    sample of this rank's heads and ASKED_ROWS positions."""
     model, training = layout.model, layout.job.training
     heads, n = model.heads // layout.grid.feature_parts, ASKED_ROWS
     dtype = TORCH_DTYPES[training.dtype]

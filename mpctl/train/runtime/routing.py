@@ -1,4 +1,4 @@
-"""What the routers of all ranks did in a step: the loss that balances them, and their load.
+"""Routing of all ranks in a step: the balance loss and the load of experts and ranks.
 
 Each rank has a record of its own layers and tokens (train/layers/routing_log.py). After the last micro
 batch the tokens of each expert are summed over all ranks in one message; losses and near ties are
@@ -61,7 +61,7 @@ class StepRouting:
             self.log.apply(self.totals)
 
     def state(self) -> dict[str, dict[str, list[float]] | dict[str, list[int]]]:
-        """What the manifest of a checkpoint keeps, by its fields."""
+        """Return the fields of routing in the manifest of a checkpoint."""
         counts = self.log.last_counts() if self.keeps_counts else {}
         return {"router_bias": self.log.biases(), "router_counts": counts}
 

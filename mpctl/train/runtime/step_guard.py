@@ -52,8 +52,8 @@ class StepRefused(RunFailed):
 
 @dataclass(frozen=True)
 class StepDecision:
-    """What to do with a step, and the reason, such as `the loss of step 3 is nan`, which is empty
-    for a normal step. is_spike: the loss is finite but too large."""
+    """Decision on a step. reason: such as `the loss of step 3 is nan`, empty for a normal step.
+    is_spike: the loss is finite but too large."""
 
     action: Action
     reason: str = ""
@@ -87,9 +87,9 @@ class StepGuard:
         self.skipped = skipped
 
     def check(self, step: int, loss: float | None, norm: float, *, may_overflow: bool) -> StepDecision:
-        """What to do with step `step`, counted from 1. loss: None if it is not known yet; norm:
-        that of its gradient; may_overflow: in fp16, where a norm that is not finite is an overflow,
-        which the loss scale handles."""
+        """Decide what to do with step `step`, counted from 1. loss: None if not known yet; norm: of
+        the gradient; may_overflow: in fp16, where the loss scale handles a norm that is not finite.
+        """
         training = self.training
         if loss is not None and not math.isfinite(loss):
             reason = f"the loss of step {step} is {loss}"
@@ -160,7 +160,7 @@ class GradientInspector:
         self.bad_gradients += [self.names[p] for p, view in pairs if not _is_finite(view)]
 
     def evidence(self, loss: float) -> tuple[int, str]:
-        """What is wrong on this rank: parameters, else the loss, else gradients."""
+        """Return the fault on this rank: parameters, else the loss, else gradients."""
         bad = [name for p, name in self.names.items() if _has_memory(p) and not _is_finite(p)]
         if bad:
             return PARAMETER, f"its parameter {bad[0]} is not finite"

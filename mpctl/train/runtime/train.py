@@ -89,7 +89,7 @@ class Trainer:
 
     @property
     def loss_scale(self) -> LossScale | None:
-        """None unless in fp16."""
+        """The loss scale; None unless in fp16."""
         return self.updater.loss_scale
 
     @property
@@ -121,8 +121,8 @@ class Trainer:
 
     @property
     def doing(self) -> str:
-        """What this rank is doing: `step 3, stage 1, forward of micro batch 2`, and the save that
-        is running in the background, if any."""
+        """Current activity of this rank: `step 3, stage 1, forward of micro batch 2`, and the save
+        running in the background, if any."""
         return self.saver.activity(self.environment.activity.text)
 
     def run(self) -> Iterator[StepRecord]:

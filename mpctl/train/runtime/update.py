@@ -146,7 +146,7 @@ class LossScale:
 
     @classmethod
     def of(cls, training: TrainingSpec) -> LossScale | None:
-        """None where the dtype needs none."""
+        """Return the loss scale of fp16; None for other dtypes."""
         if training.dtype != "fp16":
             return None
         return cls(training.loss_scale, training.loss_scale_window, training.min_loss_scale)

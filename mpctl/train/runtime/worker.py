@@ -159,7 +159,7 @@ class Worker:
 
     @property
     def doing(self) -> str:
-        """What this rank is doing, as text."""
+        """Current activity of this rank, as text."""
         return self.trainer.doing if self.trainer else self.activity.text
 
     def run(self) -> None:

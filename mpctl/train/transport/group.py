@@ -55,7 +55,7 @@ class Pending:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """What exists as long as this does."""
+        """Tensors that live as long as this object."""
         return (self.result,) if self.sent is None else (self.result, self.sent)
 
     def wait(self) -> Tensor:
@@ -79,8 +79,8 @@ class PendingConcatenation(Pending):
 
 
 class MessageLog(Protocol):
-    """Where a rank records its progress in the messages of one group (records/rundir/collective_log.py has
-    the implementation of a run). number: of the group among those of the rank."""
+    """Log of a rank's progress in the messages of one group (records/rundir/collective_log.py has
+    that of a run). number: of the group among those of the rank."""
 
     number: int
 

@@ -128,7 +128,7 @@ class StreamSecondsByAxis(SecondsByAxis):
         self._origin_seconds = time.perf_counter()
 
     def seconds_at(self, moment: Any) -> float:
-        """When the stream reached an event, by the host's clock; waits until it has."""
+        """Wait until the stream has reached an event; return that time by the host's clock."""
         moment.synchronize()
         return self._origin_seconds + float(self._origin.elapsed_time(moment)) / 1e3
 

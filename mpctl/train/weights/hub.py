@@ -171,7 +171,7 @@ def open_hub(folder: Path) -> Hub:
 
 
 MOST_MISSING = 10_000
-"""How many tensors a config may imply beyond twice those in the files; each missing one is named.
+"""Number of tensors that a config may imply beyond twice those in the files; missing ones are named.
 """
 
 

@@ -111,7 +111,7 @@ def _inexpressible(model: ModelSpec, scheme: Scheme) -> Iterator[Issue]:
 
 
 def num_pieces(model: ModelSpec) -> int:
-    """How many tensors of a Hugging Face directory rows_of names, counted without naming them."""
+    """Count the tensors of a Hugging Face directory that rows_of names, without naming them."""
     scheme, experts = get_scheme(model), model.experts or 1
     return sum(
         len(_names(weight, model, scheme)) * (experts if _is_per_expert(weight) else 1)

@@ -22,7 +22,7 @@ FREE = ("name", "source", "vocab_divisor", "seq_length", "decoder_seq_length", "
 
 
 def open_origin(path: Path) -> Hub | SavedModel:
-    """What initial weights are read from; InputError carries everything wrong with it.
+    """Open the source of initial weights. Raises InputError with all of its faults.
 
     A path may also be one checkpoint of a run or of an import, RUN/checkpoints/step-N.
     """

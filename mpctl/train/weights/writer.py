@@ -49,7 +49,7 @@ TORCH_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bf
 
 
 class Written(BaseModel):
-    """What an import or an export wrote, schema mpctl.weights/1. notes: messages for the user."""
+    """Result of an import or an export, schema mpctl.weights/1. notes: messages for the user."""
 
     source: Path
     out: Path
@@ -63,7 +63,7 @@ class Written(BaseModel):
     model: ModelSpec
 
     def as_dict(self) -> dict[str, Any]:
-        """What `mpctl checkpoint import --json` and `export --json` prints."""
+        """Return the output of `mpctl checkpoint import --json` and `export --json`."""
         return {"schema": "mpctl.weights/1", **self.model_dump(mode="json", exclude_none=True)}
 
 

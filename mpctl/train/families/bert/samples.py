@@ -86,7 +86,7 @@ class BertSamples:
         return epoch * n + (i + 1 + jump % (n - 1)) % n
 
     def _places(self, number: int, cut: int) -> Tokens:
-        """Which of the s places are predicted: text begins behind [CLS], [SEP] lies at the cut."""
+        """Return the predicted places of the s: text begins after [CLS], [SEP] lies at the cut."""
         words = draw(self.seed, number, PLACES, self.text)
         chosen = choose(words, predicted_count(self.text))
         return 1 + chosen + (chosen >= cut)

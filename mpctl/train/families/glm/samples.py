@@ -48,7 +48,7 @@ def length_thresholds(longest: int) -> NDArray[np.uint64]:
 
 
 def fitting(lengths: Tokens, *, text: int, seq_length: int) -> tuple[int, int]:
-    """How many of `text` tokens to keep and the number of spans that cover 15 % of them."""
+    """Return the number of the `text` tokens to keep, and of the spans that cover 15 % of them."""
     texts = np.arange(1, text + 1)
     spans = np.searchsorted(20 * np.cumsum(lengths), 3 * texts) + 1
     kept = int(np.count_nonzero(texts + 2 * spans <= seq_length))  # the sums only grow
@@ -64,7 +64,7 @@ class Blanks:
 
     @property
     def starts(self) -> Tokens:
-        """Where each span begins in the text."""
+        """Start of each span in the text."""
         before = np.cumsum(self.lengths) - self.lengths
         return self.masks - np.arange(len(self.masks)) + before
 

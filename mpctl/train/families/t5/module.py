@@ -146,8 +146,8 @@ class T5(EncoderDecoderModule):
         return len(self.decoder.layers) if self.decoder is not None else 0
 
     def stage_forward(self, state: State, batch: Batch, rng: CounterRNG | None) -> State:
-        """What the stage before sent -> what the next one needs: y or hidden states of the encoder,
-        then the decoder's hidden states and y; of the last stage the loss, a scalar."""
+        """Compute the next stage's state from the previous one's: the encoder's hidden states or y,
+        then the decoder's hidden states and y; from the last stage the loss, a scalar."""
         if self.encoder is not None:
             state = (self.encode(state, batch, rng),)
         if self.decoder is None:

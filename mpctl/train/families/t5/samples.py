@@ -26,7 +26,7 @@ KEPT, NOISE = 4, 5  # purposes of random words (train/data/samples.py)
 
 
 def corrupt(text: Tokens, *, kept: Tokens, noise: Tokens, sentinels: Tokens, end: int) -> tuple[Tokens, Tokens]:
-    """What the encoder reads and what the decoder writes, for the lengths of alternating spans.
+    """Return the encoder's input and the decoder's targets for alternating spans of these lengths.
 
     text [n]; kept, noise, sentinels [k], the lengths adding up to n.
     """

@@ -86,7 +86,7 @@ class _Call(NamedTuple):
 def refusal(
     query: Tensor, key: Tensor, value: Tensor, variant: AttentionVariant, limits: ProgramLimits = HOPPER
 ) -> str | None:
-    """Why the kernels cannot compute this on a device of these limits, None where they can."""
+    """Return the reason why the kernels cannot compute this on a device of these limits; None if they can."""
     widest, element_bytes = max(query.shape[-1], value.shape[-1]), query.element_size()
     refused = fused_attention_rule.refusal(element_bytes, widest)
     if refused is not None:

@@ -25,7 +25,7 @@ KERNELS: tuple[Kernel, ...] = get_args(Kernel)
 
 
 class ProgramLimits(NamedTuple):
-    """What a device has for a program: bytes of shared memory, and NVIDIA's compute capability as
+    """Limits of a device for a program: bytes of shared memory, and NVIDIA's compute capability as
     major times 10 plus minor, 0 for another maker's."""
 
     shared: int
@@ -96,7 +96,7 @@ def tile(kernel: Kernel, head_size: int, element_bytes: int, device: ProgramLimi
 
 
 def current_limits() -> ProgramLimits:
-    """Of the device that Triton would launch on; of an H100 for its interpreter."""
+    """Return the limits of the device that Triton would launch on; an H100's for its interpreter."""
     from triton.runtime import driver
 
     from mpctl.train.kernels.triton.jit.bits import IS_INTERPRETED

@@ -41,7 +41,7 @@ class TritonKernels(KernelBackend):
         return super().attention(query, key, value, variant)
 
     def attention_name(self, query: Tensor, key: Tensor, value: Tensor, variant: AttentionVariant) -> str:
-        """What computes `attention` of these, in words."""
+        """Name the kernel that computes `attention` of these."""
         if self._fuses(query, key, value, variant):
             return "mpctl's Triton kernel"
         return super().attention_name(query, key, value, variant)
@@ -91,7 +91,7 @@ class TritonKernels(KernelBackend):
         return not _compiles() and (activation is None or activation in SUMMED)
 
     def sums_branch(self, bias: Tensor) -> bool:
-        """Of rows that fit a program."""
+        """Whether rows fit a program and no compiler runs."""
         return not _compiles() and norm_fits(bias, bias)
 
     def summed_activation(self, up: Tensor, name: Activation, bias: Tensor) -> Tensor:

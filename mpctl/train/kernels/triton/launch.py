@@ -22,12 +22,12 @@ from torch import Tensor
 
 
 def blocks(places: int, block: int) -> int:
-    """How many blocks cover so many places."""
+    """Return the number of blocks that cover `places`."""
     return -(-places // block)
 
 
 def power_of_2(number: int) -> int:
-    """The least that is not below `number`, 1 or more."""
+    """Round `number`, 1 or more, up to a power of 2."""
     return int(1 << (number - 1).bit_length())
 
 
@@ -36,7 +36,7 @@ ALIGNMENT = 255
 
 
 class KernelLaunch(NamedTuple):
-    """How a kernel is launched. grid: programs by axis. sizes: its arguments after tensors and
+    """Settings of a kernel's launch. grid: programs by axis. sizes: its arguments after tensors and
     varying numbers. constants: its constexprs. options: of the compiler, such as num_warps."""
 
     grid: tuple[int, ...]

@@ -52,9 +52,8 @@ SITE = "bench"  # names random numbers
 
 @dataclass(frozen=True)
 class Bench:
-    """What a kernel is made from: its case, the job whose model gives the details that the shape
-    does not (norm, activation, dropout, biases of scores), where it runs, and the kernels with
-    which a training would run there."""
+    """Setup of a kernel's benchmark. job: its model gives details missing from the case's shape
+    (norm, activation, dropout, biases of scores); kernels: those of a training on `device`."""
 
     case: KernelCase
     job: JobSpec
@@ -330,7 +329,7 @@ def probe_kernels(request: KernelRequest, job: JobSpec, mesh: Mesh) -> Iterator[
 
 
 def _repeats(works: Sequence[Work], least: float, mesh: Mesh) -> int:
-    """How often to run a kernel in a timing, the same number on all ranks. It follows from the
+    """Return the number of runs of a kernel in a timing, the same on all ranks. It follows from the
     shortest of several runs, since an interrupted run would give too small a number."""
     seconds = min(time_runs(mesh, works[:1], 1)[0] for _ in range(TRIALS))
     return min(MOST_REPEATS, max(1, math.ceil(least / max(seconds, 1e-9))))

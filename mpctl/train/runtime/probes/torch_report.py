@@ -1,4 +1,4 @@
-"""What torch can do on this host, as one line of JSON: `python -m
+"""Report on torch and its devices on this host, as one line of JSON: `python -m
 mpctl.train.runtime.probes.torch_report`.
 
 It is a separate process, because importing torch or starting CUDA may crash or hang. Its keys are
@@ -81,8 +81,8 @@ def _nccl_version() -> str | None:
 
 
 def _cuda_error() -> str | None:
-    """Why CUDA (or ROCm, under the same name in torch) cannot be started; None if it can, or if
-    torch was built without it."""
+    """Return the error that keeps CUDA (or ROCm, under the same name in torch) from starting; None
+    if there is none or torch was built without it."""
     if torch.version.cuda is None and torch.version.hip is None:
         return None
     try:

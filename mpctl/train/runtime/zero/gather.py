@@ -1,4 +1,4 @@
-"""When parameters are gathered: at ZeRO 3 before use, at 1 and 2 after an update.
+"""Gather parameters: at ZeRO 3 before use, at 1 and 2 after an update.
 
 ZeRO 3's parameters are gathered before use and freed after it: by layer, the others by chunk.
 

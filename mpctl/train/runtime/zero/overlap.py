@@ -1,4 +1,4 @@
-"""When a bucket's gradients are reduced: as soon as they are complete, while backward goes on.
+"""Reduce a bucket's gradients as soon as they are complete, while backward goes on.
 
 ZeRO 0 and 1 reduce once a step, in the last backward that adds to a bucket; 2 and 3 in every one.
 In that backward a bucket starts when backward reaches a unit before the bucket's first; the

@@ -87,7 +87,7 @@ def product(a, b, PRECISION: tl.constexpr, WIDE: tl.constexpr):
 
 @triton.jit
 def pairs_at(strides, sample, head, i, j):
-    """Where the element of a pair lies in a mask or a bias. i, j broadcast against each other."""
+    """Return the offset of a pair's element in a mask or a bias. i, j broadcast against each other."""
     base = sample.to(tl.int64) * strides[0] + head.to(tl.int64) * strides[1]
     return base + i.to(tl.int64) * strides[2] + j.to(tl.int64) * strides[3]
 

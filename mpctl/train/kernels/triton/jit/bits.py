@@ -55,7 +55,7 @@ def mix(x):
 
 @triton.jit
 def scramble(coordinates):
-    """What a coordinate contributes to every key: uint32, of integers modulo 2^32."""
+    """Return the contribution of a coordinate to every key: uint32, of integers modulo 2^32."""
     return mix(coordinates.to(tl.uint32) * _GOLDEN + _M1)
 
 
