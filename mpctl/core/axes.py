@@ -62,7 +62,7 @@ AXES = (
     ),
 )
 FILLING = "dp"
-"""The axis whose size fills the rest of the world where a job does not state it."""
+"""The axis that fills the rest of the world if a job does not give its size."""
 # Axes into which tp is split in tensor_mode 2d (col, row), 2.5d (and depth) and 3d.
 GRID_AXES = (
     Axis("col", "columns of tp", "hidden states, heads and MLP columns", "blocks of activations"),

@@ -37,7 +37,7 @@ class ErrorDocument(TypedDict):
 
 
 class Issue(NamedTuple):
-    """One thing that is wrong with the input.
+    """One fault of the input.
 
     rule: a stable id to search for, `tp-divides-heads`; where: the setting, `parallel.tp`;
     message: value and bound in words; hint: a legal value.
@@ -97,7 +97,7 @@ class InputError(MpctlError):
 
     @classmethod
     def of(cls, rule: str, where: str, message: str, hint: str = "") -> InputError:
-        """An error of a single issue, whose fields these are."""
+        """Return an error of a single issue with these fields."""
         return cls([Issue(rule, where, message, hint)])
 
 

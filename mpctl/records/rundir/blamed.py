@@ -87,5 +87,5 @@ class BlameRecord:
         return failures
 
     def is_excluded(self, host: str) -> bool:
-        """Whether a host is blamed for so many failures that it is not to be used again."""
+        """Whether a host is blamed for too many failures to be used again."""
         return self.most is not None and self.blamed.failures(host) >= self.most

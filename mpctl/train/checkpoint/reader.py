@@ -160,7 +160,7 @@ def load_values(folder: Path, targets: dict[str, tuple[Shard, Tensor]], *, may_l
 
 
 def padding_rows(model: ModelSpec) -> dict[str, int]:
-    """Parameters whose height depends on tp, with the first row that is vocabulary padding."""
+    """Return the first row of vocabulary padding of each parameter with a height that depends on tp."""
     weights = get_table(model, tp=1).weights()
     return {weight.name: model.vocab for weight in weights if weight.dims[0] == "vocab"}
 

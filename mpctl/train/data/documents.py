@@ -98,7 +98,7 @@ def changed(message: str) -> InputError:
 
 
 def count_corpus(files: Sequence[File], report: Progress, reading: Reading, findings: Findings) -> CorpusDocuments:
-    """Count every text. InputError for all that is wrong, or for fewer than two documents."""
+    """Count every text. Raises InputError with all faults, or for fewer than two documents."""
     lengths, is_record = array("q"), array("b")
     of_files: dict[Path, int] = {}
     meter = _Meter(sum(file.size for file in files), report)

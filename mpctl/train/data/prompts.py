@@ -88,7 +88,7 @@ class PromptEncoder:
             return self.own_ends
 
     def encode(self, prompts: Sequence[str], *, max_tokens: int | None) -> list[Encoded]:
-        """The prompts as tokens; InputError with what is wrong with any of them."""
+        """Return the prompts as tokens. Raises InputError with their faults."""
         encoded: list[Encoded] = []
         issues: list[Issue] = []
         for number, prompt in enumerate(prompts, start=1):

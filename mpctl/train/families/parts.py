@@ -373,7 +373,7 @@ class SingleStackModule(FamilyModule):
         return self.word_logits(self.final_norm(hidden))
 
     def without_padding(self, logits: Any) -> Any:
-        """Return a view of a result of `logits` with this rank's words alone, without padding."""
+        """Return a view of the result of `logits` without padding: only this rank's words."""
         return without_padding(logits, self.model, self.shard_context)
 
     def compute_loss(self, hidden: Tensor, batch: Batch) -> Tensor:

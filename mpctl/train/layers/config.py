@@ -51,7 +51,7 @@ class SelfAttention(Protocol):
         """Rotary positions of queries and keys; None without."""
 
     def build(self, shard_context: ShardContext, rng_site: str, *, recompute: bool = False) -> nn.Module:
-        """The module of this rank, whose arguments are ParallelSelfAttention's."""
+        """Return the module of this rank. Arguments are those of ParallelSelfAttention."""
 
 
 class FeedForward(Protocol):

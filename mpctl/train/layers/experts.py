@@ -114,8 +114,7 @@ class RouterConfig:
 
     @property
     def best(self) -> int:
-        """Number of best scores summed into a group's score: DeepSeek-V2's softmax 1, V3's sigmoid 2.
-        """
+        """Number of best scores summed into a group's score: 1 for softmax (DeepSeek-V2), 2 for sigmoid (V3)."""
         return 1 if self.score == "softmax" else 2
 
 
@@ -420,7 +419,7 @@ class _Departed(torch.autograd.Function):
 
 
 class _Arrived(torch.autograd.Function):
-    """Its gradient is still being filled: `_Departed`, which alone reads it, waits for that."""
+    """Rows that have arrived. Backward returns a gradient still being filled; `_Departed` waits for it."""
 
     @staticmethod
     def forward(ctx: Any, departed: Tensor, order: Tensor, exchange: RowExchange) -> Tensor:

@@ -49,7 +49,7 @@ class GroupedLinear(nn.Module):
         defer_wgrad(self.weight, deferred)
 
     def fp8_products(self) -> dict[str, Fp8Product]:
-        """Its product, if that is in fp8."""
+        """The product, if it is in fp8."""
         return {} if self.fp8 is None else {"": Fp8Product(self.fp8, self.weight)}
 
     def extra_repr(self) -> str:

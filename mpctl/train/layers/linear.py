@@ -83,7 +83,7 @@ class ParallelLinear(nn.Module):
         defer_wgrad(self.weight, deferred)
 
     def fp8_products(self) -> dict[str, Fp8Product]:
-        """Its product, if that is in fp8."""
+        """The product, if it is in fp8."""
         return {} if self.fp8 is None else {"": Fp8Product(self.fp8, self.weight)}
 
     def _product(
@@ -95,7 +95,7 @@ class ParallelLinear(nn.Module):
 
 
 class ColumnParallelLinear(ParallelLinear):
-    """A linear layer whose outputs are split over `group`: [b, s, i] -> [b, s, o/t].
+    """A linear layer with outputs split over `group`: [b, s, i] -> [b, s, o/t].
 
     gather_output: return [b, s, o], the columns in the order of an unsplit layer.
     stride: the output consists of this many equal parts, each of which is split separately.
@@ -176,7 +176,7 @@ class ColumnParallelLinear(ParallelLinear):
 
 
 class RowParallelLinear(ParallelLinear):
-    """A linear layer whose inputs are split over `group`: [b, s, i/t] -> [b, s, o].
+    """A linear layer with inputs split over `group`: [b, s, i/t] -> [b, s, o].
 
     The products of all ranks are summed; every rank holds the full bias and adds it after the sum.
 

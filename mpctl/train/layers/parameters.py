@@ -234,7 +234,7 @@ Deferred = Callable[[], None]
 
 @runtime_checkable
 class DefersWgrad(Protocol):
-    """A layer whose weight gradients a schedule may defer."""
+    """A layer that lets a schedule defer its weight gradients."""
 
     def defer_wgrad(self, deferred: DeferredWgrad) -> None:
         """Make backward defer the gradients of its weights to `deferred`."""

@@ -332,7 +332,7 @@ class StepAuditor(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """As MemoryTracker's: torch's compiler is not imported for this mode."""
+        """Keep torch's compiler from being imported for this mode, as in MemoryTracker."""
         return False
 
     @contextmanager
@@ -392,7 +392,7 @@ class StepAuditor(TorchDispatchMode):
         return any(device_of(t).type == self.device.type for t in tensors_in(values))
 
     def audit(self, job: JobSpec, run: int) -> StepAudit:
-        """The account of the step, of whose micro batches the first `run` were run."""
+        """Return the account of the step, from its first `run` micro batches."""
         self.flow.finish()
         rows = list(self._rows(job.num_microbatches / run))
         rows.sort(key=_loss, reverse=True)

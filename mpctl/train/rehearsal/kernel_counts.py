@@ -322,7 +322,7 @@ REWRITTEN = frozenset(
         "constant_pad_nd",
     }
 )
-"""Composites whose result is written, then read or written a second time."""
+"""Composites that write their result, then read or write it a second time."""
 
 
 def _product(name: str, reads: list[Tensor], results: list[Tensor]) -> Product | None:

@@ -131,7 +131,7 @@ def stage_model(chunks: Sequence[FamilyModule]) -> nn.Module:
 
 
 class Chunks(nn.Module):
-    """Several chunks of one model, whose parameters keep their global names."""
+    """Several chunks of one model. Parameters keep their global names."""
 
     def __init__(self, chunks: Sequence[FamilyModule]) -> None:
         super().__init__()

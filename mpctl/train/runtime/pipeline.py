@@ -190,7 +190,7 @@ class _ProgramRun:
             listener.end(action)
 
     def _forward(self, action: Action, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The states to send on; none from the last chunk, whose loss is added to the sum."""
+        """Return the states to send on; the last chunk sends none and adds its loss to the sum."""
         before, behind = self.runner.partition.borders[action.chunk]
         batch = self._batch(action.microbatch)
         rng = self._rng(batch.samples)

@@ -1,4 +1,4 @@
-"""Decides what to do with a step whose loss or gradient is not finite, or whose loss spikes.
+"""Decide what to do with a step if its loss or gradient is not finite or its loss spikes.
 
 The loss and the gradient norm of a step come from all-reduces and so are the same on every rank:
 all ranks make the same decision, without a message. If a setting may prevent an update, the loss is

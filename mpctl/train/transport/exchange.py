@@ -426,7 +426,7 @@ class Exchange:
         return self._rows[dtype][slot]
 
     def _check(self, chunk: _Chunk, slot: int) -> None:
-        """Raises RuntimeError if a peer posted another collective, whose bytes would be misread."""
+        """Raise RuntimeError if a peer posted another collective: its bytes would be misread."""
         ours = chunk.signature
         for rank, posted in zip(self.ranks, self._posted_at, strict=True):
             theirs = self.segment.flags[posted + 1 + slot]

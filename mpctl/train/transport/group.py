@@ -99,7 +99,7 @@ class MessageLog(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LoggedWork:
-    """Work whose wait and end are logged. number: that of the collective in its group's log."""
+    """Work that logs its wait and end. number: that of the collective in its group's log."""
 
     work: Work
     log: MessageLog

@@ -38,7 +38,7 @@ PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 def read_folder(folder: Path) -> tuple[dict[str, TensorHeader], list[Issue]]:
-    """Every tensor of a Hugging Face directory, and everything wrong with its files."""
+    """Return every tensor of a Hugging Face directory, and all faults of its files."""
     if (folder / INDEX).is_file():
         return _sharded(folder)
     if not (folder / SINGLE).is_file():
@@ -218,7 +218,7 @@ def _quantization_issue(path: Path, stated: Any) -> Issue | None:
 
 
 def _copy_issues(hub: Hub, scheme: Scheme) -> Iterator[Issue]:
-    """Issues for copies whose headers differ; reader.py compares the values of the others."""
+    """Return issues for copies with different headers; reader.py compares the values of the others."""
     for name, names in hub.copies.items():
         (piece,) = hub.rows[name].pieces
         first = hub.tensors.get(piece.name)

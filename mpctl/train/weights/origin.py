@@ -61,7 +61,7 @@ def longest_sequence(origin: Hub | SavedModel, seen: frozenset[Path] = frozenset
 def origin_issues(
     path: Path, model: ModelSpec, extension: TokenizerExtension | None = None, *, reserved: int = 0
 ) -> list[Issue]:
-    """Everything that keeps `model` from starting from the weights at `path`; headers only.
+    """Return all obstacles to starting `model` from the weights at `path`; reads headers only.
 
     extension: of the tokenizer of the data to train on, where it adds to an older one; reserved:
     ids at the top of the vocabulary that no text uses.

@@ -74,7 +74,7 @@ def _differing(hub: Hub, name: str, shard: Shard, tensor: Tensor) -> Iterator[Is
 
 
 def not_equal(hub: Hub, name: str, copy: str, rows: Tensor, wanted: Tensor) -> Issue:
-    """The issue of a copy whose rows differ from `wanted`, the tensor that it has to equal."""
+    """Return the issue of a copy with rows that differ from `wanted`, the tensor it has to equal."""
     (piece,) = hub.rows[name].pieces
     count = int((rows != wanted).reshape(len(rows), -1).any(1).sum())
     message = f"{copy} differs from {piece.name}, which it has to equal, in {count:,} "

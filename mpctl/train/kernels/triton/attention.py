@@ -73,7 +73,7 @@ class _Call(NamedTuple):
 
     @classmethod
     def of(cls, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> _Call:
-        """The call with tensors whose last dimension is contiguous."""
+        """The call with tensors contiguous in their last dimension."""
         return cls(dense(query), dense(key), dense(value), *rest)
 
     @property

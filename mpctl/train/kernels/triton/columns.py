@@ -19,7 +19,7 @@ from mpctl.train.kernels.triton import define_operation
 from mpctl.train.kernels.triton.launch import KernelLaunch, Launcher, blocks, power_of_2
 
 SUMMED: dict[Activation, str] = {name: name for name in ("gelu", "gelu_tanh", "silu")}
-"""Activations whose gradient is one kernel here with the sums of its columns."""
+"""Activations with a kernel here for both the gradient and the sums of its columns."""
 PARTS = 128  # blocks of rows
 TILE = 2048  # elements of a program at a time: 16 a thread of 4 warps
 COLUMNS = 256

@@ -40,7 +40,7 @@ from mpctl.train.runtime.zero.param_store import ParamStore, Zero3ParamStore
 
 
 class ParameterGatherer(PassListener):
-    """Gathers and frees the stores of one stage, whose chunks take turns."""
+    """Gathers and frees the stores of one stage. Its chunks take turns."""
 
     def __init__(self, stores: Sequence[Zero3ParamStore]) -> None:
         self.stores = stores
