@@ -79,7 +79,7 @@ class Scheme:
     has_token_types: bool = False
     """Whether the class takes `token_type_ids` in addition to the tokens."""
     refuses: Callable[[ModelSpec], Inexpressible] = nothing_refused
-    """What of a model it cannot represent, beyond single values."""
+    """Features of a model that the class cannot represent, beyond single values."""
     pairs: Callable[[ModelSpec], Mapping[str, tuple[int, int]]] = no_pairs
     """Our modules whose rows it stores in another order, as (period, first): of each `period` rows
     those from `first` on are neighbouring pairs, where ours are two halves."""

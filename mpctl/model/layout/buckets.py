@@ -1,5 +1,4 @@
-"""Which gradients of a stage are reduced together, in which order, and how ZeRO cuts them into
-slices.
+"""Group the gradients of a stage into buckets, order them, and cut them into slices for ZeRO.
 
 A bucket is one message over the replicas of its parameters: dp x cp for those of the dense view,
 another group for those of another view (sharding.View). Backward completes gradients from the last
@@ -126,7 +125,7 @@ class Bucket(NamedTuple):
 
 
 class BucketShape(NamedTuple):
-    """What determines the bytes of a bucket's messages; equal buckets share one.
+    """Sizes that determine the bytes of a bucket's messages; equal buckets share one.
 
     numel: elements on this rank. chunks: the stage's chunks that use it. stages: the stages that
     hold it if there are several, else none. view: its name. The rest as in Bucket.

@@ -65,10 +65,10 @@ class ChunkClass(NamedTuple):
 
 
 class StageClass(NamedTuple):
-    """What is the same in pipeline stages that are alike: equal stages have parameters of the same
-    shapes, messages of the same bytes, and take equally long.
+    """Properties of equal pipeline stages: they have parameters of the same shapes, messages of the same
+    bytes, and take equally long.
 
-    shared: parameters that other stages hold, too. has_loss: whether it computes the loss.
+    shared: parameters that other stages also hold. has_loss: whether the stage computes the loss.
 
     By hand, 8 equal layers on 4 stages with tied embeddings: the first, the last, and the two
     between them, which are equal.
@@ -132,7 +132,7 @@ class JobLayout:
 
     @cached_property
     def topology(self) -> Topology:
-        """Which rank sits where, along the axes of every view."""
+        """Position of every rank along the axes of every view."""
         topology, known = job_topology(self.job), {view.name for view in other_views(self.job)}
         for view in self.other_views:
             if view.name not in known:

@@ -1,4 +1,4 @@
-"""Which links join the ranks of a job: the NVLink domain, and the networks above its nodes' cards.
+"""Links between the ranks of a job: the NVLink domain, and the networks above its nodes' cards.
 
 A *domain* is the GPUs that `cluster.intra_node` joins: those of a node, or `cluster.nvlink_domain`
 of several nodes (72 over 18 trays of an NVL72). A job that needs several domains takes the same

@@ -63,8 +63,8 @@ def expert_view(job: JobSpec) -> View:
 
 
 def expert_homes(job: JobSpec) -> list[range]:
-    """Which of the experts of each layer the ranks at each place along ep hold, in whole or, with
-    etp, in part; empty for a model without experts."""
+    """Experts of each layer held at each index along ep, in part if etp splits them; empty for a model
+    without experts."""
     if job.model is None or job.model.experts is None:
         return []
     ep = job.parallel.ep

@@ -1,4 +1,4 @@
-"""Which attention mpctl's GPU kernel supports: shared by the kernel, the planner and the rules.
+"""Attention variants that mpctl's GPU kernel supports: shared by the kernel, the planner and the rules.
 
 On CUDA attention with dropout, a window, ALiBi's slopes, a bias or a mask is one kernel that
 computes scores block by block (train/kernels/triton/attention.py). Torch computes the attentions that it

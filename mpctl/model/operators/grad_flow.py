@@ -1,4 +1,4 @@
-"""Which gradients backward computes when some parameters are frozen (`training.freeze`).
+"""Find the gradients that backward computes when some parameters are frozen (`training.freeze`).
 
 A frozen parameter needs no dW. A product needs dX where anything trained is upstream of its input,
 that is, before it in execution order: layers add to one residual stream, so every earlier layer
@@ -43,7 +43,7 @@ IsFrozen = Callable[[str], bool]
 
 
 class GradFlow(NamedTuple):
-    """Which gradients backward computes in one layer or end.
+    """Gradients that backward computes in one layer or end.
 
     part: its operations. needs: gradients by the product's name. trained: parameters that are not
     frozen. after: whether the gradient of its result is needed.
@@ -61,10 +61,10 @@ class GradFlow(NamedTuple):
 
 
 class StackGradFlow(NamedTuple):
-    """Which gradients backward computes in a stack.
+    """Gradients that backward computes in a stack.
 
-    entry, exit: of its ends. runs: of its layers, in ranges that are alike; ranges of one kind
-    share one GradFlow object. shared: the trained ones of the parameters that all layers share.
+    entry, exit: its ends. runs: ranges of equal layers; ranges of one kind share one GradFlow object.
+    shared: trained parameters that all layers share.
     """
 
     entry: GradFlow

@@ -111,8 +111,8 @@ class Activation(NamedTuple):
         return [tensor("up", 2 if self.is_gated else 1), *gates]
 
     def needs(self, shapes: ActivationShapes, *, defers: bool = False) -> float:
-        """Of a gated one, gradients of its result and of both parts in one kernel, else two more;
-        of another, no more than the product behind it needs."""
+        """With a gate, gradients of its result and of both parts in one kernel, else two more; without
+        one, no more than the next product needs."""
         waits = shapes.stream_bytes(self.reads[1] if len(self.reads) > 2 else "seq") * (defers and shapes.splits)
         parts = shapes.kernels.gate_gradients if shapes.is_cuda else 5
         return waits + self.is_gated * parts * self._bytes(shapes)
@@ -201,10 +201,9 @@ class Dispatch(NamedTuple):
     writes: Dims
 
     def saved(self, shapes: ActivationShapes, kept: set[str]) -> Saved:
-        """What the router keeps: scores of all experts in float32, and of the experts of each token
-        their numbers, their weights and the places of its rows; of rows that have come from other
-        ranks their order. mpctl's layers keep the numbers also where the layer is recomputed, whose
-        second forward chooses the same."""
+        """The scores of all experts in float32; the numbers, weights and row positions of each token's
+        experts; the order of rows that arrive from other ranks. mpctl's layers keep the numbers even if
+        the layer is recomputed, so that the second forward chooses the same experts."""
         tokens, chosen = self.reads[:-1], shapes.experts_per_token
         tensors = [
             SavedTensor("scores", (*tokens, "experts"), "float", shapes.score_tensors, True),

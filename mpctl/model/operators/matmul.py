@@ -90,7 +90,7 @@ class CollectivePhases(NamedTuple):
 
 
 class GradNeeds(NamedTuple):
-    """Which gradients backward computes at Y = X W + b.
+    """Gradients that backward computes at Y = X W + b.
 
     x: dX. w: dW. y: any gradient, of this product or of operations before it.
     """
@@ -222,7 +222,7 @@ class MatMul(NamedTuple):
         return SavedTensor(f"{self.name} input", dims, width, 1, outer, module=self.module)
 
     def _shared_gate(self, shapes: ActivationShapes) -> Saved:
-        """Of a gate of shared experts itself, and their result, which it multiplies."""
+        """For the gate of shared experts: the gate, and the result of the shared experts, which it multiplies."""
         if self.writes[-1] != "gate":
             return []
         is_cast = shapes.wide > shapes.value

@@ -105,7 +105,7 @@ class OperatorTable:
 
     @cached_property
     def flows(self) -> tuple[StackGradFlow, ...]:
-        """Which gradients each stack computes."""
+        """Gradients that each stack computes."""
         return find_flows(self.stacks, self.freeze)
 
     @cached_property
@@ -240,7 +240,7 @@ class OperatorTable:
         return sum(count * weight.numel for count, weight in self._each())
 
     def active_numel(self, chosen: int) -> int:
-        """Those that one token meets, which passes `chosen` experts of a layer.
+        """Return the number of parameters that one token uses, which passes `chosen` experts of a layer.
 
         By hand, 8 experts of 100 parameters, 2 chosen: 200 of 800.
         """

@@ -1,4 +1,4 @@
-"""Which layers a pipeline stage and its chunks hold.
+"""Assign layers to pipeline stages and their chunks.
 
 Layers go in order through virtual stages 0 .. pp*vpp-1; virtual stage v is chunk v // pp of stage
 v % pp (interleaving, arXiv 2104.04473 section 2.2). The first and the last stage may have different

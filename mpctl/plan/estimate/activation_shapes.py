@@ -1,4 +1,4 @@
-"""What a rank saves of a micro batch, as sizes: `ActivationShapes` of a layout.
+"""Sizes of the tensors that a rank saves for a micro batch: `ActivationShapes` of a layout.
 
 By hand, gpt of 8 heads and ffn 64 on tp 2: a rank has 4 heads and 32 columns of the MLP.
 """
@@ -125,8 +125,8 @@ def _experts_dims(layout: JobLayout, sizes: Sizes) -> dict[str, int]:
 
 
 def _router_sizes(layout: JobLayout) -> dict[str, int]:
-    """What the router of mpctl's layers keeps (train/kernels/routing.py): of a renormalized softmax the
-    logits, of others the scores; both where the losses of balance and of z need the other too."""
+    """Return the sizes of the router's saved tensors (train/kernels/routing.py): logits for a
+    renormalized softmax, else scores; both if the balance or z loss needs the other too."""
     model, training, parallel = layout.model, layout.job.training, layout.job.parallel
     if model.experts is None:
         return {}

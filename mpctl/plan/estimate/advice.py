@@ -1,10 +1,9 @@
-"""Which measurement would narrow the band of a plan most, on a system that was never measured.
+"""Find the measurement that would narrow the band of a plan most, on a system never measured.
 
-What is not known of it enters a step as far as the step rests on it: the speed of messages between
-nodes within a factor of NETWORK, that of kernels within KERNELS where the device's were never
-measured, all of the step within SPREAD. Own runs measure the last; benches of collectives and of
-kernels measure the others before a job can run, and are named where they make half of SPREAD's
-variance.
+Each unknown counts by the part of the step that depends on it: the speed of messages between nodes
+within a factor of NETWORK, that of kernels within KERNELS if the device's kernels were never measured,
+the full step within SPREAD. Own runs measure the last; benches of collectives and of kernels measure the
+others before a job can run, and are suggested if they make half of SPREAD's variance.
 
 By hand, a step of 2 s of which messages between nodes are 1 s that nothing hides: 1.35 times as
 long they make it 2.35 s, ln 1.175 = 0.16, more than 0.12 / sqrt(2): measure the network first.
@@ -26,8 +25,7 @@ BENCHES = {"messages": "`mpctl bench collectives` on its nodes", "kernels": "`mp
 
 
 def next_measurement(layout: JobLayout) -> str | None:
-    """What to measure first, in words; None where the system was measured, or no time can be
-    stated."""
+    """Name the first measurement to make, in words; None if the system was measured or no time can be stated."""
     try:
         clock = get_clock(layout)
         if clock.operators.network.system.is_measured:

@@ -1,5 +1,4 @@
-"""Which kernel computes an attention in the plan, which decides what it saves and what is
-recomputed.
+"""Kernel of each attention in the plan: it decides what is saved and what is recomputed.
 
 In mpctl's runtime on CUDA every variant is one kernel without scores
 (model/operators/fused_attention.py); plain attention uses torch's kernel. On a CPU dropout is computed

@@ -187,7 +187,7 @@ class ExpertMessages:
         return self._met(self._ep)
 
     def _met(self, parts: int) -> float:
-        """Of `parts` parts of the experts, how many a token's experts are in."""
+        """Mean number of parts, out of `parts`, that hold a token's experts."""
         model = self.layout.model
         experts, groups, kept = model.experts or 1, model.router_groups, 1.0
         if model.router_groups_per_token < groups:

@@ -50,8 +50,8 @@ class Failures:
 
 @dataclass(frozen=True)
 class SaveCost:
-    """What a checkpoint costs; in seconds. pause: training stops. write: from the end of the pause
-    until the checkpoint is whole, while training goes on; 0 where training waits for it."""
+    """Cost of a checkpoint, in seconds. pause: training stops. write: from the end of the pause until
+    the checkpoint is complete, while training goes on; 0 if training waits for it."""
 
     pause: float
     write: float = 0.0
@@ -59,7 +59,7 @@ class SaveCost:
 
 @dataclass(frozen=True)
 class TimeShares:
-    """What the time of a run goes into; the four add up to 1. lost: work that is done again."""
+    """Shares of a run's time; the four add up to 1. lost: work that is done again."""
 
     useful: float
     saves: float
@@ -175,10 +175,10 @@ def mean_capacity(in_repair: float, capacity: Callable[[int], float], nodes: int
 
 
 def elastic_share(shares: TimeShares, failures: Failures, capacity: float) -> float:
-    """What an elastic run without spares does of the work that all its nodes could do: the mean
-    capacity in its useful time, less a restart for each repaired node that is back while it runs.
+    """Return the work of an elastic run without spares, as a share of what all its nodes could do: the
+    mean capacity in its useful time, less a restart for each repaired node that returns.
 
-    shares: of a run whose nodes are all there; capacity: of `mean_capacity`.
+    shares: of a run with all nodes; capacity: from `mean_capacity`.
     """
     grown = (1 - shares.down) * failures.restart / failures.mtbf
     return shares.useful * capacity / (1 + grown)

@@ -1,7 +1,7 @@
-"""Which messages of a layer the kernels beside them hide, and for how many seconds.
+"""Messages of a layer that overlap with kernels, and the seconds hidden.
 
-A message that travels while a product or an attention is computed costs only what is left of it
-when that has ended, and what it slows the kernels down by.
+A message sent during a product or an attention costs only the part that outlasts the kernel, plus the
+kernel's slowdown.
 """
 
 from __future__ import annotations

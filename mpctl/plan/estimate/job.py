@@ -102,7 +102,7 @@ class Estimate:
 
     @cached_property
     def measure_next(self) -> str | None:
-        """What would narrow the band of the step's time most, in words; None where the job's system
+        """The measurement that would narrow the band of the step time most, in words; None if the system
         was measured."""
         return next_measurement(self.layout)
 

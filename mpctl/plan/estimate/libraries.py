@@ -1,4 +1,4 @@
-"""What the device's libraries hold for a rank: workspaces of matrix products, and communicators.
+"""Memory that the device's libraries hold for a rank: workspaces of matrix products, and communicators.
 
 cuBLAS works in a block of memory that torch allocates like a tensor, so that it counts as
 allocated, one for each handle and stream. Handles are a thread's, and backward runs in a thread of

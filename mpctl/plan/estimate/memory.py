@@ -387,7 +387,7 @@ def rotary_table_bytes(layout: JobLayout, stage: int, shapes: ActivationShapes) 
 
 
 def _law(model: ModelSpec, layer: int) -> tuple[float, bool]:
-    """What determines the angles of a layer: a base, and whether it is stretched."""
+    """Return the base of a layer's rotary angles, and whether they are stretched."""
     own = model.window_rotary_base
     if own is None or model.window_of(layer) is None:
         is_scaled = model.rotary_scaling is not None or model.yarn_scaling is not None

@@ -95,7 +95,7 @@ class OperatorTimer:
 
     @cached_property
     def costs(self) -> OperatorCosts:
-        """What the runtime's operations move on the job's device."""
+        """Memory traffic of the runtime's operations on the job's device."""
         return self.profile.operators.on(self.job.device_kind != "cpu")
 
     @cached_property
@@ -159,7 +159,7 @@ class OperatorTimer:
 
     @cached_property
     def factor(self) -> float:
-        """What own runs found of layers of this shape."""
+        """Factor on layers of this shape, fitted to own runs."""
         return layer_factor(self.job, self.profile, self.network.system)
 
     def _block(self, stack: LayerStack, flow: GradFlow) -> OpTimes:

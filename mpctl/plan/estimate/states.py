@@ -46,7 +46,7 @@ class StateBytes:
 
 
 def find_states(layout: JobLayout, stage: int) -> StateBytes:
-    """What one rank of a stage holds between steps."""
+    """Return the bytes that one rank of a stage holds between steps."""
     job, memory = layout.job, layout.profile.memory
     if not kernels_of(layout).slices_buckets:
         return _others_states(layout, memory, stage)

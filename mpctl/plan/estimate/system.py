@@ -28,10 +28,10 @@ NETWORK = 1.35  # one standard deviation of messages' seconds between nodes that
 
 
 class System(NamedTuple):
-    """What is assumed of a job's software, device and cluster together.
+    """Assumptions about a job's software, device and cluster together.
 
-    is_measured: whether runs of this very system were fitted. factor: seconds of everything over
-    those of the presets' figures.
+    is_measured: whether runs of this system were fitted. factor: ratio of all seconds to those from the
+    presets' figures.
     """
 
     is_measured: bool = True
@@ -51,7 +51,7 @@ def find_system(cluster: ClusterSpec, profile: RuntimeProfile) -> System:
 
 
 def layer_shape(job: JobSpec) -> str:
-    """What a rank computes of each layer, in words: layouts of equal shape have equal layers.
+    """Describe a rank's layers in words: layouts with the same text have equal layers.
 
     `2 x 1024 x 2048, tp 4`: micro batches of 2 samples of 1,024 tokens, hidden 2048.
     """

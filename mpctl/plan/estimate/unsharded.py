@@ -1,4 +1,4 @@
-"""What ZeRO 2 and 3 have unsharded for a moment of a backward: gradients of buckets until they are
+"""Tensors that ZeRO 2 and 3 hold unsharded during a backward: gradients of buckets until they are
 reduced, and at 3 the parameters of layers.
 
 The backwards of a stage are replayed unit by unit (entry, layers, exit), as train/runtime/zero/overlap.py

@@ -59,9 +59,9 @@ class GroupSummary(TypedDict):
 
 
 class RankEntry(TypedDict):
-    """Where one rank is placed, its coordinate along each axis of every view, and the layers that
-    it holds; none without a model. stacks: those of an encoder-decoder. experts: which of the
-    experts of each layer it holds, half-open; only of a model that has some."""
+    """Placement of one rank: its coordinate along each axis of every view, and its layers; none without
+    a model. stacks: the layers of an encoder-decoder. experts: its experts of each layer, half-open;
+    only if the model has some."""
 
     rank: int
     node: int
@@ -257,8 +257,8 @@ def _as_lists(spans: Iterable[Span]) -> Spans:
 
 
 def stack_layers(layout: JobLayout, spans: Iterable[Span]) -> StackSpans | None:
-    """Which layers of its encoder and of its decoder a model has in these spans, by each stack's
-    own numbers; None for models of one stack.
+    """Return the layers of the encoder and of the decoder in these spans, numbered within each stack;
+    None for models of one stack.
 
     By hand, layers 4 to 9 of 6 + 6 are 4 and 5 of the encoder and 0 to 3 of the decoder.
     """

@@ -159,7 +159,7 @@ class NearbyLayout(NamedTuple):
 
 
 def _in_order(settings: tuple[Any, ...]) -> tuple[tuple[bool, Any], ...]:
-    """What orders layouts: None, which compares with no number, before every value."""
+    """Sort key of layouts: None comes before every value, because it does not compare with numbers."""
     return tuple((value is not None, value) for value in settings)
 
 

@@ -128,8 +128,8 @@ MOST_GROUPS = 256  # whose placement is counted; those of a large world repeat
 
 
 class LevelBytes(NamedTuple):
-    """What of the tokens sent to experts goes to ranks that a level of links joins, and no level
-    below it. share: of all; bytes: a step of one rank of the stage that sends most."""
+    """Tokens sent to experts on ranks that are joined at this level of links, but not at a lower one.
+    share: of all; bytes: per step, of one rank of the stage that sends most."""
 
     name: str
     share: float

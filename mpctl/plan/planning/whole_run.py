@@ -1,10 +1,10 @@
-"""What a run of many tokens takes: days, GPU-hours, price and energy, with and without failures.
+"""Totals of a run of many tokens: days, GPU-hours, price and energy, with and without failures.
 
-The seconds of a step are the plan's; failures, saves and restarts are the law of
+The seconds of a step are the plan's; failures, saves and restarts follow the formula of
 plan/estimate/goodput.py with the figures of `cluster.operations`. A save stops training for
-`PAUSE_SECONDS` and a copy of what a rank writes to the host's memory; a thread writes it while
-training goes on (`checkpoint.asynchronous`), else training waits for that, too. Under ZeRO
-all ranks save, or the first replica of each part, as the runtime's profile says (checkpoint_writers).
+`PAUSE_SECONDS` plus the time to copy a rank's data to host memory; then a thread writes it during
+training (`checkpoint.asynchronous`), else training waits for that, too. Under ZeRO all ranks save, or
+the first replica of each part, as the runtime's profile says (checkpoint_writers).
 
 By hand: 1T tokens in steps of 4 Mi tokens and 5 s are 238,419 steps, 13.8 days; if 95 % of the time
 is useful, 14.5 days.
@@ -64,7 +64,7 @@ LEAST_USEFUL, NEVER = 1e-100, 1e-4
 LIKELY = 0.5
 """Failures in a run from which on a plan says how often to save."""
 NEAR = 0.005
-"""Of the time: an interval that costs less than this over the best one is left alone."""
+"""Fraction of the time: an interval that costs less than this over the best one is left alone."""
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ def whole_run(layout: JobLayout, time: StepTime, tokens: int, price: float | Non
 
 
 def save_cost(layout: JobLayout, size: int) -> SaveCost:
-    """What a save of `size` bytes costs under a layout."""
+    """Return the cost of a save of `size` bytes under a layout."""
     job, facts = layout.job, layout.job.cluster.operations
     dense = layout.dense
     shares_all = layout.profile.checkpoint_writers == "all" and job.parallel.zero >= 1

@@ -358,7 +358,7 @@ def expert_domain_rules(draft: LayoutDraft) -> Iterator[Check]:
 
 
 def _price(job: JobSpec, leaves: float) -> str:
-    """What leaves a domain: a share of the rows that a rank sends."""
+    """Describe the traffic that leaves a domain. leaves: the share of a rank's rows."""
     model, p, t = job.model, job.parallel, job.training
     share = f"{leaves:.0%} of the rows"
     if model is None:

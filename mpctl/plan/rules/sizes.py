@@ -1,4 +1,4 @@
-"""Which sizes a layout may have: the laws of the rules as functions that return a bool.
+"""Legal sizes of a layout: the formulas of the rules as functions that return a bool.
 
 A search asks them of every combination of sizes before it estimates one; the rules of layout, model
 and tensor mode, which check the layouts that it keeps, decide by the same functions. An axis that

@@ -83,7 +83,7 @@ class Elements(NamedTuple):
 
 
 class LayerKind(NamedTuple):
-    """What layers of one kind cost: a micro batch, and the elements on a rank by view."""
+    """Cost of layers of one kind: work per micro batch, and elements on a rank by view."""
 
     work: PassBound
     elements: dict[str, Elements]

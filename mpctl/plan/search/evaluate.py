@@ -189,8 +189,8 @@ class LayoutEvaluator:
         return training.value_bytes, gradient_bytes(training, self.profile)
 
     def stages_key(self, layout: LayoutSettings) -> tuple[Hashable, ...]:
-        """What determines the stages. Stages of equal compute depend on ratios of the layers'
-        costs, which the batch does not change."""
+        """Return the key that determines the stages. Stages of equal compute depend on the cost ratios
+        of the layers, which the batch does not change."""
         key = (layout.pp, layout.vpp, layout.stage_balance)
         if layout.stage_balance == "even":
             return key
@@ -239,7 +239,7 @@ class LayoutEvaluator:
         return peak_bytes(memory.of_stage(stage) for stage in range(layout.pp))
 
     def _communicators(self, layout: LayoutSettings) -> Communicators:
-        """Those of all layouts with the same groups."""
+        """Return the communicators, shared by all layouts with the same groups."""
         mode = layout.tensor_mode, layout.tensor_depth, layout.sequence_parallel
         key = ("communicators", *layout.rank_sizes, *mode, layout.copies, layout.zero > 0)
         return self.cached(key, lambda: Communicators(self.job_layout(layout)))

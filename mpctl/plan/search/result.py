@@ -307,8 +307,8 @@ def _preferred_count(result: SearchResult) -> int | None:
 
 
 def cost_of(choice: LayoutReport, objective: str) -> float:
-    """What numbers of GPUs are compared by: days or energy of the run; for cost the GPU-hours of
-    the run, or of a billion tokens where no run is known."""
+    """Return the figure to minimise over GPU counts: days or energy of the run; for cost its GPU-hours.
+    Without a run, the GPU-hours of a billion tokens."""
     if choice.run is None:
         return choice.gpu_hours_per_billion
     return {"days": choice.run.days, "energy": choice.run.watt_hours or 0.0}.get(objective, choice.run.gpu_hours)

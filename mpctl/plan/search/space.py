@@ -1,4 +1,4 @@
-"""Which layouts there are for a job: generators of the values that its rules accept.
+"""Generate the layouts of a job from the values that its rules accept.
 
 A layout is everything that may differ between two ways to run one job: axis sizes, their order, how
 the pipeline is cut and run, micro batch, recomputation, sequence parallelism, ZeRO, tensor mode.
@@ -226,9 +226,9 @@ class SearchSpace:
                         yield layout._replace(recompute=recompute)
 
     def _cuts_in_vain(self, cp: int, micro: int) -> bool:
-        """Of a model with experts, whether cp cuts samples of which whole ones could be divided: a
-        cp and a micro batch half as large, with twice the replicas, have as many rows, micro
-        batches and bytes, and exchange fewer keys and values."""
+        """Whether cp splits samples, in a model with experts, that replicas could take whole: half the
+        cp and micro batch with twice the replicas have as many rows, micro batches and bytes, and
+        exchange fewer keys and values."""
         is_free = self.fixed.keys().isdisjoint(("cp", "dp", "micro_batch_size"))
         return self.model.experts is not None and is_free and gcd(cp, micro) > 1
 

@@ -37,7 +37,7 @@ ROTARY_LAYERNORM: Raw = {"family": "gpt", "position": "rotary", "bias": True, "t
 
 
 def _biases(config: Raw, *, mlp: bool | None = None, default: bool = False) -> Found:
-    """Which linear layers have biases; mlp: the MLP's, where no key of the class says it."""
+    """Read the linear layers with biases. mlp: whether the MLP has them, if no key of the class says so."""
     attention, other = (flag(config, name, default) for name in BIAS_NAMES)
     other = other if mlp is None else mlp
     named = {(True, False): "attention", (False, True): "mlp"}

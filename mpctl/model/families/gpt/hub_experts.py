@@ -56,8 +56,8 @@ def _read_keys(names: dict[str, tuple[str, ...]], *others: str) -> tuple[str, ..
 
 
 def _sparse_layers(config: Raw) -> Found:
-    """Of every decoder_sparse_step layers the last has experts, unless mlp_only_layers names it;
-    layers that it names must be the first ones."""
+    """Read the layers with experts: the last of every decoder_sparse_step, except those in
+    mlp_only_layers, which must come first."""
     every, dense = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers") or []
     layers = config.get("num_hidden_layers")
     if not _is_count(every):
@@ -427,7 +427,7 @@ def _latent_limits(model: ModelSpec) -> Inexpressible:
 
 
 def _softmax(**others: tuple[object, ...]) -> dict[str, tuple[object, ...]]:
-    """What classes with plain routing can express."""
+    """Return the values that classes with plain routing can express."""
     return {
         "norm": ("rmsnorm",),
         "norm_order": ("pre",),

@@ -87,7 +87,7 @@ def config(model: ModelSpec) -> dict[str, Any]:
 
 
 def stack(name: str, *, mlp: int) -> Modules:
-    """What both stacks have; mlp: its place in a block's list."""
+    """Return the modules that both stacks have. mlp: the position of the MLP in a block's list."""
     attention = f"{name}.block.{{}}.layer.0.SelfAttention"
     return {
         f"{name}.position": (f"{name}.block.0.layer.0.SelfAttention.relative_attention_bias",),

@@ -1,4 +1,4 @@
-"""Which schedules are possible with given numbers of stages, chunks and micro batches.
+"""Conflicts of a schedule with the numbers of stages, chunks and micro batches.
 
 Planning checks this as a rule (plan/rules/layout.py), the search before it estimates a layout, and
 orders.py before it makes a schedule:
