@@ -273,5 +273,5 @@ LOG = LauncherLog(
     ),
     beside=("megatron", BAR),
 )
-"""Of runtime/pipe/engine.py, and of ThroughputTimer in utils/timer.py."""
+"""Lines printed by runtime/pipe/engine.py and by ThroughputTimer in utils/timer.py."""
 LAUNCHER = ForeignLauncher("deepspeed", "DeepSpeed 0.19", "python", _refusals, _notes, _body, read_deepspeed, LOG)

@@ -120,7 +120,7 @@ def launcher_runtime(job: JobSpec, target: str) -> str | None:
 
 
 def _runtime_note(plan: Plan, launcher: ForeignLauncher) -> Iterator[str]:
-    """Whose speed and memory the plan assumes, and the step's time where it is the launcher's."""
+    """Yield a note on the runtime behind the estimates; if the launcher runs that runtime, give the step time."""
     runtime, estimate = plan.job.training.runtime, plan.estimate
     if estimate is None:
         return

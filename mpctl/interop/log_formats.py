@@ -1,4 +1,4 @@
-"""What the log of a launcher is: lines of steps, and the settings that it prints at its start.
+"""Step lines and printed settings in the log of a launcher.
 
 A line is a step where it has the `mark` of a StepFormat, a number of the step, and a time or a
 rate. A figure is the number that follows its words, with spaces, `:` or `=` between; K, M, B and T
@@ -71,8 +71,7 @@ class LogStep(NamedTuple):
 
     @property
     def duration(self) -> float:
-        """What is proportional to the step's time where the layout stays the same: its seconds,
-        or one over its rate."""
+        """Seconds of a step, or the inverse of its rate: proportional to the step time if the layout stays the same."""
         rates = (self.tokens_per_second, self.tokens_per_rank, self.samples_per_second)
         return self.seconds or next((1 / rate for rate in rates if rate), inf)
 

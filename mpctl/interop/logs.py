@@ -136,8 +136,8 @@ Rows = list[tuple[LogStep, bool]]
 
 @dataclass
 class _Start:
-    """What one process group printed: its steps by launcher, kind of line and rank, its settings
-    and its ranks, its progress bars by their steps in all."""
+    """Output of one process group: steps by launcher, kind of line and rank, settings, number of ranks,
+    and progress bars by total steps."""
 
     line: int
     steps: dict[tuple[str, int, str], Rows] = field(default_factory=dict)
@@ -254,7 +254,7 @@ def _ranks_in(text: str) -> int | None:
 
 
 def _read_aside(line: LogLine, start: _Start) -> None:
-    """What a line without a step says of what delays the next step, or of a bar."""
+    """Read a line without a step: a progress bar, a summary, or work that delays the next step."""
     text = line.text
     if (bar := read_bar(text, line.number)) is not None:
         total, elapsed, step = bar

@@ -199,7 +199,7 @@ def _router_refusals(model: ModelSpec, who: str) -> Iterator[Issue]:
 
 
 def expert_notes(job: JobSpec) -> Iterator[str]:
-    """What a reader must know of a job's experts and latents."""
+    """Yield notes on a job's experts and latents."""
     model = job.model
     if model is None:
         return
@@ -214,8 +214,8 @@ def expert_notes(job: JobSpec) -> Iterator[str]:
 
 
 def layer_pattern(layers: Sequence[int]) -> str:
-    """Which layers have experts, as a list in Python's arithmetic: the shortest part that repeats,
-    by runs of equal layers."""
+    """Write the layers with experts as a Python list expression: the shortest repeating part, by runs of
+    equal layers."""
     size = len(layers)
     for period in range(1, size + 1):
         repeats, rest = divmod(size, period)
@@ -327,7 +327,7 @@ def _read_router(reader: KeyReader) -> None:
 
 
 def _read_layers(reader: KeyReader) -> None:
-    """Which layers have experts: a list, or N for the first layer of every N."""
+    """Read the layers with experts: a list, or N for the first layer of every N."""
     flag, total = LAYER_FREQ, reader.settings.get("model.layers")
     text = reader.value(flag, "1")
     if text == "1" or not isinstance(total, int):

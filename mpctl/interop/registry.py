@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 
 class InteropRow(NamedTuple):
-    """Where a launcher is described. module: the one that has its LAUNCHER; reads: whether jobs are
-    read from its flags or files."""
+    """Entry of a launcher. module: it defines LAUNCHER; reads: whether jobs are read from its flags or files."""
 
     module: str
     reads: bool = False

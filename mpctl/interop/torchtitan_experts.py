@@ -20,7 +20,7 @@ from mpctl.spec.model import VARIANTS, ModelSpec, is_set
 from mpctl.spec.yarn import find_yarn
 
 TAKEN = ("experts", "attention_kind", "qk_norm")
-"""Of VARIANTS, those that its models with experts have."""
+"""Entries of VARIANTS that torchtitan's models with experts support."""
 
 
 def is_of_experts(model: ModelSpec) -> bool:
@@ -68,7 +68,7 @@ def _router_refusals(job: JobSpec, model: ModelSpec) -> Iterator[Issue]:
 
 
 def shape_text(model: ModelSpec) -> str:
-    """What a config for lay_out needs besides the sizes of a dense model."""
+    """Describe the experts and latents that a config for lay_out needs; empty for a dense model without latents."""
     words = []
     if model.experts is not None:
         every = f", in the last layer of every {model.moe_layer_every}"

@@ -140,7 +140,7 @@ SIZES = ("layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "qk_norm", "ti
 OF_EXPERTS = ("experts", "experts_per_token", "expert_width", "shared_expert_ffn", "dense_layers", "moe_layer_every")
 OF_LATENTS = ("attention_kind", "qk_size", "v_size", "q_lora_rank", "kv_lora_rank")
 SHAPE = (*SIZES, *OF_EXPERTS, *OF_LATENTS)
-"""What a flavour fixes."""
+"""Settings that a flavour fixes."""
 
 
 def find_flavor(model: ModelSpec | None) -> tuple[str, str] | None:

@@ -253,8 +253,8 @@ def _kernel(row: KernelRow) -> str:
 def _roof(
     rows: Sequence[KernelRow], own: Sequence[KernelRow], peak: float | None, reach: Span
 ) -> tuple[str, list[ChartSeries]]:
-    """What the panel's title says of its roof, and the roof: the bandwidth is that of the fastest
-    triad or copy of as many ranks; the peak the device's, else the fastest product's."""
+    """Return the roof's text for the panel's title, and its series. The bandwidth is that of the fastest
+    triad or copy of as many ranks; the peak is the device's, else the fastest product's."""
     ranks = own[0]["ranks"]
     streams = [row["bytes_per_second"] for row in rows if row["kernel"] in STREAMS and row["ranks"] == ranks]
     products = [row["flops_per_second"] for row in own if row["kernel"] == "matmul"]

@@ -78,13 +78,13 @@ def expert_axes(topology: Topology) -> list[str]:
 
 
 def experts_text(topology: Topology, ranks: range) -> str:
-    """Where the ranks of a cell hold experts: `ep 3`, `ep 0-7 etp 1`; empty without such axes."""
+    """Return the index of a cell's ranks along the expert axes: `ep 3`, `ep 0-7 etp 1`; empty without such axes."""
     axes = expert_axes(topology)
     return " ".join(f"{axis} {span_text(*extent(topology, axis, ranks))}" for axis in axes)
 
 
 def place_names(topology: Topology) -> str:
-    """What the lines below a cell's rank mean: `dp (d), pp (p), cp (c); then ep`."""
+    """Return the legend of the lines below a cell's rank: `dp (d), pp (p), cp (c); then ep`."""
     places = ", ".join(f"{axis} ({axis[0]})" for axis in coordinate_axes(topology))
     axes = expert_axes(topology)
     return f"{places}; then {' and '.join(axes)}" if axes else places

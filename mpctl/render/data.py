@@ -89,9 +89,8 @@ def _corpus_facts(prepared: Prepared) -> Iterator[tuple[str, str]]:
 
 
 def data_warnings(prepared: Prepared | None) -> list[str]:
-    """What a launch says of the corpus that it prepared: files without text, and bytes that are not
-    in its encoding. Hidden files and files beyond the limit of bytes are left out as expected.
-    """
+    """Return a launch's warnings about the corpus that it prepared: files without text, and bytes that
+    are not in its encoding. Hidden files and files beyond the limit of bytes are left out as expected."""
     if prepared is None:
         return []
     expected = ("hidden", "beyond-max-bytes")

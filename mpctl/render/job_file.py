@@ -25,10 +25,10 @@ WIDTH = 100
 
 @dataclass(frozen=True)
 class JobFile:
-    """What a job file says. about: lines of the comment that it begins with; settings: by full
-    name, in the order in which they are written; reasons: comments in place of the descriptions, of
-    settings and of tables, by name; commands: those that come next, each with what it does;
-    not_launched: why `mpctl launch` is none of them."""
+    """Content of a job file. about: lines of the comment at the top; settings: by full name, in the
+    order in which they are written; reasons: comments in place of the descriptions, of settings and of
+    tables, by name; commands: the next commands, each with its effect; not_launched: why `mpctl launch`
+    is not among them."""
 
     about: Sequence[str]
     settings: Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""What goes to stdout and stderr without rich: a JSON document, issues, marks as plain letters.
+"""Write to stdout and stderr without rich: a JSON document, issues, marks as plain letters.
 
 Marks become plain letters for streams that cannot show them: `→` is `->` in ASCII and Latin-1.
 

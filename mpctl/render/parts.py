@@ -131,7 +131,7 @@ class Bars(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """What each drawer shows in its own way: drawn, a picture for a page; letters, for a terminal."""
+    """Picture in two forms. drawn: for a page; letters: for a terminal."""
 
     drawn: Callable[[], Iterable[Raw]] | None = None
     letters: Callable[[], Iterable[RenderableType]] | None = None

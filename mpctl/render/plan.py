@@ -68,10 +68,10 @@ MARKS = {"ok": "✓ ok", "warning": "! warning", "error": "✗ error"}
 
 
 class PlanView(NamedTuple):
-    """What is shown of a plan. kinds: list every group of these kinds; None: the first groups of each
-    kind. ranks: list every rank. full: fold nothing. others: the layout under other runtimes, to be said
-    in a line; runtimes: under those that were asked for, as a table. run: the run of `--tokens`. search: the
-    parts of the search that found the layout. is_page: with what only a page shows."""
+    """Options for showing a plan. kinds: list every group of these kinds; None: the first groups of each
+    kind. ranks: list every rank. full: fold nothing. others: the layout under other runtimes, in one
+    line; runtimes: under requested runtimes, as a table. run: the run of `--tokens`. search: the parts
+    of the search that found the layout. is_page: include the parts that only a page shows."""
 
     kinds: tuple[str, ...] | None = None
     ranks: bool = False

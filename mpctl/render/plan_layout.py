@@ -1,4 +1,4 @@
-"""Where ranks sit: nodes as boxes of ranks, rank groups, grids of tp ranks, experts, a list of all ranks.
+"""Placement of ranks: nodes as boxes of ranks, rank groups, grids of tp ranks, experts, a list of all ranks.
 
 Colour is never the only carrier: each cell names its rank, and its tp group by a letter.
 """
@@ -55,7 +55,7 @@ def _map(plan: Plan, topology: Topology) -> Iterable[Raw]:
 
 
 def _homes(plan: Plan, topology: Topology) -> Iterator[DataTable]:
-    """Where experts live: a row for each place along ep, with its ranks of the first stage."""
+    """Yield a table of experts: a row for each index along ep, with its ranks of the first stage."""
     homes = expert_homes(plan.job)
     if len(homes) < 2:
         return
@@ -158,8 +158,8 @@ def ranks_table(plan: Plan, topology: Topology) -> DataTable:
 
 
 def grid_parts(plan: Plan, topology: Topology) -> Iterator[Part]:
-    """What each axis of the grid cuts and sends, the first tp group, and the blocks of its ranks; nothing
-    in 1d."""
+    """Yield the cuts and messages of each axis of the grid, the first tp group, and the blocks of its
+    ranks; nothing in 1d."""
     axes = topology.parts.get("tp", ())
     if not axes:
         return

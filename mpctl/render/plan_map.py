@@ -84,7 +84,7 @@ def grid_figure(plan: Plan, topology: Topology) -> Iterator[Raw]:
 
 
 def _key(topology: Topology, drawn: list[Box], kind: str) -> Raw:
-    """What a cell is, and what its letter and its coordinates mean. kind: the group's, first."""
+    """Return the legend of the map: the cell, its letter and its coordinates. kind: the group's, first."""
     is_tiled = drawn[0].number is None
     what = "A tile is a node" if is_tiled else "A cell is a GPU with its rank"
     if is_tiled and len(drawn[0].cells) < topology.nodes:
@@ -95,7 +95,7 @@ def _key(topology: Topology, drawn: list[Box], kind: str) -> Raw:
 
 
 def layout_data(plan: Plan, topology: Topology) -> dict[str, Any]:
-    """What page.js needs: numbers, and the layers of each stage."""
+    """Return the data for page.js: sizes, views, experts, groups and the layers of each stage."""
     stages = plan.stages or ()
     return {
         "world": topology.world_size,

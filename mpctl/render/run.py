@@ -148,7 +148,7 @@ def expert_rows(experts: ExpertSummary | None) -> Iterator[tuple[str, str]]:
 
 
 def _slow_rows(slow: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    """What held up the run: the first MOST_SLOW in a sentence each."""
+    """Yield the first MOST_SLOW delays of the run, a sentence each."""
     for part in slow[:MOST_SLOW]:
         until = "" if part["until"] is None else f"; until step {part['until']}"
         yield "slow", f"{part['text']}{until}"

@@ -67,7 +67,7 @@ def _names(profile: RunProfile) -> Iterator[Event]:
 
 
 def _events(profile: RunProfile, zero: float) -> Iterator[Event]:
-    """What all ranks did, with times from `zero` on."""
+    """Yield the events of all ranks, with times from `zero` on."""
     free: dict[int, list[float]] = {}  # when each row of messages of a rank ends
     for line in profile.lines:
         rank, step = line["rank"], {"step": line["step"]}
@@ -129,7 +129,7 @@ def _sort_index(stage: int, rank: int, world: int) -> int:
 
 
 def _started(event: ProfileEvent) -> Started:
-    """What a wait and the start that it belongs to have in common."""
+    """Return the key that a wait shares with its start."""
     return event["name"], event.get("axis", ""), event.get("started", event["began"])
 
 

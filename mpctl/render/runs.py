@@ -188,7 +188,7 @@ def _headline(document: ShownRun, spent: TimeSpent | None) -> Iterator[tuple[str
 
 
 def _time_parts(spent: TimeSpent) -> Iterator[Part]:
-    """Where the time went, and the longest pauses."""
+    """Yield the shares of time by activity, and the longest pauses."""
     shares = {
         "steps that count": spent.steps,
         "saves that training waited for": spent.saves,

@@ -1,7 +1,7 @@
-"""What a trained model writes, and how good it is: sampled text, loss and perplexity by corpus.
+"""Output of a trained model: sampled text, and loss and perplexity by corpus.
 
-Sampled texts go to stdout and nothing else does; progress and the last line go to stderr. Text from
-a model may hold anything: characters that steer a terminal are left out.
+Only sampled texts go to stdout; progress and the last line go to stderr. Text from a model may hold
+anything: characters that steer a terminal are left out.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class GridPicture:
 
     @property
     def label(self) -> str:
-        """What the picture shows, in words."""
+        """Description of the picture, in words."""
         sizes = " x ".join(f"{axis} {size}" for axis, size in self.grid.axes.items())
         more = f", the first {self.shown}" if self.shown < self.grid.size else ""
         return f"Grid of the {self.grid.size} ranks of the first tp group: {sizes}{more}"

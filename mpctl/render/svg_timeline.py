@@ -124,7 +124,7 @@ class StepPicture:
 
     @property
     def label(self) -> str:
-        """What is shown, for readers who do not see it."""
+        """Description of the picture, for screen readers."""
         stages, m = len(self.step.line.orders), self.step.microbatches
         batches = plural(m, "micro batch", "micro batches")
         where = f"{batches} on {plural(stages, 'stage')}"

@@ -169,8 +169,8 @@ class FabricSpec(StrictModel):
 
 
 class OperationsSpec(StrictModel):
-    """What long runs meet on a cluster: failures, storage, power, prices. The defaults are
-    published figures (docs/goodput.md)."""
+    """Conditions of long runs on a cluster: failures, storage, power, prices. The defaults are published
+    figures (docs/goodput.md)."""
 
     gpu_mtbf_hours: MeanHours = Field(
         79_000.0,

@@ -51,7 +51,7 @@ class FamilyDefaults(ABC):
     @property
     @abstractmethod
     def synonyms(self) -> tuple[str, ...]:
-        """What other software calls the family or models like it, in lower case: for hints."""
+        """Names of the family, or of models like it, in other software, in lower case: for hints."""
 
 
 @lru_cache(maxsize=1)
@@ -70,7 +70,7 @@ def family_names() -> tuple[str, ...]:
 
 
 def family_synonyms() -> dict[str, tuple[str, ...]]:
-    """What other software calls each built-in family; used in hints, not accepted as names."""
+    """Names of each built-in family in other software; used in hints, not accepted as names."""
     families = ((name, load_family(name)) for name in builtin_families())
     return {name: family.synonyms for name, family in families if family is not None}
 
@@ -128,7 +128,7 @@ MASK = "[MASK]"
 
 
 class PromptKind(Enum):
-    """What sampling writes for a prompt.
+    """Kinds of text that sampling writes for a prompt.
 
     For BERT the prompt `a [MASK] c` becomes [CLS] a [MASK] c [SEP], and one word is drawn for the
     [MASK]; for GPT the prompt's tokens are followed by those that are written, up to end-of-text.

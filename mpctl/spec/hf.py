@@ -371,7 +371,7 @@ def find_fetched(name: str) -> Path | None:
 
 
 def fetched_path(name: str) -> Path | None:
-    """Where `--fetch` stores the config.json of this id; None for a user without a home folder."""
+    """Return the path where `--fetch` stores the config.json of this id; None for a user without a home folder."""
     cache = user_folder("XDG_CACHE_HOME", ".cache")
     return None if cache is None else cache / "mpctl" / "models" / name / "config.json"
 

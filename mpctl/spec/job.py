@@ -125,8 +125,8 @@ class JobSpec(StrictModel):
 
     @property
     def device_kind(self) -> str | None:
-        """Where ranks run: launch.device, or for `auto` the kind of the cluster's device; None
-        where neither says."""
+        """Kind of device that ranks run on: launch.device, or for `auto` the kind of the cluster's
+        device; None if neither is given."""
         if self.launch.device != "auto":
             return self.launch.device
         return None if self.cluster.device is None else self.cluster.device.kind
@@ -203,8 +203,8 @@ def changed_job(job: JobSpec, settings: Mapping[str, object], open_settings: fro
 
 
 def auto_dtype(device: DeviceSpec | None) -> DType:
-    """What training.dtype `auto` stands for: bf16 on an accelerator that has it, fp16 on an older
-    one; fp32 on a CPU, where jobs are tried out and losses compared, and where no device is named.
+    """Return the data type of training.dtype `auto`: bf16 on an accelerator that has it, fp16 on an
+    older one; fp32 on a CPU, where jobs are tried out and losses compared, and if no device is named.
 
     By hand: bf16 on an H100, fp16 on a V100, fp32 on a laptop.
     """

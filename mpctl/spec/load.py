@@ -256,7 +256,7 @@ def _read_file(path: Path) -> Raw:
 
 
 def _syntax_hint(message: str, text: str) -> str:
-    """What to write where a table has the name of a key: `cluster = "x"` and `[cluster]`."""
+    """Return a hint for a table that has the name of a key: `cluster = "x"` and `[cluster]`."""
     found = re.match(r"Cannot overwrite a value \(at line (\d+)", message)
     line = text.splitlines()[int(found[1]) - 1].strip() if found else ""
     table = re.match(r"\[\s*([\w-]+)\s*\]", line)
@@ -300,7 +300,7 @@ class Base(NamedTuple):
 
 
 class Notes(NamedTuple):
-    """What was found while tables were merged: errors, and warnings about old names."""
+    """Findings while tables are merged: errors, and warnings about old names."""
 
     issues: list[Issue]
     warnings: list[Issue]

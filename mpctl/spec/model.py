@@ -285,8 +285,8 @@ class ModelSpec(StrictModel):
 
     @property
     def biased(self) -> frozenset[str]:
-        """Which linear layers of a block have biases: `qkv`, `output` (of attention), `mlp`. Latent
-        attention has none where bias is true, as experts have none."""
+        """Linear layers of a block with biases: `qkv`, `output` (of attention), `mlp`. If bias is true,
+        latent attention still has none, and neither have experts."""
         found = frozenset(BIASED[self.bias])
         return found & {"mlp"} if self.is_mla and self.bias is True else found
 

@@ -318,7 +318,7 @@ class RuntimeSupport(StrictModel):
 
 
 class CommunicatorMemory(StrictModel):
-    """What a communicator of NCCL or RCCL holds on a device (mpctl/plan/estimate/libraries.py)."""
+    """Memory of an NCCL or RCCL communicator on a device (mpctl/plan/estimate/libraries.py)."""
 
     connection_bytes: Annotated[float, Ge(0), Le(1e12), AS_MEMORY] = Field(
         description="bytes of one channel's buffers for one peer that it receives from"
@@ -386,7 +386,7 @@ class RuntimeMemory(StrictModel):
 
 
 class RuntimeProfile(StrictModel):
-    """What an estimate assumes of a training software: a preset of runtimes."""
+    """Assumptions about a training software: a preset of runtimes."""
 
     name: str = Field(description="the software")
     runs: RuntimeSupport = Field(default_factory=RuntimeSupport, description="the layouts that it runs")

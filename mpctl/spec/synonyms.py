@@ -1,4 +1,4 @@
-"""What other software calls the settings of a job: for hints only, never accepted as names.
+"""Names of a job's settings in other software: for hints only, never accepted as names.
 
 Megatron-LM's and DeepSpeed's arguments, torchtitan's config keys, `transformers` configs and
 TrainingArguments, and plain words. Keys are compared in lower case with underscores.

@@ -250,7 +250,7 @@ class TrainingSpec(StrictModel):
 
     @property
     def repeated_modules(self) -> frozenset[str]:
-        """What selective recomputation computes again; nothing in the other modes."""
+        """Modules that selective recomputation computes again; empty in the other modes."""
         if self.recompute != "selective":
             return frozenset()
         return frozenset(self.recompute_modules or [CORE])

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from mpctl.spec.model import ModelSpec, YarnScaling
 
 USUAL = {"original_max_position": 4096.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}
-"""What Megatron-Core's command line leaves as it is (MLATransformerConfig)."""
+"""Values that Megatron-Core's command line leaves at their defaults (MLATransformerConfig)."""
 
 
 def yarn_magnitude(factor: float, scale: float = 1.0) -> float:

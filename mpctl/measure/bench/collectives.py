@@ -190,7 +190,7 @@ class CollectiveFindings(TypedDict):
 
 
 class CollectivesReport(BenchEnvelope):
-    """What `mpctl bench collectives --json` prints."""
+    """Output of `mpctl bench collectives --json`."""
 
     results: list[CollectiveRow]
     findings: CollectiveFindings

@@ -36,9 +36,9 @@ class ComparedRow(TypedDict):
 
 
 class Comparison(TypedDict):
-    """What `mpctl bench compare --json` prints. threshold: in percent; ratio: the geometric mean of
-    the rows'; only_in_a, only_in_b: names of rows; warnings: why the reports may differ for other
-    reasons than the code."""
+    """Output of `mpctl bench compare --json`. threshold: in percent; ratio: the geometric mean over the
+    rows; only_in_a, only_in_b: names of rows; warnings: reasons other than the code why the reports may
+    differ."""
 
     schema: Literal["mpctl.bench-compare/1"]
     bench: str

@@ -60,7 +60,7 @@ class KernelFindings(TypedDict):
 
 
 class KernelsReport(BenchEnvelope):
-    """What `mpctl bench kernels --json` prints, and OUT/report.json."""
+    """Output of `mpctl bench kernels --json`, also written to OUT/report.json."""
 
     results: list[KernelRow]
     findings: KernelFindings

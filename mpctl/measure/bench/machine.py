@@ -232,8 +232,9 @@ class MachineFindings(TypedDict):
 
 
 class MachineReport(BenchEnvelope):
-    """What `mpctl bench machine --json` prints, and OUT/report.json. Its rows are those of kernels
-    and of collectives (measure/bench/kernels.py, measure/bench/collectives.py), estimated on the presets."""
+    """Output of `mpctl bench machine --json`, also written to OUT/report.json. Rows are those of the
+    kernels and collectives benches (measure/bench/kernels.py, measure/bench/collectives.py), with
+    estimates from the presets."""
 
     results: list[KernelRow | CollectiveRow]
     findings: MachineFindings

@@ -156,7 +156,7 @@ def machine_preset(
 
 
 def measured_source(environment: BenchEnvironment) -> str:
-    """Where and when, in a sentence: the `source` of the presets."""
+    """Return the `source` of the presets: machine, date and versions, in a sentence."""
     return (
         f"Measured by mpctl bench machine on {environment['host']} ({environment['machine']}), "
         f"{environment['date'][:10]}, torch {environment['torch']}, mpctl {environment['mpctl']}."

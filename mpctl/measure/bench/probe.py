@@ -146,7 +146,7 @@ class RankBench(ABC):
 
     @abstractmethod
     def report(self) -> BenchReport:
-        """What has been measured so far, as JSON."""
+        """Return a report of the measurements so far, as JSON."""
 
     @property
     def is_complete(self) -> bool:

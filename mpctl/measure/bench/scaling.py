@@ -127,7 +127,7 @@ class ScalingFindings(TypedDict):
 
 
 class ScalingReport(BenchEnvelope):
-    """What `mpctl bench scaling --json` prints, and OUT/report.json."""
+    """Output of `mpctl bench scaling --json`, also written to OUT/report.json."""
 
     results: list[ScalingRow]
     findings: ScalingFindings
@@ -135,7 +135,7 @@ class ScalingReport(BenchEnvelope):
 
 @dataclass(frozen=True)
 class Timing:
-    """What the runs of one case measured, at least one."""
+    """Measurements of one case: one or more runs."""
 
     case: ScalingCase
     runs: Sequence[CaseRun]

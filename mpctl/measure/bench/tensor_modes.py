@@ -183,7 +183,7 @@ class ModeFindings(TypedDict):
 
 
 class TensorModesReport(BenchEnvelope):
-    """What `mpctl bench tensor-modes --json` prints."""
+    """Output of `mpctl bench tensor-modes --json`."""
 
     results: list[ModeRow]
     findings: ModeFindings

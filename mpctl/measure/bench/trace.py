@@ -169,8 +169,8 @@ class TraceFindings(TypedDict):
 
 
 class TraceReport(BenchEnvelope):
-    """What `mpctl bench trace` reports. environment: of the machine that reads the profile, with
-    the hosts of the run; load_at_start is 0, as that of the run is not known."""
+    """Report of `mpctl bench trace`. environment: the machine that reads the profile, with the hosts of
+    the run; load_at_start is 0, because the load during the run is unknown."""
 
     results: list[TraceRow]
     findings: TraceFindings

@@ -189,7 +189,7 @@ class VerifyFindings(TypedDict):
 
 
 class VerifyReport(BenchEnvelope):
-    """What `mpctl bench verify --json` prints, and OUT/report.json."""
+    """Output of `mpctl bench verify --json`, also written to OUT/report.json."""
 
     results: list[VerifyRow]
     findings: VerifyFindings

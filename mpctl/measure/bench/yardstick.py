@@ -42,7 +42,7 @@ class Paces:
         return median(self.seconds or [1.0])
 
     def factor(self, around: float) -> float:
-        """What seconds are multiplied by that were measured where the yardstick took `around`."""
+        """Return the factor that corrects seconds measured while the yardstick took `around`."""
         return self.usual / around
 
     @property

@@ -357,8 +357,8 @@ def _layer_factors(fit: OwnFit, profile: str) -> dict[str, dict[str, float]]:
 def _profile(
     runs: Sequence[Run], spread: float, factors: Mapping[str, float], layers: Mapping[str, Mapping[str, float]]
 ) -> Changes:
-    """What a profile says of the runs behind it, and its spread. factors: by cluster, for plans on
-    a copy of it that does not state its own; layers: by cluster and shape."""
+    """Return the changes to a profile: the runs behind it and its spread. factors: by cluster, for plans
+    on copies without a factor; layers: by cluster and shape."""
     own, profile = seen_by(runs), runs[0].profile
     if not is_elsewhere(runs):
         own = merged_seen(profile.seen, own)

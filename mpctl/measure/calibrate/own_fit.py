@@ -53,7 +53,7 @@ class FreeFigure:
         return log(value / self.start) / self.constant.slack if value else -inf
 
     def change(self, shift: float) -> float:
-        """What a shift of this size changes: a share of the value, or a difference in its unit."""
+        """Return the change made by a shift of this size: a fraction of the value, or a difference in its unit."""
         return self.unit * shift if self.unit else self.constant.slack * shift
 
 
@@ -103,8 +103,8 @@ class OwnFit:
         return max(self.spreads.values())
 
     def predict(self, run: Run) -> Prediction:
-        """What the fit says of a run, measured or not, that uses these presets: its residual is
-        compared with any `step_seconds`. Estimates it once for each figure that it depends on."""
+        """Predict a run with these presets, measured or not. Any `step_seconds` will do: it cancels.
+        Estimates the run once for each figure that it depends on."""
         own = [i for i, figure in enumerate(self.figures) if run.has(figure.constant)]
         shifts = self.posterior.shifts
         here = residuals_at(run, self.figures, own, shifts)

@@ -1,9 +1,9 @@
-"""What a fit of own runs learnt, in words: figures that moved and how sure they are, what no run
-tells, and which further run would tell most.
+"""Text for a fit of own runs: figures that moved and their uncertainty, aspects that no run covers, and
+the most informative next run.
 
-A figure is reported where it tells something of these runs' steps: its shift, or what was unknown
-of it before and no longer is, the root of 1 - variance, changes them by LEAST or more. Reported are
-its value, the bounds of nine of ten cases, its value before, and what it adds to a step.
+A figure is reported if its shift, or the root of 1 - variance (the uncertainty that the fit removed),
+changes the steps of these runs by LEAST or more. The report gives its value, the bounds of nine of ten
+cases, its value before, and what it adds to a step.
 
 By hand, steps change by 3 % for a standard deviation of a figure's prior, of which 0.6 are left:
 3 % x 0.8 = 2.4 %, reported.
@@ -32,8 +32,8 @@ MOST_LINES = 8
 
 
 class _Words(NamedTuple):
-    """What a figure is called, and how it is written: part (of something), seconds, times (the
-    figure before), figure."""
+    """Phrase for a figure and its format: part (a fraction), seconds, times (relative to the previous
+    figure), figure."""
 
     text: str
     form: str
@@ -104,10 +104,9 @@ class FigureRow(TypedDict):
 
 
 class OwnDocument(TypedDict):
-    """What `mpctl calibrate --json` prints. presets: files written; unusable: rows that could not
-    be planned, with the reason; errors: relative errors of each run's estimate, before the fit,
-    after it, and under a fit without the run; band: by runtime, the factor within which nine of ten
-    runs to come are."""
+    """Output of `mpctl calibrate --json`. presets: files written; unusable: rows that could not be
+    planned, with the reason; errors: relative errors of each run's estimate, before the fit, after it,
+    and with the run left out; band: by runtime, the factor that covers nine of ten future runs."""
 
     schema: Literal["mpctl.calibrate/1"]
     presets: list[str]
@@ -193,7 +192,7 @@ def learnt_words(fit: OwnFit) -> list[str]:
 
 
 def _elsewhere_words(fit: OwnFit) -> list[str]:
-    """What the presets of this fit change in plans on other clusters."""
+    """Describe how the presets of this fit change plans for other clusters."""
     pairs = zip(fit.figures, fit.posterior.shifts, strict=True)
     shared = {
         figure.constant.name
@@ -289,8 +288,8 @@ def _percent(share: float) -> str:
 
 
 def telling_words(fit: OwnFit) -> list[str]:
-    """What to run next: what no run had, then a layout like the one that is estimated least surely
-    without itself, then the figure that most of that is due to."""
+    """Suggest what to run next: aspects that no run covers, then a layout like the least certain one
+    with its run left out, then the figure that causes most of that uncertainty."""
     words = [
         f"a run with {way}: nothing is known of {name} here"
         for name, way, has in ASPECTS

@@ -1,4 +1,4 @@
-"""What a few noisy residuals say about many constants: a linear model with priors.
+"""Estimate many constants from a few noisy residuals: a linear model with priors.
 
 Residuals r change with shifts z by the slopes J: r + J z. A shift is in units of its prior's
 standard deviation, so that its prior is a normal distribution of 1. What is left, e = r + J z, is

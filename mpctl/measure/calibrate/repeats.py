@@ -32,7 +32,7 @@ class Repeats:
 
     @property
     def offsets(self) -> list[list[float]]:
-        """What each run's residuals are above those of `run`."""
+        """Residuals of each run minus those of `run`."""
         return [[log(time / own.measured[key]) for key, time in self.run.measured.items()] for own in self.runs]
 
     @property
@@ -81,7 +81,7 @@ def find_repeats(runs: Sequence[Run]) -> list[Repeats]:
 
 
 def _times(run: Run) -> dict[str, float]:
-    """What is compared of a run: its step, or its layer's forward and backward."""
+    """Return the times to compare: that of the step, or of the layer's forward and backward."""
     keys = ["step_seconds"]
     if "step_seconds" not in run.measured:
         keys = [f"layer_{way}_ms" for way in WAYS]

@@ -1,4 +1,4 @@
-"""Which layout to measure next, and when to stop: pure functions of plans and measurements.
+"""Choose the next layout to measure, and decide when to stop: pure functions of plans and measurements.
 
 **Belief.** The logarithm of a layout's step time is x = log(plan) + error, with an error of four
 parts, each normal:
@@ -159,10 +159,10 @@ def chance_below(mean: float, deviation: float) -> float:
 
 @dataclass(frozen=True)
 class Belief:
-    """What plans and trials say together of the step times of some layouts.
+    """Step times of some layouts, inferred from plans and trials.
 
-    candidates: those that may be measured; measured: those that were, whose layouts need not be
-    among the candidates; scale: of all spreads.
+    candidates: layouts that may be measured; measured: layouts already measured, not necessarily among
+    the candidates; scale: a factor on all spreads.
     """
 
     candidates: Sequence[Candidate]
@@ -180,7 +180,7 @@ class Belief:
 
     @cached_property
     def noise(self) -> float:
-        """Of one trial, a standard deviation of the logarithm."""
+        """Standard deviation of one trial, in the logarithm of the step time."""
         return noise_of(self.measured)
 
     @cached_property
@@ -206,8 +206,8 @@ class Belief:
 
     @cached_property
     def _solved(self) -> tuple[NDArray[np.float64], float]:
-        """What the trials say: the gain of each point [points, measured], by which errors of measured
-        plans move its mean, and the logarithm of the trials' probability, up to a constant."""
+        """The gain [points, measured], which turns errors of measured plans into shifts of each point's
+        mean, and the log likelihood of the trials, up to a constant."""
         import numpy as np
         from scipy.linalg import cho_factor, cho_solve
 
@@ -320,7 +320,7 @@ def choose(belief: Belief) -> NextTrial | None:
 
 
 def _of_new_ideas(belief: Belief, numbers: Iterable[int]) -> Iterator[int]:
-    """Those of the points that split the ranks as no measured layout does."""
+    """Yield the points that split the ranks in a way not yet measured."""
     known = {_idea(one.candidate.layout) for one in belief.measured}
     return (at for at in numbers if _idea(belief.points[at].layout) not in known)
 

@@ -1,8 +1,8 @@
-"""What a tuning has found, schema mpctl.tune/1: `mpctl tune --json` prints it, and DIR/report.json
-is written with it before and after every trial.
+"""Results of a tuning, schema mpctl.tune/1: printed by `mpctl tune --json`, and written to
+DIR/report.json before and after every trial.
 
-The lead of the best layout is by how much longer a step of the second takes, a share; it is beyond
-noise where no other layout has a real chance to be faster (choose.py).
+The lead of the best layout is the extra step time of the second, as a fraction. It is beyond noise if no
+other layout has a real chance to be faster (choose.py).
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ class BestEntry(MeasuredEntry):
 
 
 class LearntEntry(TypedDict):
-    """What the trials told. words: in sentences; presets: the folder with the fitted presets, None
-    without any; mean_error_before, mean_error_after: of the plans of the measured layouts, by the
-    first presets and by the fitted ones, shares, None without a measured layout."""
+    """Findings from the trials. words: sentences; presets: folder of the fitted presets, None if there
+    are none; mean_error_before, mean_error_after: errors of the plans of the measured layouts with the
+    original and the fitted presets, as fractions, None without a measured layout."""
 
     words: list[str]
     presets: str | None

@@ -397,7 +397,7 @@ def usual_start(job: JobSpec) -> float:
 
 
 def least_seconds(start: float, step: float) -> float:
-    """What a trial takes at least. start: seconds until the ranks train; step: of a step."""
+    """Return the least seconds of a trial. start: seconds until the ranks train; step: seconds of a step."""
     return start + (WARM_UP_STEPS + LEAST_STEPS) * step
 
 

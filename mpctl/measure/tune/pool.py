@@ -51,8 +51,7 @@ WAYS = ("tensor_mode", "tp", "cp", "pp", "ep", "schedule")
 
 
 class Learnt(NamedTuple):
-    """What trials tell of the system. cluster, profile: with the fitted figures; words: what was
-    learnt."""
+    """The system as fitted to trials. cluster, profile: with the fitted figures; words: the findings."""
 
     cluster: ClusterSpec
     profile: RuntimeProfile
@@ -165,9 +164,9 @@ def _evaluator(space: SearchSpace, cluster: ClusterSpec, profile: RuntimeProfile
 def learn(
     space: SearchSpace, trials: Sequence[TrialRecord], typed: Mapping[str, Any], folder: TuneFolder
 ) -> Learnt | None:
-    """What the measured trials tell, once there are two layouts; the fitted presets are written to
-    the folder. typed: the settings of the command line, for the name of the cluster's preset.
-    Raises InputError where the runs cannot be fitted: no preset has the cluster's name, say."""
+    """Fit the measured trials and write the presets to the folder; None with fewer than two layouts.
+    typed: the settings of the command line, for the name of the cluster's preset. Raises InputError if
+    the runs cannot be fitted, for example because no preset has the cluster's name."""
     runs = tuning_runs(space, trials, typed)
     if len(runs) < 2:
         return None

@@ -231,8 +231,8 @@ def step_times(run: RunDir) -> tuple[float, ...]:
 
 
 def job_identity(job: JobSpec, fixed: Mapping[str, Any]) -> dict[str, Any]:
-    """What trials of one folder have in common: the job without its layout, and the fields of a
-    layout that the search does not vary."""
+    """Return the settings that all trials of a folder share: the job without its layout, and the fields
+    of a layout that the search does not vary."""
     tables = job.model_dump(mode="json", exclude_none=True)
     free = set(LayoutSettings._fields) - set(TRAINING) - set(fixed)
     kept = {

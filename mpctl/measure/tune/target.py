@@ -1,4 +1,4 @@
-"""Where trials run: on this host, on hosts that it reaches, or as jobs of a scheduler.
+"""Targets of trials: this host, hosts that it reaches, or jobs of a scheduler.
 
 The target is checked before the first trial as `mpctl launch` checks it. Text is prepared once, in
 the folder of the tuning, for all trials.

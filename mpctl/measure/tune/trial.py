@@ -91,8 +91,8 @@ class TrialWatch:
 
 
 class MakeTrial(Protocol):
-    """What makes trials: on this host and hosts that it reaches (`launch_trial`), as jobs of a
-    scheduler (submitted.py), or in a test."""
+    """Function that makes a trial: on this host and hosts that it reaches (`launch_trial`), as a job of
+    a scheduler (submitted.py), or in a test."""
 
     def __call__(self, order: TrialOrder, watch: TrialWatch) -> TrialResult:
         """Make a trial. Raises InputError where the target refuses it before any rank starts."""
