@@ -27,7 +27,7 @@ LIMITS = LauncherLimits(
 )
 MIXED_PRECISION = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 DISTRIBUTED_TYPES = {"cuda": "MULTI_GPU", "rocm": "MULTI_GPU", "tpu": "XLA"}
-"""By kind of device; of others MULTI_CPU, MULTI_XPU, ..., accelerate's utils/dataclasses.py."""
+"""Keys are kinds of device; others are MULTI_CPU, MULTI_XPU, ..., accelerate's utils/dataclasses.py."""
 
 
 def _refusals(plan: Plan) -> Iterator[Issue]:

@@ -126,7 +126,7 @@ def read_log(text: str, launcher: str | None = None, *, where: str = "log") -> L
 
 
 def read_log_file(path: Path, launcher: str | None = None) -> LogRun:
-    """As read_log, of a file, of which a bounded part is in memory at a time."""
+    """Read the run of a log file, as read_log does; only a bounded part is in memory at a time."""
     return _read(lines_of(file_pieces(path)), launcher, str(path))
 
 
@@ -148,7 +148,7 @@ class _Start:
     is_aside: bool = False
 
     def of(self, launcher: str) -> Rows:
-        """Its steps in the lines of a launcher, of the kind and rank that has most."""
+        """Steps in the lines of a launcher, of the kind and rank that has most."""
         return max((rows for key, rows in self.steps.items() if key[0] == launcher), key=len, default=[])
 
     @property
@@ -378,7 +378,7 @@ def _several_runs(starts: Sequence[_Start], name: str, where: str) -> Iterator[I
 
 
 def _unlike(first: _Start, start: _Start, name: str) -> str:
-    """How far the steps of two starts are apart, where that is more than UNLIKE and their noise."""
+    """Describe how far the steps of two starts differ, if by more than UNLIKE and their noise; empty otherwise."""
     for figure in TIMES:
         one, other = ([value for step, _ in s.of(name)[1:] if (value := getattr(step, figure))] for s in (first, start))
         if min(len(one), len(other)) < LEAST:

@@ -48,7 +48,7 @@ DISPATCHERS: dict[str, dict[str, str]] = {
     "hybridep": {KIND: "flex", BACKEND: "hybridep"},
     "rows": {KIND: "alltoall"},
 }
-"""By training.moe_dispatcher; `rows` is mpctl's own, an all-to-all of rows too."""
+"""Keys are values of training.moe_dispatcher; `rows` is mpctl's all-to-all of rows."""
 BEST_OF_GROUP = {"softmax": 1, "sigmoid": 2}
 """Experts whose scores are a group's score, by model.router_score."""
 
@@ -303,7 +303,7 @@ def _read_view(reader: KeyReader) -> None:
 
 
 def _read_router(reader: KeyReader) -> None:
-    """How experts are chosen and weighted."""
+    """Read how experts are chosen and weighted."""
     reader.read((*EXPERT_FLAGS, *OTHER_FLAGS))
     s, k = reader.settings, reader.settings.get("model.experts_per_token")
     for flag in ("--moe-router-load-balancing-type", "--moe-aux-loss-coeff"):
@@ -355,7 +355,7 @@ def _first_of_every(every: int, total: int) -> list[bool]:
 
 
 def _read_kernels(reader: KeyReader) -> None:
-    """How experts are computed and reached, where a job has one way."""
+    """Check settings of experts for which a job has one value, and read the dispatcher."""
     s, flag = reader.settings, "--moe-expert-capacity-factor"
     if reader.number(flag, float, -1.0) >= 0:
         message = f"{reader.value(flag)}: which tokens are dropped depends on the layout"
@@ -375,7 +375,7 @@ def _read_kernels(reader: KeyReader) -> None:
 
 
 def _read_dispatcher(reader: KeyReader) -> None:
-    """How tokens are sent, where it is not what the runtime's profile has."""
+    """Read the dispatcher, if it differs from that of the runtime's profile."""
     kind = reader.value(KIND, "allgather")
     found = reader.value(BACKEND, "deepep") if kind == "flex" else kind
     if found not in DISPATCHERS or found == "rows":

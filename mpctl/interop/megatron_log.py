@@ -61,7 +61,7 @@ _DERIVED = {
     "--decoder-seq-length",
     *OLDER,
 }
-"""Not read, as validation put what they say into others."""
+"""Flags not read: validation stored their values in other flags."""
 _LATENT = {*(flag.key for flag in LATENT_FLAGS), *POSITIONS}
 _OF_EXPERTS = (
     {*EXPERTS}

@@ -66,7 +66,7 @@ def is_neutral(flag: str, values: tuple[str, ...]) -> bool:
 
 
 def _is_same(text: str, other: str) -> bool:
-    """As words, or as numbers: 1 and 1.0."""
+    """Whether two values are equal as words or as numbers: 1 and 1.0."""
     try:
         return float(text) == float(other)
     except ValueError:

@@ -29,6 +29,6 @@ LAUNCHERS = {
     "colossalai": InteropRow("mpctl.interop.colossalai"),
     "torch": InteropRow("mpctl.interop.torch_mesh"),
 }
-"""By the name that `--emit` and `--from` take."""
+"""Keys are the names that `--emit` and `--from` take."""
 TARGETS = tuple(LAUNCHERS)
 SOURCES = tuple(name for name, row in LAUNCHERS.items() if row.reads)

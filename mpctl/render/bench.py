@@ -259,7 +259,7 @@ def print_bench_comparison(comparison: Comparison) -> None:
 
 
 def _compared(comparison: Comparison) -> Iterator[Part]:
-    """If there are many rows, those beyond the threshold."""
+    """Yield the compared rows; if there are many, only those beyond the threshold."""
     rows = sorted(comparison["rows"], key=lambda row: -row["ratio"])
     shown = [row for row in rows if len(rows) <= FEW_ROWS or row["verdict"] != "same"]
     if shown:

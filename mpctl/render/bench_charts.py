@@ -124,7 +124,7 @@ def _efficiency_mark(row: ScalingRow) -> Mark:
 
 
 def _inverse_span(value: float, row: BenchRow) -> Span:
-    """From the slowest to the fastest round, of what is as 1 / seconds."""
+    """Span from the slowest to the fastest round, for a value proportional to 1 / seconds."""
     work = value * row["seconds"]
     return work / row["seconds_max"], work / row["seconds_min"]
 
@@ -242,7 +242,7 @@ def roofline_charts(rows: Sequence[KernelRow], peaks: Mapping[str, float]) -> It
 
 
 def _reach(values: Sequence[float]) -> Span:
-    """From somewhat below the least value to somewhat above the largest."""
+    """Span from somewhat below the least value to somewhat above the largest."""
     return min(values) / 1.2, max(values) * 1.2
 
 

@@ -69,8 +69,8 @@ def _runs(ranks: Sequence[int]) -> list[str]:
 
 
 def groups_text(groups: Sequence[Sequence[int]], width: int) -> str:
-    """As many groups as fit in `width` characters, at least one; where some are left out the last
-    one too if it fits, and of each the first and the last members."""
+    """Write as many groups as fit in `width` characters, at least one. If some are left out, add the
+    last one if it fits, and show the first and the last members of each."""
     shown = _fitting(groups, width, LISTED_MEMBERS)
     if len(shown) == len(groups):
         return " ".join(shown)

@@ -40,7 +40,7 @@ def _trains(name: str) -> str:
 
 
 def not_launched_keys(name: str) -> list[str] | None:
-    """As keys_not_launched, of a preset of a model; None of one that cannot be read."""
+    """Return keys_not_launched for a preset of a model; None if the preset cannot be read."""
     try:
         model = load_job(None, {"model": name}).model
     except InputError:

@@ -455,7 +455,7 @@ def age_text(seconds: float) -> str:
 
 
 class StopView:
-    """On a terminal a moving line on stderr; elsewhere a line for each new text."""
+    """A moving line on stderr on a terminal; elsewhere a line for each new text."""
 
     def __init__(self, name: str) -> None:
         self.console = get_console(stderr=True)

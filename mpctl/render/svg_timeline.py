@@ -26,9 +26,8 @@ LETTER = 6.2  # units that a digit takes
 
 @dataclass(frozen=True)
 class Scale:
-    """From seconds to units of the picture. windows: the stretches of time that are shown, from
-    start to end, each later than the one before; between two of them there is a gap.
-    """
+    """Converts seconds to units of the picture. windows: the stretches of time that are shown, in order,
+    with a gap between two of them."""
 
     windows: tuple[tuple[float, float], ...]
 
@@ -76,7 +75,7 @@ class Scale:
 
 
 def _steady_part(step: StepLine) -> tuple[float, float]:
-    """From when every stage has begun with backwards until one of them has no forwards left."""
+    """Span from the first time that all stages have begun backwards until one of them has no forwards left."""
     begun, left = [], []
     line = step.line
     for order, starts, ends in zip(line.orders, line.starts, line.ends, strict=True):

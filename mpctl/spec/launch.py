@@ -41,10 +41,10 @@ SILENCE_SECONDS = 20.0
 """`launch.silence_seconds` where it is not set."""
 
 RANK_MARGIN_SECONDS = 5.0
-"""By how much a rank's own time-out in a collective exceeds the longest of the launcher. The
-launcher, which sees all ranks, ends a hung attempt at `timeout_seconds`, or earlier where it has
-learnt a limit (run/launch/learnt_timeout.py), and names the rank at fault; a rank can only name the
-peer that it waits for, so it gives up later, in case no launcher is watching."""
+"""Margin of a rank's own time-out in a collective over the longest of the launcher. The launcher, which
+sees all ranks, ends a hung attempt at `timeout_seconds`, or earlier if it has fitted a limit
+(run/launch/learnt_timeout.py), and names the rank at fault; a rank can only name the peer that it waits
+for, so it gives up later, in case no launcher is watching."""
 
 
 def _as_sbatch_reads(value: object) -> object:

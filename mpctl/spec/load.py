@@ -95,7 +95,7 @@ def load_job(source: str | None, overrides: Mapping[str, Any] | None = None) -> 
 
 
 def load_partial(source: str | None, overrides: Mapping[str, Any] | None = None) -> LoadedJob:
-    """As load_job, but returns the issues together with the part of the job that could be read."""
+    """Load a job as load_job does, but return the issues with the part of the job that could be read."""
     raw = {} if source is None else read_source(source)
     return partial_from_raw(raw, overrides or {})
 
@@ -131,7 +131,7 @@ def _merged(raw: Raw, overrides: Mapping[str, Any], notes: Notes) -> Raw:
 
 
 def partial_from_raw(raw: Raw, overrides: Mapping[str, Any]) -> LoadedJob:
-    """As job_from_raw, but returns the issues with the part of the job that could be read."""
+    """Read a job as job_from_raw does, but return the issues with the part of the job that could be read."""
     notes = Notes([], [])
     raw = _merged(raw, overrides, notes)
     issues = list(notes.issues)
@@ -219,8 +219,8 @@ def read_source(source: str, *, anchor: Callable[[Raw, Path], Raw] = anchored) -
 
 
 def _job_hint(source: str) -> str:
-    """For the name of a model's or cluster's preset, its flag; else the nearest job presets, and
-    the folders that were searched."""
+    """Return a hint: the flag for the name of a model's or cluster's preset; else the nearest job
+    presets, and the folders that were searched."""
     flags: dict[Kind, str] = {"models": "--model", "clusters": "--cluster"}
     for kind, flag in flags.items():
         is_name = not is_path(source) or is_hub_id(source)

@@ -171,8 +171,7 @@ SETTLED = 0.02  # of a median that is known well enough
 
 
 def doubt(seconds: Sequence[float]) -> float:
-    """By how much the median of these runs is in doubt: half of their range over it, without end
-    for fewer than two.
+    """Uncertainty of the median of these runs: half of their range over it, infinite for fewer than two.
 
     >>> round(doubt([0.99, 1.0, 1.03]), 3), doubt([1.0])
     (0.02, inf)

@@ -153,7 +153,7 @@ class _Busy:
 
     @property
     def kernels(self) -> Kernels:
-        """Their efficiencies by the measurements."""
+        """Measured efficiencies of the device's kernels."""
         known, bound = self.known, self.of(*BOUND, dtype=self.dtype)
         before = (self.base.memory_bandwidth or self.bandwidth) * known.memory
         tiny = [row for row in self.of("layer", dtype=self.dtype) if row["site"] == TINY]

@@ -110,8 +110,8 @@ def mode_cases(job: JobSpec, ranks: int, machine: Machine, *, device: str) -> Mo
 
 
 def _refusals(plan: Plan) -> list[Issue]:
-    """Why the ranks cannot run a mode, with ways out by options of the bench: numbers of ranks, and
-    no other mode, since each is tried anyway."""
+    """Return the reasons why the ranks cannot run a mode. Fixes are options of the bench: numbers of
+    ranks, and no other mode, since each is tried anyway."""
     checks = []
     own = [check for check in plan.errors if check.rule == "tensor-mode-family"]
     for check in own or plan.errors:  # only this reason matters for a family that never runs the mode

@@ -65,7 +65,7 @@ class HeldFigure:
 
     @property
     def error(self) -> float:
-        """By how much the prediction is too high, as a share of the measurement.
+        """Relative error of the prediction, positive if it is too high.
 
         >>> HeldFigure("tp2", predicted=3.0, measured=4.0).error
         -0.25

@@ -47,7 +47,7 @@ class Paces:
 
     @property
     def drift(self) -> float:
-        """By how much the slowest exceeds the fastest; 0 before the first.
+        """Excess of the slowest over the fastest; 0 before the first.
 
         >>> Paces([2.0, 2.5, 3.0]).drift
         0.5

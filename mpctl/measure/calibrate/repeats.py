@@ -42,8 +42,7 @@ class Repeats:
 
     @property
     def contradiction(self) -> str | None:
-        """In words, that the slowest and the fastest cannot both be what they say; None where they
-        can."""
+        """Describe the slowest and the fastest run if they cannot both be right; else None."""
         if "step_seconds" not in self.run.measured:
             return None
         fast, *_, slow = sorted((self.runs[0], *self.runs), key=_seconds)

@@ -64,8 +64,7 @@ OVER = ("measured", *LOST, "cancelled")
 
 
 class TuneLimits(NamedTuple):
-    """When a tuning ends at the latest. seconds: of all sessions together; trials: that were made,
-    None for any number."""
+    """Limits of a tuning. seconds: of all sessions together; trials: number made, None for any number."""
 
     seconds: float
     trials: int | None = None
@@ -156,7 +155,7 @@ class Tuning:
 
     @property
     def start_seconds(self) -> float:
-        """How long it takes until the ranks train: the median of the trials so far."""
+        """Seconds until the ranks train: the median of the trials so far."""
         known = [r.wall - sum(r.seconds) for r in self.made if r.wall > 0 and r.seconds]
         return max(median(known), 0.0) if known else usual_start(self.request.job)
 
@@ -402,8 +401,8 @@ def least_seconds(start: float, step: float) -> float:
 
 
 def time_issue(budget: float, start: float, step: float = 0.0) -> Issue | None:
-    """Why a budget of so many seconds is too short for one trial. start: seconds until the ranks
-    train; step: of a step, 0 where no layout was planned yet."""
+    """Return the issue of a budget too short for one trial; else None. start: seconds until the ranks
+    train; step: seconds of a step, 0 if no layout was planned yet."""
     least, steps = least_seconds(start, step), WARM_UP_STEPS + LEAST_STEPS
     if budget >= least:
         return None

@@ -255,8 +255,8 @@ def stage_buckets(
 def bucket_shapes(
     chunks: Sequence[Sequence[StageSlice]], rules: BucketRules, shared: Mapping[str, tuple[int, ...]]
 ) -> Counter[BucketShape]:
-    """How many buckets of each shape a stage has, in the order of the first of each; arguments as
-    for `stage_buckets`."""
+    """Count the buckets of each shape in a stage, in the order of the first of each; arguments as for
+    `stage_buckets`."""
     stage, shapes = _stage(chunks, rules, shared), Counter[BucketShape]()
     for chunk in reversed(range(len(chunks))):
         for cuts, times in _cuts(stage.chunks[chunk], rules):

@@ -251,12 +251,12 @@ class JobLayout:
 
     @cached_property
     def _first_alike(self) -> tuple[int, ...]:
-        """For each stage the first one of its class."""
+        """First stage of each stage's class."""
         first: dict[StageClass, int] = {}
         return tuple([first.setdefault(alike, stage) for stage, alike in enumerate(self.stage_classes)])
 
     def chunks(self, stage: int) -> tuple[tuple[StageSlice, ...], ...]:
-        """By chunk of a stage, the part of each layer stack that it holds."""
+        """Return the part of each layer stack that each chunk of a stage holds."""
         spans, is_first, is_last = key = self.stages[stage], stage == 0, stage == self.head_stage
         return self.table.once(
             ("chunks", *key),
@@ -294,7 +294,7 @@ class JobLayout:
         return stage_buckets(self.chunks(stage), self._bucket_rules, self.shared_parameters)
 
     def bucket_shapes(self, stage: int) -> Counter[BucketShape]:
-        """How many buckets of each shape `buckets` has for a stage, without naming parameters."""
+        """Count the buckets of each shape that `buckets` has for a stage, without naming parameters."""
         rules, shared = self._bucket_rules, self.shared_parameters
         held = tuple((name, view.grid, view.zero == 3) for name, view in self.views.items())
         return self.table.once(

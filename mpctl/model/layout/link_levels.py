@@ -35,8 +35,8 @@ class LinkLevel(NamedTuple):
 
 
 class Span(NamedTuple):
-    """How groups are placed in the networks of a level: the number that a group spans, and its most
-    ranks in one."""
+    """Placement of groups in the networks of a level. networks: the number that a group spans; together:
+    its most ranks in one."""
 
     networks: int
     together: int
@@ -78,8 +78,8 @@ def domain_name(cluster: ClusterSpec) -> str:
 
 
 def find_span(topology: Topology, axes: Sequence[str], ranks: int) -> Span:
-    """How the groups over these axes are placed in networks of `ranks` ranks each; where any group
-    leaves its network, all count as leaving it.
+    """Find how groups over these axes spread over networks of `ranks` ranks each; if any group leaves
+    its network, all count as leaving it.
 
     >>> t = Topology.of({"tp": 2, "dp": 4, "pp": 2})
     >>> find_span(t, ["tp"], 4), find_span(t, ["dp"], 4), find_span(t, ["tp"], 3)

@@ -182,7 +182,7 @@ class Loss(NamedTuple):
         return [SavedTensor("logits", self.reads), floats]
 
     def needs(self, shapes: ActivationShapes, *, defers: bool = False) -> float:
-        """On a CPU a block of rows in 32 bits, over which its three passes go; CUDA's kernels
+        """On a CPU, a block of float32 rows for three passes; CUDA's kernels
         (train/kernels/triton/cross_entropy.py) hold a row's block in registers. By hand, bf16 logits of
         2 words a token and 4 tokens fit a CPU's block: 8 floats, 32 bytes."""
         if shapes.kernels.loss == "logits" or shapes.is_cuda:
@@ -297,7 +297,7 @@ class OperatorGroup:
 
     @cached_property
     def branches(self) -> tuple[Residual, ...]:
-        """Its residual branches, of a layer its attentions and its MLP."""
+        """Residual branches; those of a layer are its attentions and its MLP."""
         return tuple(one for one in self.flat if isinstance(one, Residual))
 
     @cached_property

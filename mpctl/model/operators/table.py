@@ -140,8 +140,8 @@ class OperatorTable:
         return tuple(("batch", stack.seq, "hidden") for stack in (*met, *self.stacks[max(at - 1, 0) : at]))
 
     def boundary_needs(self, layer: int) -> tuple[bool, ...]:
-        """For each tensor of `boundary`, whether its gradient is sent back: where anything before
-        it is trained, whatever the gradient's value."""
+        """Whether the gradient of each tensor of `boundary` is sent back: if anything before it is
+        trained, whatever the gradient's value."""
         at, before = self._at(layer)
         met = (_after(self.flows[at], before),) if before or not at else ()
         return (*met, *(flow.exit.after for flow in self.flows[max(at - 1, 0) : at]))

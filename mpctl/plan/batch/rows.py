@@ -95,7 +95,7 @@ MOST_PASSES = 2**19  # of micro batches through chunks, over all stages, that ma
 
 
 def load_row(raw: Raw, folder: Path = Path()) -> LoadedJob:
-    """As partial_from_raw, but a table that was seen before is not validated again.
+    """Load a job as partial_from_raw does, but reuse tables that were validated before.
 
     folder: what the paths of presets' files are relative to.
     Only legal tables are cached: a row with an error or a warning is read completely.

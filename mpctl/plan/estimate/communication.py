@@ -166,8 +166,7 @@ class Message(NamedTuple):
 
 
 class MessageCount(NamedTuple):
-    """How often messages of one kind and size are sent in a step, in any phase; fields as in
-    Message."""
+    """Number of messages of one kind and size in a step, over all phases; fields as in Message."""
 
     axis: str
     kind: Kind
@@ -269,8 +268,7 @@ def _transfer(
 
 
 def stage_transfers(layout: JobLayout, *, scatters: bool) -> list[list[Message]]:
-    """By stage, its messages to other stages and the gathers of what it receives, for one micro
-    batch."""
+    """Return each stage's messages to other stages and gathers of what it receives, for one micro batch."""
     messages: list[list[Message]] = [[] for _ in layout.stages]
     for transfer in transfers(layout, scatters=scatters):
         for message in transfer.messages:

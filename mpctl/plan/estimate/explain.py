@@ -77,7 +77,7 @@ def _figures(clock: StepTimeModel, time: StepTime) -> Iterator[Figure]:
 
 
 def _system(clock: StepTimeModel) -> Iterator[Figure]:
-    """By how much everything was taken to last longer than the presets' figures say."""
+    """Yield the factor on all seconds of the presets' figures, if it is not 1."""
     cluster, profile = clock.layout.job.cluster, clock.operators.profile
     system = find_system(cluster, profile)
     if system.factor == 1:

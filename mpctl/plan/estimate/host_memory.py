@@ -54,8 +54,8 @@ def host_bytes(layout: JobLayout, ranks: int) -> int:
 
 
 def offloaded_bytes(layout: JobLayout) -> list[int]:
-    """By stage, bytes of the inputs that a rank keeps on its host at one time; 0 where they stay on
-    the device."""
+    """Return the bytes of inputs that a rank of each stage keeps on its host at one time; 0 if they stay
+    on the device."""
     shapes, parallel = activation_shapes(layout), layout.job.parallel
     stages = range(len(layout.stages))
     if not shapes.fetched_parts:

@@ -125,7 +125,7 @@ class Estimate:
 
     @property
     def hfu(self) -> float | None:
-        """As mfu, with what is recomputed."""
+        """Hardware FLOP utilization: mfu, with recomputation counted."""
         return self.time.hfu if isinstance(self.time, StepTime) else None
 
     @property

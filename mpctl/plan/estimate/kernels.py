@@ -168,7 +168,7 @@ def product_seconds(rates: Rates, m: int, k: int, n: int, width: float, out: flo
 def _tiled(
     rates: Rates, rate: float, m: int, k: int, n: int, batch: int, rows: int, columns: int, speed: float
 ) -> float:
-    """In tiles of this size; cut along k where they are fewer than the processors."""
+    """Return the seconds in tiles of this size; cut along k if there are fewer tiles than processors."""
     tiles = batch * -(-m // rows) * -(-n // columns)
     parts, summed = 1, 0.0
     while tiles * parts * 2 <= rates.processors and k >= 512 * parts:

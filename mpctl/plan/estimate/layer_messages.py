@@ -244,8 +244,8 @@ class LayerMessages:
 
 
 def _cover(message: TensorMessage, product: MatMul, needs: GradNeeds) -> Cover | None:
-    """In 1d a column product overlaps its backward message with its own dW; in SUMMA a step's
-    product hides the messages of other steps."""
+    """Find what hides a message. In 1d a column product overlaps its backward message with its own dW;
+    in SUMMA a step's product hides the messages of other steps."""
     if message.kind in ("broadcast", "reduce"):
         return "product"
     is_summed = message.axis == "tp" and message.phase == "backward"

@@ -87,7 +87,7 @@ class StageMemory:
 
     @property
     def device_bytes(self) -> int:
-        """As the device's tools show it."""
+        """Device memory as the device's tools show it."""
         return self.reserved_bytes + self.context_bytes + self.communicator_bytes
 
 

@@ -281,17 +281,15 @@ CROWD = 550.0  # ranks; fitted to 11 systems, benchmarks/results/measurements.md
 
 
 def crowding(link: LinkSpec, ranks: int, near: int) -> float:
-    """By what factor a group of `ranks` ranks takes longer for a byte than one of `near` ranks,
-    which are those of two domains: as the link's `decay` says, or where it states none, as networks
-    do that were not measured."""
+    """Factor on the seconds per byte of a group of `ranks` ranks relative to one of `near` ranks, those
+    of two domains. From the link's `decay`, or if it states none, as in networks never measured."""
     if link.decay is None:
         return 1 + max(0, ranks - near) / CROWD
     return float(max(1.0, ranks / near) ** link.decay)
 
 
 def _direct(link: InnerLinkSpec, peers: int) -> float:
-    """By what factor a rank's bandwidth to `peers` peers is below the link's: without a switch each
-    peer has its own link."""
+    """Ratio of the link's bandwidth to that of a rank to `peers` peers: without a switch each peer has its own link."""
     return link.direct_links / min(peers, link.direct_links) if link.direct_links else 1.0
 
 

@@ -243,7 +243,7 @@ class OperatorTimer:
         return expert_load(self.layout).load
 
     def end(self, flow: GradFlow) -> OpTimes:
-        """Before the first or after the last layer of a stack; logits bring their loss."""
+        """Seconds of an end, before the first or after the last layer of a stack; logits include their loss."""
         times = self.known.ends.get(id(flow))
         if times is None:
             times = self.known.ends[id(flow)] = self._end(flow)
@@ -403,8 +403,7 @@ class OperatorTimer:
         return ProductTimes(forward, inputs, weights)
 
     def _grouped_times(self, rates: Rates, width: float, needs: GradNeeds, shape: Shape) -> ProductTimes:
-        """As many products as this rank has experts. shape: of one of them, with its part of the
-        rows."""
+        """Seconds of as many products as this rank has experts. shape: of one of them, with its part of the rows."""
         m, k, n = shape
         count = self._held
         speed = self.profile.experts.grouped if count > 1 else 1.0

@@ -23,7 +23,7 @@ from mpctl.model.layout.job_layout import JobLayout
 LARGEST = (0.0, 0.56, 1.03, 1.42, 1.77, 2.07, 2.34, 2.59, 2.83, 3.04, 3.25)
 """The expected largest of 1, 2, 4, .., 1024 standard normal numbers."""
 DOUBLING = 0.2
-"""By how much it grows with each further doubling."""
+"""Its growth with each further doubling."""
 
 
 class ExpertLoad(NamedTuple):

@@ -114,8 +114,8 @@ def keeps_gathered(layout: JobLayout) -> bool:
 
 
 def whole_gradients(layout: JobLayout, stage: int) -> tuple[float, ...]:
-    """By chunk of a stage, bytes of gradients that add up over micro batches before they are
-    scattered; empty where each micro batch's are, or where a buffer of the states holds them."""
+    """Return the bytes of gradients in each chunk of a stage that add up over micro batches before they
+    are scattered; empty if each micro batch's are scattered, or if a buffer of the states holds them."""
     if kernels_of(layout).slices_buckets or not keeps_gathered(layout):
         return ()
     is_frozen, each = frozen_by(layout.table.freeze), layout.job.training.reduced_bytes
@@ -211,8 +211,8 @@ def snapshot_bytes(layout: JobLayout) -> int:
 
 
 def _written_by_stage(layout: JobLayout) -> Iterator[Counter[str]]:
-    """By stage, bytes that each rank of a view's first replica writes of its parameters, by the
-    name of the view; what several stages hold counts in the first of them."""
+    """Yield for each stage the bytes that each rank of a view's first replica writes of its parameters,
+    by the name of the view; parameters of several stages count in the first."""
     width = layout.job.training.value_bytes
     is_frozen = frozen_by(layout.table.freeze)
     trained, seen = 3 * max(4, width), set[str]()

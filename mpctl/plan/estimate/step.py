@@ -74,7 +74,7 @@ def find_band(layout: JobLayout, profile: RuntimeProfile, speed: Speed, network:
 
 
 def beyond(job: JobSpec, table: OperatorTable, profile: RuntimeProfile) -> Iterator[str]:
-    """In words, each respect other than the cluster in which a job is outside the measured runs.
+    """Yield each respect other than the cluster in which a job is outside the measured runs, in words.
 
     table: the operators of its model.
     """

@@ -82,7 +82,7 @@ def own_spread(cluster: ClusterSpec, profile: RuntimeProfile) -> float | None:
 
 
 def unknown_parts(cluster: ClusterSpec, profile: RuntimeProfile) -> tuple[str, ...]:
-    """In words, why this system counts as never measured; empty where it was."""
+    """Return the reasons why this system counts as never measured, in words; empty if it was measured."""
     seen, device = profile.seen, cluster.device
     if own_spread(cluster, profile) is not None:
         return ()

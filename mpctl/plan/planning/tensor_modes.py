@@ -172,8 +172,8 @@ def mode_choices(tp: int) -> list[tuple[TensorMode, int | None]]:
 
 
 def same_as_2d(tp: int, mode: str, depth: int | None, where: str) -> Issue | None:
-    """Why a mode is not compared: 2.5d of depth 1 is exactly 2d. where: the place named in the
-    issue."""
+    """Return the issue of a mode that is not compared: 2.5d of depth 1 is exactly 2d. where: the place
+    named in the issue."""
     axes = grid_axes(mode, tp, depth)
     if axes and axes.get("depth") == 1:
         message = f"{tp} ranks are one layer of 2.5d, which is 2d"

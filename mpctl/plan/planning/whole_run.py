@@ -50,8 +50,8 @@ from mpctl.spec.job import JobSpec
 HOUR, DAY = 3600.0, 86_400.0
 MOST_TOKENS = 10**18
 PAUSE_SECONDS = 0.5
-"""That a save stops training besides the copy: ranks that agree, host memory. A 405B model on 8,960
-GPUs stops for 0.59 s in all (arXiv 2407.20143, table 8)."""
+"""Seconds that a save stops training besides the copy: ranks that agree, host memory. A 405B model on
+8,960 GPUs stops for 0.59 s in all (arXiv 2407.20143, table 8)."""
 COPY_BANDWIDTH = 25e9
 """Bytes/s from a device to pinned host memory (docs/design/checkpoints.md)."""
 STORAGE_PER_GPU = 83e6

@@ -53,12 +53,12 @@ PROGRESS_STEPS = 1000  # how finely the progress of the layouts is reported
 ALIKE = 0.01
 RANKING_ERROR, WIDE_ERROR = 0.04, 0.1
 WIDE_BAND = 1.5
-"""From this ratio of a band's ends on, a band is wide."""
+"""A band is wide if the ratio of its ends is at least this."""
 TIES = 8
 """Rows that a search compares at least before it shows the best."""
 OPTIMISM = (0.01, 0.07)
-"""By how much the fastest of several estimates is too fast relative to its sweep: the mean
-over the sweeps of tuned software, and over those of nanotron's cluster, which nobody tuned."""
+"""Optimism of the fastest of several estimates relative to its sweep: the mean over the sweeps of tuned
+software, and over those of nanotron's cluster, which nobody tuned."""
 RECOMPUTE = {"none": 0.0, "selective": 1.0, "full": 2.0}
 SHARED_STATES = (0.0, 0.0, 2.0, 4.0)  # by ZeRO stage
 PLAIN_SCHEDULES, PLAIN_BALANCE = ("1f1b", "interleaved"), "even"
@@ -174,7 +174,7 @@ class BestIdeas:
 
 
 def ranking_error(band: float) -> float:
-    """By how much estimates may differ and their order be open. band: the ratio of its ends."""
+    """Return the largest difference of estimates whose order is open. band: the ratio of its ends."""
     return WIDE_ERROR if band >= WIDE_BAND else RANKING_ERROR
 
 

@@ -144,7 +144,7 @@ def reasons(best: LayoutReport, others: Iterable[LayoutReport]) -> Iterator[str]
 
 
 def given_reason(best: LayoutReport, given: LayoutReport) -> str:
-    """How the layout of the job as given compares with the best one, as a sentence."""
+    """Compare the layout of the job as given with the best one, in a sentence."""
     settings = changes_text(changed_settings(best.layout, given.layout))
     if not settings:
         return "the job as given has this layout"
@@ -154,7 +154,7 @@ def given_reason(best: LayoutReport, given: LayoutReport) -> str:
 
 
 def _difference(best: LayoutReport, other: LayoutReport) -> str:
-    """How much slower, the parts that differ most, signed, and the memory that it saves."""
+    """Describe the slowdown, the parts that differ most, signed, and the memory that it saves."""
     slower = other.time.total - best.time.total
     word, share = "slower" if slower >= 0 else "faster", abs(slower) / best.time.total
     text = f"{seconds_text(abs(slower))} ({share:.1%}) {word}"
