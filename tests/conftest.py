@@ -31,10 +31,12 @@ settings.load_profile("busy-machine")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """`@pytest.mark.quick(n)`: the first n cases run in `make test`, all in `make test-all`."""
+    """`@pytest.mark.quick(n)`: the first n cases run in `make test`, all in `make test-all`. Cases that are
+    slow themselves do not count."""
     seen = Counter[str]()
     for item in items:
-        if mark := item.get_closest_marker("quick"):
+        mark = item.get_closest_marker("quick")
+        if mark and not item.get_closest_marker("slow"):
             test = item.nodeid.partition("[")[0]
             seen[test] += 1
             if seen[test] > mark.args[0]:

@@ -29,7 +29,7 @@ from mpctl.spec.cluster import DeviceSpec
 from mpctl.spec.job import JobSpec, complete
 from mpctl.spec.load import load_job
 from mpctl.spec.parallel import ParallelSpec
-from mpctl.spec.training import DEFAULT_RUNTIME
+from mpctl.spec.runtime import launched_runtime
 
 DEFAULT_JOB = {"model": "demo-gpt", "training.micro_batch_size": 8}
 THIS_MACHINE = {**DEFAULT_JOB, "cluster": "this-machine"}
@@ -197,7 +197,7 @@ def _list(job: JobSpec, dtype: DType, array: int) -> list[PlannedKernel]:
         known = _list(job.model_copy(update={"cluster": cluster}), dtype, array)
         return [replace(kernel, predicted_seconds=None) for kernel in known]
     assert job.model is not None, "kernel_cases has seen to it"
-    training = job.training.model_copy(update={"dtype": dtype, "runtime": DEFAULT_RUNTIME})
+    training = job.training.model_copy(update={"dtype": dtype, "runtime": launched_runtime(job.training.runtime)})
     model = job.model.model_copy(update={"attention": "flash"})  # our kernels keep no scores
     laid = job.model_copy(update={"training": training, "model": model})
     return KernelLister(_clock(laid), _clock(_alone(laid)), array).kernels()

@@ -57,7 +57,7 @@ class LocalDims(dict[str, int]):
     """Sizes of named dimensions on one rank. Hashed as a value: never changed once made."""
 
     def __hash__(self) -> int:  # type: ignore[override]
-        return hash(tuple(self.items()))
+        return hash(frozenset(self.items()))
 
 
 class ActivationShapes(NamedTuple):

@@ -52,7 +52,8 @@ class KernelSet(NamedTuple):
     activation on CUDA; five on CPUs and in other sets. score_copies: of the scores, (with a mask of
     each sample, without). loss: whether the loss works on blocks of rows or on all logits at once.
     casts: whether a cast of dY to fp8 is counted. spared_gradients: hidden states that the peak of a layer
-    without recomputation holds fewer of; with 0, Llama 3's published run on 16,384 H100s would not fit.
+    without recomputation holds fewer of; fitted, not derived: with 0, the published run of Llama 3 405B on 16,384 H100s
+    would not fit by 23 MiB.
 
     Of a rank: keeps_tables: tables of rotary positions. fetches_ahead: offloaded inputs come back
     before they are needed, on CUDA. repeats_modules: selective recomputation may take other parts

@@ -105,21 +105,25 @@ class Activation(NamedTuple):
         def tensor(name: str, times: float = 1) -> SavedTensor:
             return SavedTensor(f"{stem} {name}", self.reads, "value", times, outer, module=module)
 
-        if self.kind == "relu" and not self.is_gated and kernels.relu_by_result:
+        if self._keeps_result(shapes):
             return [tensor("result")] if shapes.operand < shapes.value else []
         gates = [tensor("gate")] if self.is_gated and kernels.keeps_gate else []
         return [tensor("up", 2 if self.is_gated else 1), *gates]
 
     def needs(self, shapes: ActivationShapes, *, defers: bool = False) -> float:
         """With a gate, gradients of its result and of both parts in one kernel, else two more; without
-        one, no more than the next product needs."""
+        one, no more than the next product needs, except that a result kept by both stays."""
         waits = shapes.stream_bytes(self.reads[1] if len(self.reads) > 2 else "seq") * (defers and shapes.splits)
-        parts = shapes.kernels.gate_gradients if shapes.is_cuda else 5
-        return waits + self.is_gated * parts * self._bytes(shapes)
+        parts = (shapes.kernels.gate_gradients if shapes.is_cuda else 5) * self.is_gated
+        return waits + (parts + 2 * self._keeps_result(shapes)) * self._bytes(shapes)
 
     def freed(self, shapes: ActivationShapes) -> float:
         """Bytes of its result and of what it reads, which its own backward is the last to read."""
-        return (3 if self.is_gated else 2) * self._bytes(shapes)
+        return (3 if self.is_gated else 1 if self._keeps_result(shapes) else 2) * self._bytes(shapes)
+
+    def _keeps_result(self, shapes: ActivationShapes) -> bool:
+        """Whether its gradient follows from its result, which the next product saves as well."""
+        return self.kind == "relu" and not self.is_gated and shapes.kernels.relu_by_result
 
     def _bytes(self, shapes: ActivationShapes) -> float:
         return float(shapes.count(self.reads) * shapes.value)

@@ -214,9 +214,9 @@ class LayoutMemory:
         return contents
 
     def _find_weights(self, stage: int) -> StageWeights:
-        layout, is_ours = self.layout, self.shapes.kernels.slices_buckets
+        layout = self.layout
         buffers = weight_buffers(layout, stage)
-        unsharded = find_unsharded(layout, stage) if is_ours else None
+        unsharded = find_unsharded(layout, stage) if self.shapes.kernels.slices_buckets else None
         return StageWeights(find_states(layout, stage), *buffers, unsharded)
 
     def _find_contents(self, stage: int, weights: StageWeights) -> StageContents:

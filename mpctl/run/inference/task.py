@@ -33,7 +33,7 @@ from mpctl.run.launch.supervise import StopRequests
 from mpctl.spec.cluster import ClusterSpec
 from mpctl.spec.job import JobSpec, complete
 from mpctl.spec.parallel import ParallelSpec, TensorMode
-from mpctl.spec.training import DEFAULT_RUNTIME
+from mpctl.spec.runtime import launched_runtime
 
 POLL_SECONDS = 0.02
 ENDING_SECONDS = 1.0
@@ -86,7 +86,7 @@ def task_plan(job: JobSpec, options: TaskOptions) -> Plan:
             "partition_activations": False,
             "offload_activations": False,
             "freeze": [],
-            "runtime": DEFAULT_RUNTIME,
+            "runtime": launched_runtime(job.training.runtime),
             "dtype": options.dtype or job.training.dtype,
             "global_batch_size": None,
         }

@@ -240,6 +240,15 @@ def test_a_peak_is_as_planned(shape: str, mode: str) -> None:
         assert memory.activation_bytes == pytest.approx(account["activation_bytes"], rel=0.02)
 
 
+def test_a_result_that_relu_keeps_stays_until_its_own_backward() -> None:
+    """The second product of the MLP does not free it: one tensor of the inner size more than with gelu."""
+    job = job_of("gpt", {"model__activation": "relu", "model__vocab": 64, "training__micro_batch_size": 16, **DRY})
+    account = rehearse_rank(job, job_topology(job), 0)
+    assert account["failure"] is None, "".join(account["failure"]["traceback"])
+    (memory,) = tiny_plan(job).estimate.memory
+    assert memory.tensor_bytes == pytest.approx(account["peak_bytes"], rel=0.02)
+
+
 @pytest.mark.parametrize(
     "how", [pytest.param({}, marks=SLOW), {"tp": 2, "training__partition_activations": True}], ids=["whole", "parts"]
 )
