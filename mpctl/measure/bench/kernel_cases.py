@@ -19,7 +19,7 @@ from mpctl.measure.bench.kernel_list import KernelLister, PlannedKernel
 from mpctl.measure.bench.probe import require_probes
 from mpctl.model.layout.job_layout import JobLayout
 from mpctl.plan.estimate.system import MEASURED
-from mpctl.plan.estimate.time import StepTimeModel, get_clock
+from mpctl.plan.estimate.time import StepTimeModel, step_time_model
 from mpctl.plan.planning.plan import Plan, make_plan
 from mpctl.records.rundir.requests import KernelCase, dense_model
 from mpctl.run.hosts.machine import Machine
@@ -204,7 +204,7 @@ def _list(job: JobSpec, dtype: DType, array: int) -> list[PlannedKernel]:
 
 
 def _clock(job: JobSpec) -> StepTimeModel:
-    return get_clock(JobLayout.of(job), system=MEASURED)  # kernels alone
+    return step_time_model(JobLayout.of(job), system=MEASURED)  # kernels alone
 
 
 def _alone(job: JobSpec) -> JobSpec:

@@ -28,7 +28,7 @@ from mpctl.plan.estimate.flops import ALL, FORWARD, block_flops
 from mpctl.plan.estimate.kernels import BACKWARD, OpTimes, pace
 from mpctl.plan.estimate.operator_times import layer_host
 from mpctl.plan.estimate.system import MEASURED
-from mpctl.plan.estimate.time import StepTimeModel, get_clock
+from mpctl.plan.estimate.time import StepTimeModel, step_time_model
 from mpctl.records.rundir.requests import LAYER_SIZES, KernelCase, KernelName, KernelPart, sized_layer
 from mpctl.spec.base import DType
 from mpctl.spec.model import ModelSpec
@@ -88,16 +88,16 @@ MOST_PARAMETERS = 2**24  # of a layer, to step: more take as long each
 
 @dataclass(frozen=True)
 class KernelLister:
-    """The kernels of a layout. clock: of the job's layout; alone: of the same layer on one rank,
-    without dropout, recomputation and freezing; array: bytes of one of the streams' arrays."""
+    """The kernels of a layout. time_model: of the job's layout; alone: of the same layer on one
+    rank, without dropout, recomputation and freezing; array: bytes of one of the streams' arrays."""
 
-    clock: StepTimeModel
+    time_model: StepTimeModel
     alone: StepTimeModel
     array: int
 
     @property
     def layout(self) -> JobLayout:
-        return self.clock.layout
+        return self.time_model.layout
 
     @cached_property
     def dtype(self) -> DType:
@@ -106,7 +106,7 @@ class KernelLister:
     @property
     def width(self) -> int:
         """Bytes of an element."""
-        return self.clock.operators.width
+        return self.time_model.operators.width
 
     def kernels(self) -> list[PlannedKernel]:
         """Every kernel once, in execution order."""
@@ -140,13 +140,13 @@ class KernelLister:
         for product in flow.part.products:
             yield from self._product(product.name, product, flow)
             if "vocab" in product.writes:
-                rows, _, words = self.clock.operators.shape(product)
+                rows, _, words = self.time_model.operators.shape(product)
                 yield from self._cross_entropy(product.name, flow, rows, words)
 
     def _product(self, site: str, product: MatMul, flow: GradFlow) -> Iterator[PlannedKernel]:
         if product.is_lookup:
             return
-        operators = self.clock.operators
+        operators = self.time_model.operators
         m, k, n = operators.shape(product)
         shape, moved = {"m": m, "k": k, "n": n}, self.width * (m * k + k * n + m * n)
         times, flops = operators.product_times(product, flow), 2.0 * m * k * n
@@ -165,7 +165,7 @@ class KernelLister:
         return (self.layout.model.experts or 0) // self.layout.job.parallel.ep
 
     def _attention(self, site: str, core: AttentionOp, flow: GradFlow) -> Iterator[PlannedKernel]:
-        timer, model, grid = self.clock.operators.attention, self.layout.model, self.layout.grid
+        timer, model, grid = self.time_model.operators.attention, self.layout.model, self.layout.grid
         batch, queries = timer.sizes["batch"], timer.sizes[core.queries]
         keys = timer.sizes[core.keys] * self.layout.job.parallel.cp
         heads, kv_heads = (n // grid.feature_parts for n in (model.heads, model.kv_heads))
@@ -199,7 +199,7 @@ class KernelLister:
         nothing: heads are views."""
         if core.query_product != core.key_product:
             return
-        operators, model, grid = self.clock.operators, self.layout.model, self.layout.grid
+        operators, model, grid = self.time_model.operators, self.layout.model, self.layout.grid
         own = [p for p in flow.part.products if p.part == core.part]
         work, sizes = operators.elementwise(own, flow), operators.sizes
         heads, kv_heads = (max(1, n // grid.feature_parts) for n in (model.heads, model.kv_heads))
@@ -218,7 +218,7 @@ class KernelLister:
     def _branch(self, stack: LayerStack, flow: GradFlow) -> Iterator[PlannedKernel]:
         """A norm reads and writes, a sum reads two tensors and writes one, dropout reads and
         writes; backward a norm reads two and writes one."""
-        operators, count = self.clock.operators, len(flow.part.branches)
+        operators, count = self.time_model.operators, len(flow.part.branches)
         work, sizes = operators.branches(stack.seq, flow), operators.sizes
         rows = sizes["batch"] * sizes[stack.seq] // operators.split
         shape = {"rows": rows, "hidden": sizes["hidden"]}
@@ -234,7 +234,7 @@ class KernelLister:
         up = next((p for p in products if "ffn" in p.writes), None)
         if up is None:
             return
-        operators = self.clock.operators
+        operators = self.time_model.operators
         rows, _, columns = operators.shape(up)
         work, shape = operators.elementwise(products, flow), {"rows": rows, "columns": columns}
         results = columns // 2 if self.layout.model.gated else columns
@@ -244,7 +244,7 @@ class KernelLister:
         yield from self._both("activation", site, shape, work, moved)
 
     def _cross_entropy(self, site: str, flow: GradFlow, rows: int, words: int) -> Iterator[PlannedKernel]:
-        work, shape = self.clock.operators.loss(flow), {"rows": rows, "words": words}
+        work, shape = self.time_model.operators.loss(flow), {"rows": rows, "words": words}
         size = self.width * rows * words
         yield from self._both("cross_entropy", site, shape, work, (size, 2 * size))
 
@@ -255,7 +255,7 @@ class KernelLister:
         count = min(own, MOST_PARAMETERS)
         if not count:
             return
-        operators, shape = self.clock.operators, {"elements": count}
+        operators, shape = self.time_model.operators, {"elements": count}
         least = max(4, self.width)
         seconds = operators.optimizer_seconds(count)
         yield self._kernel("optimizer", site, "update", shape, seconds, 11 * least * count)
@@ -263,8 +263,8 @@ class KernelLister:
         moved = (self.width + 2 * wide) * count
         yield self._kernel("accumulate", site, "update", shape, seconds, moved)
 
-    def _layer(self, site: str, clock: StepTimeModel) -> Iterator[PlannedKernel]:
-        layout, (ahead, back) = clock.layout, layer_seconds(clock)
+    def _layer(self, site: str, time_model: StepTimeModel) -> Iterator[PlannedKernel]:
+        layout, (ahead, back) = time_model.layout, layer_seconds(time_model)
         flow, model = layout.table.flows[0].runs[0][1], layout.model
         batch = layout.job.training.micro_batch_size
         shape = {"micro_batch_size": batch, **{name: _size(model, name) for name in LAYER_SIZES}}
@@ -281,11 +281,11 @@ class KernelLister:
         job = self.alone.layout.job
         training = job.training.model_copy(update={"micro_batch_size": 1})
         parts = {"model": sized_layer(self.layout.model, TINY), "training": training}
-        return get_clock(JobLayout.of(job.model_copy(update=parts)), system=MEASURED)
+        return step_time_model(JobLayout.of(job.model_copy(update=parts)), system=MEASURED)
 
     def _streams(self) -> Iterator[PlannedKernel]:
         shape = {"elements": self.array // self.width}
-        size, bandwidth = self.width * shape["elements"], self.clock.operators.speed.bandwidth
+        size, bandwidth = self.width * shape["elements"], self.time_model.operators.speed.bandwidth
         yield self._kernel("triad", "memory", "update", shape, 3 * size / bandwidth, 3 * size)
         yield self._kernel("copy", "memory", "update", shape, 2 * size / bandwidth, 2 * size)
 
@@ -319,11 +319,11 @@ class KernelLister:
         return PlannedKernel(site, case, flops, moved, seconds, flops > 0)
 
 
-def layer_seconds(clock: StepTimeModel) -> tuple[float, float]:
+def layer_seconds(time_model: StepTimeModel) -> tuple[float, float]:
     """Seconds of forward and of backward of one layer, its kernels paced by their host thread as in
     a plan: one after the other where the host waits for each kernel, as on a CPU."""
-    kernels, speed = clock.layer(), clock.operators.speed
-    host = speed.host * layer_host(clock.operators.profile.host, clock.job.parallel.tp)
+    kernels, speed = time_model.layer(), time_model.operators.speed
+    host = speed.host * layer_host(time_model.operators.profile.host, time_model.job.parallel.tp)
     paced = sum if speed.waits else pace
     return paced((kernels.forward, host)), paced((kernels.backward, 2 * host))
 

@@ -32,7 +32,7 @@ from mpctl.plan.estimate.kernels import MissingFigure
 from mpctl.plan.estimate.network import MissingLink
 from mpctl.plan.estimate.step import StepTime
 from mpctl.plan.estimate.system import System, layer_shape
-from mpctl.plan.estimate.time import find_step_time, get_clock
+from mpctl.plan.estimate.time import find_step_time, step_time_model
 from mpctl.plan.rules.validate import check_job
 from mpctl.records.rundir.directory import RunDir
 from mpctl.records.rundir.summary import training_progress
@@ -154,10 +154,10 @@ class Run:
     def _compare(self, layout: JobLayout, profile: RuntimeProfile) -> list[float]:
         try:
             factor = layout.job.cluster.step_factor or 1.0  # a run that ran is of a known system
-            clock = get_clock(layout, profile, System(factor=factor))
+            time_model = step_time_model(layout, profile, System(factor=factor))
             if "step_seconds" in self.measured:
-                return [log(clock.seconds / self.measured["step_seconds"])]
-            chunk = clock.layer()
+                return [log(time_model.seconds / self.measured["step_seconds"])]
+            chunk = time_model.layer()
         except (MissingFigure, MissingLink) as missing:
             raise InputError.of("not-estimated", self.id, str(missing)) from None
         measured = (self.measured[f"layer_{way}_ms"] / 1e3 for way in WAYS)

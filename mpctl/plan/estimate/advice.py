@@ -17,7 +17,7 @@ from mpctl.model.layout.job_layout import JobLayout
 from mpctl.plan.estimate.kernels import MissingFigure
 from mpctl.plan.estimate.network import MissingLink
 from mpctl.plan.estimate.system import SPREAD
-from mpctl.plan.estimate.time import StepTimeModel, get_clock
+from mpctl.plan.estimate.time import StepTimeModel, step_time_model
 
 KERNELS = 1.15  # one standard deviation, as a factor, of kernels that nobody measured
 OWN_RUNS = "five runs of a few steps, given to `mpctl calibrate`"
@@ -27,10 +27,10 @@ BENCHES = {"messages": "`mpctl bench collectives` on its nodes", "kernels": "`mp
 def next_measurement(layout: JobLayout) -> str | None:
     """Name the first measurement to make, in words; None if the system was measured or no time can be stated."""
     try:
-        clock = get_clock(layout)
-        if clock.operators.network.system.is_measured:
+        time_model = step_time_model(layout)
+        if time_model.operators.network.system.is_measured:
             return None
-        doubts = {"messages": clock.network_doubt, "kernels": _kernel_doubt(clock)}
+        doubts = {"messages": time_model.network_doubt, "kernels": _kernel_doubt(time_model)}
     except (MissingFigure, MissingLink):
         return None
     what = max(doubts, key=lambda name: doubts[name])
@@ -39,8 +39,8 @@ def next_measurement(layout: JobLayout) -> str | None:
     return f"{BENCHES[what]}, as the step rests on {what} of unknown speed; then {OWN_RUNS}"
 
 
-def _kernel_doubt(clock: StepTimeModel) -> float:
-    device = clock.job.cluster.device
+def _kernel_doubt(time_model: StepTimeModel) -> float:
+    device = time_model.job.cluster.device
     if device is None or device.kernels is not None:
         return 0.0
-    return log(clock.slower(kernels=KERNELS).seconds / clock.seconds)
+    return log(time_model.slower(kernels=KERNELS).seconds / time_model.seconds)

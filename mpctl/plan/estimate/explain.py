@@ -26,7 +26,7 @@ from mpctl.plan.estimate.routing import expert_load, largest_of_normals, rank_to
 from mpctl.plan.estimate.saved import layer_activations
 from mpctl.plan.estimate.step import PARTS, StepTime
 from mpctl.plan.estimate.system import find_system, unknown_parts
-from mpctl.plan.estimate.time import StepTimeModel, get_clock
+from mpctl.plan.estimate.time import StepTimeModel, step_time_model
 
 Unit = Literal["B", "s", "FLOP", "FLOP/s", "B/s", "", "%"]
 
@@ -46,45 +46,45 @@ class Figure(NamedTuple):
 def explain_time(layout: JobLayout) -> list[Figure]:
     """Figures of the step's time; none where no time can be stated."""
     try:
-        clock = get_clock(layout)
-        return list(_figures(clock, clock.step()))
+        time_model = step_time_model(layout)
+        return list(_figures(time_model, time_model.step()))
     except (MissingFigure, MissingLink):
         return []
 
 
-def _figures(clock: StepTimeModel, time: StepTime) -> Iterator[Figure]:
+def _figures(time_model: StepTimeModel, time: StepTime) -> Iterator[Figure]:
     parts = time.parts()
     numbers = " + ".join(map(seconds_text, parts.values()))
     yield _seconds("time.step", time.total, " + ".join(parts), numbers)
-    layout, m = clock.layout, clock.layout.num_microbatches
+    layout, m = time_model.layout, time_model.layout.num_microbatches
     for part in (part for part in PARTS if part.name in parts):
         value = parts[part.name]
         each = f"{m} x {seconds_text(value / m)}" if part.is_per_microbatch else seconds_text(value)
         yield _seconds(f"time.{part.name}", value, part.formula, each)
-    yield from _system(clock)
-    yield from _band(clock, time)
-    yield from _rates(clock, time)
+    yield from _system(time_model)
+    yield from _band(time_model, time)
+    yield from _rates(time_model, time)
     for stack, flow in zip(layout.table.stacks, layout.table.flows, strict=True):
         if flow.last is not None:
-            work = clock.operators.block(stack, flow.last)
+            work = time_model.operators.block(stack, flow.last)
             cover = "gradients of weights" if layout.grid.mode == "1d" else "their own products"
             yield from _layer(f"time.{stack.figure_name}", work, cover)
-    for stage, row in enumerate(clock.passes):
+    for stage, row in enumerate(time_model.passes):
         for chunk, found in enumerate(row):
             prefix = f"time.stage-{stage}" + (f".chunk-{chunk}" if len(row) > 1 else "")
             for way, seconds in (("forward", found.chunk.forward), ("backward", found.chunk.backward)):
                 yield _seconds(f"{prefix}.{way}", seconds, "one micro batch, messages included", seconds_text(seconds))
 
 
-def _system(clock: StepTimeModel) -> Iterator[Figure]:
+def _system(time_model: StepTimeModel) -> Iterator[Figure]:
     """Yield the factor on all seconds of the presets' figures, if it is not 1."""
-    cluster, profile = clock.layout.job.cluster, clock.operators.profile
+    cluster, profile = time_model.layout.job.cluster, time_model.operators.profile
     system = find_system(cluster, profile)
     if system.factor == 1:
         return
     reasons = "; ".join(unknown_parts(cluster, profile)) or "own runs"
     formula = "cluster.step_factor, else the runtime's shift_apart where nothing was measured"
-    source = next_measurement(clock.layout)
+    source = next_measurement(time_model.layout)
     yield Figure(
         "time.system",
         system.factor,
@@ -95,17 +95,17 @@ def _system(clock: StepTimeModel) -> Iterator[Figure]:
     )
 
 
-def _band(clock: StepTimeModel, time: StepTime) -> Iterator[Figure]:
+def _band(time_model: StepTimeModel, time: StepTime) -> Iterator[Figure]:
     reasons = "; ".join(time.extrapolates) or "within what was measured"
-    source = clock.operators.profile.source
+    source = time_model.operators.profile.source
     for name, sign in (("low", "/"), ("high", "x")):
         numbers = f"{seconds_text(time.total)} {sign} {time.band.factor:.3f} ({reasons})"
         formula = f"step {sign} exp(1.645 x spread of measured errors): 9 of 10 runs lie in between"
         yield _seconds(f"time.{name}", getattr(time, name), formula, numbers, source)
 
 
-def _rates(clock: StepTimeModel, time: StepTime) -> Iterator[Figure]:
-    device = clock.layout.job.cluster.device
+def _rates(time_model: StepTimeModel, time: StepTime) -> Iterator[Figure]:
+    device = time_model.layout.job.cluster.device
     source = device.source if device else ""
     for name, what, flops in (("mfu", "the model's", time.model_flops), ("hfu", "the hardware's", time.hardware_flops)):
         yield Figure(
@@ -197,7 +197,7 @@ def _rows_an_expert(layout: JobLayout, rows: int) -> Iterator[Figure]:
     held = (layout.model.experts or 0) // layout.job.expert_sizes["ep"]
     yield Figure("routing.rows_an_expert", rows / held, "", "rows / experts of a rank", f"{rows} / {held}")
     try:
-        speed = get_clock(layout).operators.speed
+        speed = step_time_model(layout).operators.speed
     except MissingFigure:
         return
     width = PRODUCT_BYTES.get(layout.job.training.dtype) or layout.job.training.value_bytes

@@ -44,12 +44,14 @@ def find_step_time(layout: JobLayout, profile: RuntimeProfile | None = None) -> 
     profile: replaces the one that `training.runtime` names.
     """
     try:
-        return get_clock(layout, profile).step()
+        return step_time_model(layout, profile).step()
     except (MissingFigure, MissingLink) as missing:
         return str(missing)
 
 
-def get_clock(layout: JobLayout, profile: RuntimeProfile | None = None, system: System | None = None) -> StepTimeModel:
+def step_time_model(
+    layout: JobLayout, profile: RuntimeProfile | None = None, system: System | None = None
+) -> StepTimeModel:
     """The model that times each piece of a step. system: replaces what is assumed of the job's.
     Raises MissingFigure where the device has no rate; timing a message raises MissingLink where a
     link has no bandwidth."""

@@ -21,7 +21,7 @@ from mpctl.plan.estimate.communication import transfers
 from mpctl.plan.estimate.kernels import MissingFigure
 from mpctl.plan.estimate.makespan import PipelineTiming
 from mpctl.plan.estimate.network import MissingLink
-from mpctl.plan.estimate.time import get_clock
+from mpctl.plan.estimate.time import step_time_model
 
 PLAYED = 200_000
 Pair = tuple[StageChunk, StageChunk]
@@ -47,7 +47,7 @@ class StepLine:
 def find_step_line(layout: JobLayout) -> StepLine | str:
     """The played step, or in words what is missing to time it."""
     try:
-        pipeline = get_clock(layout).pipeline
+        pipeline = step_time_model(layout).pipeline
     except (MissingFigure, MissingLink) as missing:
         return str(missing)
     return play(pipeline, handed_over(layout))

@@ -31,7 +31,7 @@ from mpctl.plan.estimate.kernels import MissingFigure
 from mpctl.plan.estimate.layer_messages import LayerMessages
 from mpctl.plan.estimate.network import MissingLink
 from mpctl.plan.estimate.saved import layer_activations
-from mpctl.plan.estimate.time import get_clock
+from mpctl.plan.estimate.time import step_time_model
 from mpctl.plan.estimate.timeline import handed_over
 from mpctl.spec.cluster import ClusterSpec
 
@@ -98,7 +98,7 @@ def _by_kind(messages: Iterable[Message]) -> dict[str, int]:
 
 def _tensor_seconds(layout: JobLayout) -> float | None:
     try:
-        work = get_clock(layout).operators.block(*_first(layout))
+        work = step_time_model(layout).operators.block(*_first(layout))
     except (MissingFigure, MissingLink):
         return None
     return work.tp_forward + work.tp_backward

@@ -19,7 +19,7 @@ from mpctl.measure.bench.kernel_list import (
 )
 from mpctl.model.layout.job_layout import JobLayout
 from mpctl.plan.estimate.kernels import AttentionWork, attention_seconds, device_speed, product_seconds
-from mpctl.plan.estimate.time import get_clock
+from mpctl.plan.estimate.time import step_time_model
 from mpctl.run.hosts.machine import Machine
 from mpctl.spec.load import load_job
 
@@ -108,22 +108,22 @@ def test_the_parts_of_a_layer_add_up_to_the_planned_layer() -> None:
     """Forward: 4 products, the attention and its heads, 2 branches and the activation."""
     rotary = {"model.position": "rotary", "training.dropout": 0.0}
     found = kernels_of(model__position="rotary")
-    clock = get_clock(JobLayout.of(load_job(None, {**SMALL, **rotary})))
+    time_model = step_time_model(JobLayout.of(load_job(None, {**SMALL, **rotary})))
     names = ("matmul layers", "attention", "heads", "activation")
     parts = sum(
         k.predicted_seconds or 0.0 for name, k in found.items() if name.startswith(names) and name.endswith("forward")
     )
     parts += 2 * (found["branch layers forward"].predicted_seconds or 0.0)
-    assert parts == pytest.approx(clock.layer().forward)
+    assert parts == pytest.approx(time_model.layer().forward)
 
 
 def test_a_layer_takes_its_kernels_and_its_host() -> None:
     """On a CPU one after the other: 0.8 ms a layer forward (presets/runtimes/mpctl.toml)."""
-    clock = get_clock(JobLayout.of(load_job(None, SMALL)))
-    ahead, back = layer_seconds(clock)
-    host = clock.operators.profile.host.layer
-    assert ahead == pytest.approx(clock.layer().forward + host)
-    assert back == pytest.approx(clock.layer().backward + 2 * host)
+    time_model = step_time_model(JobLayout.of(load_job(None, SMALL)))
+    ahead, back = layer_seconds(time_model)
+    host = time_model.operators.profile.host.layer
+    assert ahead == pytest.approx(time_model.layer().forward + host)
+    assert back == pytest.approx(time_model.layer().backward + 2 * host)
     tiny = kernels_of()["layer tiny forward"]
     assert host < (tiny.predicted_seconds or 0.0) < 1.1 * host
 

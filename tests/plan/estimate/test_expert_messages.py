@@ -16,7 +16,7 @@ from mpctl.plan.estimate.layer_messages import LayerMessages
 from mpctl.plan.estimate.messages import StepMessages
 from mpctl.plan.estimate.network import Network
 from mpctl.plan.estimate.operator_times import OperatorTimer
-from mpctl.plan.estimate.time import find_step_time, get_clock
+from mpctl.plan.estimate.time import find_step_time, step_time_model
 from mpctl.spec.runtime import ExpertCosts, MemoryPasses, get_profile
 from tests.jobs import job_of
 from tests.plan.estimate.test_time import DEVICE, IDEAL
@@ -196,7 +196,7 @@ def block_times(settings: Mapping[str, Any], **costs: Any) -> Any:
     layout = layout_of(job)
     experts = ExpertCosts(**{"permute": NONE, "inner": NONE, "dispatcher": "rows", "wait": 0, **costs})
     profile = IDEAL.model_copy(update={"experts": experts})
-    operators = get_clock(layout, profile).operators
+    operators = step_time_model(layout, profile).operators
     flow = layout.table.flows[0].runs[-1][1]
     return operators, flow, operators.block(layout.table.stacks[0], flow)
 
@@ -321,7 +321,7 @@ def test_latent_attention_sends_latents(splits: bool) -> None:
 def test_keys_of_the_full_sequence_are_made_on_each_rank_of_cp() -> None:
     settings = {**LATENT, "cluster.device": DEVICE, "parallel.cp": 2, "cluster.intra_node.bandwidth": 1e9}
     layout = JobLayout.of(job_of(settings))
-    operators: OperatorTimer = get_clock(layout, IDEAL).operators
+    operators: OperatorTimer = step_time_model(layout, IDEAL).operators
     rows = {p.name: operators.shape(p)[0] for p in layout.table.flows[0].runs[-1][1].part.products}
     assert rows["attention.key_value_up"] == 2 * 16 and rows["attention.query_up"] == 2 * 8
 

@@ -13,7 +13,7 @@ from mpctl.plan.estimate.explain import explain_time
 from mpctl.plan.estimate.network import CROWD, crowding
 from mpctl.plan.estimate.step import StepTime
 from mpctl.plan.estimate.system import SPREAD, find_system, layer_shape, unknown_parts
-from mpctl.plan.estimate.time import find_step_time, get_clock
+from mpctl.plan.estimate.time import find_step_time, step_time_model
 from mpctl.plan.planning.document import plan_document
 from mpctl.plan.planning.plan import load_plan
 from mpctl.spec.cluster import LinkSpec
@@ -62,12 +62,12 @@ def test_layers_take_what_own_runs_found_of_their_shape_on_their_cluster() -> No
     layout, profile = JobLayout.of(job), get_profile("megatron-2021")
     found = {"Selene": {layer_shape(job): 1.5}}
     slow = profile.model_copy(update={"seen": profile.seen.model_copy(update={"layer_factors": found})})
-    before, after = get_clock(layout, profile), get_clock(layout, slow)
+    before, after = step_time_model(layout, profile), step_time_model(layout, slow)
     assert after.layer().forward == pytest.approx(1.5 * before.layer().forward)
     assert before.seconds < after.seconds < 1.5 * before.seconds
     for other in ({"training.micro_batch_size": 1}, {"cluster.name": "another"}):
         changed = JobLayout.of(job_of({**SELENE, "parallel.tp": 2, "parallel.pp": 2, **other}))
-        assert get_clock(changed, slow).seconds == get_clock(changed, profile).seconds, other
+        assert step_time_model(changed, slow).seconds == step_time_model(changed, profile).seconds, other
 
 
 def test_everything_of_an_unknown_system_lasts_as_many_times_as_long() -> None:
@@ -134,14 +134,14 @@ def test_what_to_measure_next_is_what_the_step_rests_on() -> None:
 def test_a_band_widens_by_what_the_step_rests_on_a_network_that_nobody_measured() -> None:
     """Messages 1.35 times as long: as much longer as the step is then, beside the usual spread."""
     job = job_of({**SELENE, **THIN, "training.runtime": "fsdp", "cluster.nodes": 8})
-    clock = get_clock(JobLayout.of(job))
-    doubt = log(clock.slower(1.35).seconds / clock.seconds)
-    assert clock.network_doubt == pytest.approx(doubt) and doubt > SPREAD
-    reasons = sum("measured has" in text or "at fp16" in text for text in clock.step().extrapolates)
-    spread = hypot(SPREAD, doubt) * clock.operators.profile.widening**reasons
-    assert clock.step().band.factor == pytest.approx(exp(1.645 * spread))
+    time_model = step_time_model(JobLayout.of(job))
+    doubt = log(time_model.slower(1.35).seconds / time_model.seconds)
+    assert time_model.network_doubt == pytest.approx(doubt) and doubt > SPREAD
+    reasons = sum("measured has" in text or "at fp16" in text for text in time_model.step().extrapolates)
+    spread = hypot(SPREAD, doubt) * time_model.operators.profile.widening**reasons
+    assert time_model.step().band.factor == pytest.approx(exp(1.645 * spread))
     for known in ({"cluster.inter_node.decay": 0.0}, {"cluster.nodes": 1}):
-        assert get_clock(JobLayout.of(job_of({**SELENE, **THIN, **known}))).network_doubt == 0
+        assert step_time_model(JobLayout.of(job_of({**SELENE, **THIN, **known}))).network_doubt == 0
 
 
 def test_a_document_says_whether_a_system_was_measured() -> None:

@@ -16,7 +16,7 @@ from mpctl.plan.estimate.messages import StepMessages, step_messages
 from mpctl.plan.estimate.network import Network
 from mpctl.plan.estimate.saved import layer_activations
 from mpctl.plan.estimate.step import StepTime
-from mpctl.plan.estimate.time import find_step_time, get_clock
+from mpctl.plan.estimate.time import find_step_time, step_time_model
 from mpctl.plan.planning.document import communication_entry
 from mpctl.plan.planning.explain import explain
 from mpctl.plan.planning.plan import make_plan
@@ -132,7 +132,7 @@ def test_a_rank_computes_its_part_of_every_product(mode: str) -> None:
     ranks = part.job.parallel.tp
     assert part.table.numel == whole.table.numel
     assert step_flops(part, 0) * ranks == pytest.approx(step_flops(whole, 0), rel=1e-12)
-    timer, alone = (get_clock(layout).operators for layout in (part, whole))
+    timer, alone = (step_time_model(layout).operators for layout in (part, whole))
     product = part.table.stacks[0].block_of(0).products[0]
     m, k, n = timer.shape(product)
     full = alone.shape(product)
@@ -197,11 +197,11 @@ def test_steps_of_summa_hide_messages_of_each_other() -> None:
     seconds = []
     for share in (0.0, 1.0):
         overlap = profile.overlap.model_copy(update={"tp": share, "drag": 0.0})
-        clock = get_clock(layout, profile.model_copy(update={"overlap": overlap}))
+        time_model = step_time_model(layout, profile.model_copy(update={"overlap": overlap}))
         stack, flow = layout.table.stacks[0], layout.table.flows[0].runs[0][1]
-        work = clock.operators.block(stack, flow)
-        sent = clock.operators.messages.block(stack, flow)
-        seconds.append((work, sum(map(clock.operators.network.seconds, _forward(sent)))))
+        work = time_model.operators.block(stack, flow)
+        sent = time_model.operators.messages.block(stack, flow)
+        seconds.append((work, sum(map(time_model.operators.network.seconds, _forward(sent)))))
     (plain, sent_ahead), (hidden, _) = seconds
     saved = plain.tp_forward - hidden.tp_forward
     assert 0 < saved <= min(sent_ahead, plain.forward) / 2

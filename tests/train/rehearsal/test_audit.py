@@ -28,7 +28,7 @@ from mpctl.model.layout.topology import job_topology
 from mpctl.model.pipeline.schedule.orders import Action
 from mpctl.model.pipeline.schedule.program import Step
 from mpctl.plan.estimate.kernels import Rates, Speed
-from mpctl.plan.estimate.time import get_clock
+from mpctl.plan.estimate.time import step_time_model
 from mpctl.plan.planning.plan import make_plan
 from mpctl.records.rundir.rank_files import AuditRow, StepAudit
 from mpctl.spec.job import JobSpec
@@ -241,7 +241,7 @@ def test_a_head_multiplies_the_padded_table_as_planned(layer: str, tp: int, modu
     """GPT-2's 50,257 words, rank 0 and the last: the rows that the plan prices, and two products
     in backward, without a gradient of the whole table or of all logits made of zeros."""
     job = load_job(None, settings(tp=tp, **{**WHOLE, **LAYERS[layer], "model__vocab": 50257}))
-    operators = get_clock(JobLayout.of(job)).operators
+    operators = step_time_model(JobLayout.of(job)).operators
     (head,) = operators.layout.table.flows[0].exit.part.products
     m, k, n = operators.shape(head)
     assert n == padded_vocab(50257, tp=tp) // tp
