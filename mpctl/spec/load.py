@@ -7,8 +7,8 @@ in whatever order they were typed. A file's path may replace a preset's name any
 Paths in a file are relative to the file (paths.py). A key under a former name is read as the new
 one (names.py).
 
-The law of layers (`lay`): a table's base is the one that it names (`preset`, or `hf_config` for a
-model), else the table in the layer below; its own keys override the base's, key by key, at any
+The law of layers (`resolve`): a table's base is the one that it names (`preset`, or `hf_config` for
+a model), else the table in the layer below; its own keys override the base's, key by key, at any
 depth. So `cluster.device.memory_bytes = 1` above `cluster = "selene"` keeps all of selene, and of
 its A100 all but the memory. Where a model table gets a base, values that only follow from the
 base's shape (`derived_values` in model.py) are derived again.
@@ -122,11 +122,11 @@ def load_as_written(source: str | None, overrides: Mapping[str, Any]) -> JobSpec
 def _merged(raw: Raw, overrides: Mapping[str, Any], notes: Notes) -> Raw:
     """The tables of a file with those of its presets below them and the overrides above."""
     overrides = full_names(overrides)
-    raw = lay({}, with_full_names(raw), notes)
+    raw = resolve({}, with_full_names(raw), notes)
     for where, value in overrides.items():
         if isinstance(value, dict):  # a complete table replaces the one below
             raw = without(raw, where.split("."))
-    merged: Raw = lay(raw, nested(overrides), notes)
+    merged: Raw = resolve(raw, nested(overrides), notes)
     return merged
 
 
@@ -306,7 +306,7 @@ class Notes(NamedTuple):
     warnings: list[Issue]
 
 
-def lay(under: Any, over: Any, notes: Notes, where: Where = (), trail: tuple[PresetFile, ...] = ()) -> Any:
+def resolve(under: Any, over: Any, notes: Notes, where: Where = (), trail: tuple[PresetFile, ...] = ()) -> Any:
     """The table `over` merged over `under`, both at the path `where` of a job; neither is edited.
 
     trail: the presets that led to `over`, each starting from the next. A key that
@@ -329,7 +329,7 @@ def lay(under: Any, over: Any, notes: Notes, where: Where = (), trail: tuple[Pre
         table = without_derived(table)
     for key, value in keys.items():
         try:
-            table[key] = lay(table.get(key), value, notes, (*where, key))
+            table[key] = resolve(table.get(key), value, notes, (*where, key))
         except InputError as error:
             notes.issues.extend(error.issues)
             table.pop(key, None)
@@ -341,7 +341,7 @@ def _expanded(base: Base, notes: Notes, where: Where, trail: tuple[PresetFile, .
     where presets start from each other in a circle or too often, or a user's preset is not
     valid."""
     if base.file is None:
-        return lay({}, base.table, notes, where)
+        return resolve({}, base.table, notes, where)
     trail = (*trail, base.file)
     names, path = " -> ".join(file.name for file in trail), str(base.file.path)
     if base.file.path.resolve() in {file.path.resolve() for file in trail[:-1]}:
@@ -350,7 +350,7 @@ def _expanded(base: Base, notes: Notes, where: Where, trail: tuple[PresetFile, .
     if len(trail) > LONGEST_TRAIL:
         message = f"more than {LONGEST_TRAIL} presets start from each other: {names}"
         raise InputError.of("preset-circle", path, message, "put some of them into one file")
-    table = lay({}, base.table, notes, where, trail)
+    table = resolve({}, base.table, notes, where, trail)
     if not base.file.is_bundled:
         require_valid(base.file, table, MODELS[where])
     return table

@@ -24,7 +24,7 @@ from mpctl.plan.estimate.makespan import GROUPS
 from mpctl.plan.rules.check import Check
 from mpctl.plan.rules.layout import is_countable
 from mpctl.spec.job import JobSpec, complete, open_settings_of
-from mpctl.spec.load import LoadedJob, Notes, lay, partial_from_raw
+from mpctl.spec.load import LoadedJob, Notes, partial_from_raw, resolve
 from mpctl.spec.names import TABLES, with_full_names
 from mpctl.spec.paths import is_config, with_preset_files_of
 from mpctl.spec.runtime import is_launched
@@ -126,7 +126,7 @@ def _table(key: str, text: str) -> _Table | None:
         return None
     notes = Notes([], [])
     try:
-        whole = lay({}, {key: json.loads(text)}, notes)
+        whole = resolve({}, {key: json.loads(text)}, notes)
         if notes.issues or notes.warnings:
             return None
         job = JobSpec.model_validate(whole)
