@@ -31,7 +31,7 @@ standard deviation of the trial's outcome,
 Computing 21(4), 2009). A layout that is surely slow gains nothing, nor does one that is known; one
 whose outcome also tells about others gains most. Several trials that are to run at the same time
 are chosen one after the other, each as if those before had come out as expected. The first
-FIRST_IDEAS layouts split the ranks differently, as far as there are rivals that do: what is like
+FIRST_CLASSES layouts split the ranks differently, as far as there are rivals that do: what is like
 the best says little of how far off plans of others are. Then the best one is repeated, as nothing
 else tells the noise.
 
@@ -51,7 +51,7 @@ from statistics import NormalDist, fmean
 from typing import TYPE_CHECKING, NamedTuple
 
 from mpctl.plan.planning.layout_settings import LayoutSettings
-from mpctl.plan.search.find import complexity, idea_of
+from mpctl.plan.search.find import class_of, complexity
 
 if TYPE_CHECKING:
     import numpy as np
@@ -63,7 +63,7 @@ WORTH = 0.01
 DOUBT = 0.05
 SHARED, ALONE = 1.0, 0.01
 NOISE, NOISE_TRIALS = 0.02, 2.0  # of a trial before any repeat, and its weight in repeats
-FIRST_IDEAS = 4  # layouts of different splits, where there are rivals of so many
+FIRST_CLASSES = 4  # layouts of different splits, where there are rivals of so many
 MOST_REPEATS = 4  # trials of one layout
 MOST_CONSIDERED = 120  # layouts whose gain is computed
 # Correlation of the plan's errors of two layouts that differ in one setting: by one doubling of a
@@ -304,7 +304,7 @@ def choose(belief: Belief) -> NextTrial | None:
     can_repeat = belief.points[best].layout in free and len(belief.measured[best].seconds) < MOST_REPEATS
     trials = sum(len(one.seconds) for one in belief.measured)
     considered = belief.rivals[:MOST_CONSIDERED]
-    new = list(_of_new_ideas(belief, considered)) if len(belief.measured) < FIRST_IDEAS else []
+    new = list(_of_new_classes(belief, considered)) if len(belief.measured) < FIRST_CLASSES else []
     if new:
         considered, can_repeat = new, False
     elif can_repeat and trials == len(belief.measured):
@@ -319,14 +319,10 @@ def choose(belief: Belief) -> NextTrial | None:
     return NextTrial(belief.points[at], gain, _why(belief, at))
 
 
-def _of_new_ideas(belief: Belief, numbers: Iterable[int]) -> Iterator[int]:
+def _of_new_classes(belief: Belief, numbers: Iterable[int]) -> Iterator[int]:
     """Yield the points that split the ranks in a way not yet measured."""
-    known = {_idea(one.candidate.layout) for one in belief.measured}
-    return (at for at in numbers if _idea(belief.points[at].layout) not in known)
-
-
-def _idea(layout: LayoutSettings) -> tuple[object, ...]:
-    return (*idea_of(layout), layout.cp)
+    known = {class_of(one.candidate.layout) for one in belief.measured}
+    return (at for at in numbers if class_of(belief.points[at].layout) not in known)
 
 
 def choose_several(belief: Belief, count: int) -> list[NextTrial]:

@@ -1,7 +1,7 @@
 """The layouts that a tuning may measure, with their plans; and what trials teach the planner.
 
 Every legal layout that fits is planned where there are at most SMALL of them; of larger spaces
-those that a search of IDEAS combinations of tp, pp and experts has estimated on its way to the
+those that a search of CLASSES combinations of tp, pp and experts has estimated on its way to the
 fastest (plan/search/find.py), which are those that its bounds could not rule out. Candidates are the
 MOST fastest of them, and the fastest of each way to split the ranks.
 
@@ -42,7 +42,7 @@ from mpctl.spec.cluster import ClusterSpec
 from mpctl.spec.presets import lasting_name
 from mpctl.spec.runtime import RuntimeProfile
 
-SMALL, IDEAS, MOST = 2000, 24, 160
+SMALL, CLASSES, MOST = 2000, 24, 160
 OF_LAYOUT = 0.6
 LEAST_SPREAD = 0.02
 STEP, PROBES, ALIKE = 0.5, 8, 0.01
@@ -84,7 +84,7 @@ class Pool:
         """The same without their spreads and slopes."""
         is_small = next(islice(self.space.layouts(), SMALL, None), None) is None
         found = find_layouts(
-            self.evaluator.space, top=IDEAS, exhaustive=is_small, evaluator=self.evaluator, on_progress=on_progress
+            self.evaluator.space, top=CLASSES, exhaustive=is_small, evaluator=self.evaluator, on_progress=on_progress
         )
         if not found.is_complete:
             raise KeyboardInterrupt

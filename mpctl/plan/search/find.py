@@ -2,19 +2,19 @@
 
 Axes, their families and the layouts of those (space.py) wait in one queue, the smallest bound first
 (bound.py). An entry taken from it is split or, if it is a single layout, evaluated. An entry is
-dropped where its bound is above the worst layout that is still wanted: those of the best ideas that
-fit the device and, for each smaller budget (a share of the device's memory), those of the best idea
-within it. The bound of a family's memory is what its first stage needs where ZeRO shards the most;
-a larger micro batch never needs less. Ties go to less memory, then to the order of the layouts'
+dropped where its bound is above the worst layout that is still wanted: those of the best classes
+that fit the device and, for each smaller budget (a share of the device's memory), those of the best
+class within it. The bound of a family's memory is what its first stage needs where ZeRO shards the
+most; a larger micro batch never needs less. Ties go to less memory, then to the order of the layouts'
 values, so that the answer is the same every time.
 
 The exhaustive search evaluates every layout that passes the rules; tests compare the two on small
 spaces.
 
 An estimate cannot tell layouts apart that differ by less than its own error, and users cannot
-choose between five spellings of one layout. So a search looks for *ideas*: layouts with the same
-tp, cp, pp, ep and tensor mode. Of an idea it keeps the layouts within ALIKE of the fastest one, and
-shows the plainest of them (`complexity`). Ideas within the error of ranking are a tie, and the
+choose between five spellings of one layout. So a search looks for *classes*: layouts with the same
+tp, cp, pp, ep and tensor mode. Of a class it keeps the layouts within ALIKE of the fastest one, and
+shows the plainest of them (`complexity`). Classes within the error of ranking are a tie, and the
 plainest of them is no. 1.
 
 That error and what is plain were measured on the published sweeps: several layouts of one model on
@@ -64,7 +64,7 @@ SHARED_STATES = (0.0, 0.0, 2.0, 4.0)  # by ZeRO stage
 PLAIN_SCHEDULES, PLAIN_BALANCE = ("1f1b", "interleaved"), "even"
 
 
-class Idea(NamedTuple):
+class LayoutClass(NamedTuple):
     """The settings that layouts of one row of an answer share, and cp."""
 
     tensor_mode: str
@@ -74,7 +74,7 @@ class Idea(NamedTuple):
     cp: int = 1
 
     @property
-    def row(self) -> Idea:
+    def row(self) -> LayoutClass:
         """The same for every cp."""
         return self._replace(cp=0)
 
@@ -109,7 +109,7 @@ def complexity(layout: LayoutSettings) -> float:
 
 
 class LayoutGroup(NamedTuple):
-    """Layouts of one idea or row that are as fast as each other. members: the fastest first."""
+    """Layouts of one class or row that are as fast as each other. members: the fastest first."""
 
     members: tuple[EvaluatedLayout, ...]
 
@@ -133,43 +133,43 @@ def without_other_orders(points: Sequence[EvaluatedLayout], point: EvaluatedLayo
 
 
 @dataclass
-class BestIdeas:
+class BestClasses:
     """The best so far of the layouts that need at most `limit` bytes: those within ALIKE of the
-    fastest of each idea, of the ideas up to the `count`-th row."""
+    fastest of each class, of the classes up to the `count`-th row."""
 
     limit: float
     count: int
-    ideas: dict[Idea, list[EvaluatedLayout]] = field(default_factory=dict)
+    classes: dict[LayoutClass, list[EvaluatedLayout]] = field(default_factory=dict)
     worst: float = inf  # seconds above which no layout is wanted
 
-    def wants(self, seconds: float, size: float, idea: Idea | None = None) -> bool:
-        """Whether a layout of at least `seconds` and `size` bytes may be among the best; idea: the
-        layout's, if known."""
+    def wants(self, seconds: float, size: float, layout_class: LayoutClass | None = None) -> bool:
+        """Whether a layout of at least `seconds` and `size` bytes may be among the best;
+        layout_class: the layout's, if known."""
         if size > self.limit or seconds > self.worst:
             return False
-        known = self.ideas.get(idea) if idea else None
+        known = self.classes.get(layout_class) if layout_class else None
         return known is None or seconds <= known[0].seconds * (1 + ALIKE)
 
     def add(self, point: EvaluatedLayout) -> None:
         """Take the layout in if it is among the best."""
         if point.bytes > self.limit:
             return
-        kept = without_other_orders(self.ideas.get(idea_of(point.layout), []), point)
+        kept = without_other_orders(self.classes.get(class_of(point.layout), []), point)
         if kept is None:
             return
         insort(kept, point)
         least = kept[0].seconds * (1 + ALIKE)
-        self.ideas[idea_of(point.layout)] = [one for one in kept if one.seconds <= least]
-        rows: dict[Idea, float] = {}
-        for idea, points in self.ideas.items():
-            rows[idea.row] = min(points[0].seconds, rows.get(idea.row, inf))
+        self.classes[class_of(point.layout)] = [one for one in kept if one.seconds <= least]
+        rows: dict[LayoutClass, float] = {}
+        for layout_class, points in self.classes.items():
+            rows[layout_class.row] = min(points[0].seconds, rows.get(layout_class.row, inf))
         if len(rows) >= self.count:
             self.worst = sorted(rows.values())[self.count - 1] * (1 + ALIKE)
 
     def groups(self) -> list[LayoutGroup]:
-        """The best ideas, in the order of their plainest layouts' seconds."""
+        """The best classes, in the order of their plainest layouts' seconds."""
         last = self.worst / (1 + ALIKE)
-        every = (points for points in self.ideas.values() if points[0].seconds <= last)
+        every = (points for points in self.classes.values() if points[0].seconds <= last)
         return sorted((LayoutGroup(tuple(points)) for points in every), key=lambda g: g.plainest)
 
 
@@ -185,9 +185,9 @@ def plainest_first(groups: Sequence[LayoutGroup], band: float) -> list[LayoutGro
     if not groups:
         return []
     most = groups[0].plainest.seconds * (1 + ranking_error(band))
-    rows: dict[Idea, list[LayoutGroup]] = {}
+    rows: dict[LayoutClass, list[LayoutGroup]] = {}
     for group in groups:
-        row = rows.setdefault(idea_of(group.plainest.layout).row, [])
+        row = rows.setdefault(class_of(group.plainest.layout).row, [])
         if not row or group.plainest.seconds <= most:
             row.append(group)
     merged = [LayoutGroup(tuple(sorted(p for g in row for p in g.members))) for row in rows.values()]
@@ -201,7 +201,7 @@ def plainest_first(groups: Sequence[LayoutGroup], band: float) -> list[LayoutGro
 class FoundLayouts:
     """The result of a search of one space.
 
-    groups: for each idea the layouts that are equally fast or, for least memory, one layout each;
+    groups: for each class the layouts that are equally fast or, for least memory, one layout each;
     best first. front: the first one, then the best of each memory budget that is slower and needs
     less. evaluated: every evaluated layout. is_complete: false after Ctrl-C. too_large: layouts
     that were left out for their memory, of those that no bound on time had ruled out before.
@@ -252,7 +252,7 @@ def find_layouts(
     on_note: Note | None = None,
     evaluator: LayoutEvaluator | None = None,
 ) -> FoundLayouts:
-    """The layouts of the `top` fastest ideas, or the `top` layouts of least memory.
+    """The layouts of the `top` fastest classes, or the `top` layouts of least memory.
 
     budgets: equal shares of the device's memory for each of which the best layout is found too.
     exhaustive: evaluate every layout. on_note: is called with the best so far, in words. Ctrl-C
@@ -288,7 +288,7 @@ class BranchAndBound:
         self.too_large_count = 0
         memory = evaluator.usable_memory
         limits = [memory * share / budgets for share in range(budgets, 0, -1)]
-        self.budgets = [BestIdeas(limit, 1 if at else top) for at, limit in enumerate(limits)]
+        self.budgets = [BestClasses(limit, 1 if at else top) for at, limit in enumerate(limits)]
         self.least_memory = LeastMemory(memory, top)
         # Families (without their micro batch) in which no layout fits for some micro batch: that
         # micro batch, and the bytes that it needs at least.
@@ -327,23 +327,23 @@ class BranchAndBound:
         elif level == "axes":
             for least, family in self._families(part, bound):
                 yield least, "family", family
-        elif self._wants(bound, 0.0, idea_of(part)):
+        elif self._wants(bound, 0.0, class_of(part)):
             needed = self._min_bytes(part)
-            if self._wants(bound, needed, idea_of(part)):
+            if self._wants(bound, needed, class_of(part)):
                 for least, member in self._members(part, bound):
                     yield least, "layout", member
             elif needed > self.budgets[0].limit:
                 self.too_large_count += sum(1 for _ in self.space.members(part))
 
     def _families(self, axes: LayoutSettings, bound: float) -> Iterator[tuple[float, LayoutSettings]]:
-        idea = idea_of(axes)
-        if not self._wants(bound, 0.0, idea):  # a better one was found since
+        layout_class = class_of(axes)
+        if not self._wants(bound, 0.0, layout_class):  # a better one was found since
             return
-        if not self._wants(self.bound.of_axes(axes), 0.0, idea):
+        if not self._wants(self.bound.of_axes(axes), 0.0, layout_class):
             return
         for family in self.space.families(axes):
             bound = self.bound.of_family(family)
-            if self._wants(bound, 0.0, idea):
+            if self._wants(bound, 0.0, layout_class):
                 yield bound, family
 
     def _members(self, family: LayoutSettings, bound: float) -> Iterator[tuple[float, LayoutSettings]]:
@@ -351,18 +351,18 @@ class BranchAndBound:
         sizes = dict[int, float]()
         for zero in self.space.zero_stages(family):
             sizes[zero] = self.evaluator.min_bytes(family, zero)
-        idea = idea_of(family)
-        wanted = {zero for zero, size in sizes.items() if self._wants(bound, size, idea)}
+        layout_class = class_of(family)
+        wanted = {zero for zero, size in sizes.items() if self._wants(bound, size, layout_class)}
         large = {zero for zero, size in sizes.items() if size > self.budgets[0].limit}
         members = list(self.space.members(family))
         self.too_large_count += sum(one.zero in large for one in members)
         layouts = (one for one in members if one.zero in wanted)
         for layout_bound, layout in self.bound.of_members(family, bound, layouts):
-            if self._wants(layout_bound, sizes[layout.zero], idea):
+            if self._wants(layout_bound, sizes[layout.zero], layout_class):
                 yield layout_bound, layout
 
-    def _wants(self, seconds: float, size: float, idea: Idea | None = None) -> bool:
-        return any(budget.wants(seconds, size, idea) for budget in self.budgets)
+    def _wants(self, seconds: float, size: float, layout_class: LayoutClass | None = None) -> bool:
+        return any(budget.wants(seconds, size, layout_class) for budget in self.budgets)
 
     def _min_bytes(self, family: LayoutSettings) -> float:
         """Bytes that every layout of the family needs at least: at least those of an equal family
@@ -377,15 +377,15 @@ class BranchAndBound:
         return needed
 
     def _evaluate(self, layout: LayoutSettings, bound: float) -> None:
-        idea = idea_of(layout)
-        if not self._wants(bound, self.evaluator.min_bytes(layout, layout.zero), idea):
+        layout_class = class_of(layout)
+        if not self._wants(bound, self.evaluator.min_bytes(layout, layout.zero), layout_class):
             return
         size = self.evaluator.device_bytes(layout)
         self.too_large_count += size > self.budgets[0].limit
-        if self._wants(bound, size, idea):
+        if self._wants(bound, size, layout_class):
             self._add(layout, size, self.budgets)
 
-    def _add(self, layout: LayoutSettings, size: int, budgets: Sequence[BestIdeas | LeastMemory]) -> None:
+    def _add(self, layout: LayoutSettings, size: int, budgets: Sequence[BestClasses | LeastMemory]) -> None:
         seconds = self.evaluator.step_seconds(layout)
         if seconds is not None and self.evaluator.is_legal(layout):
             point = EvaluatedLayout(seconds, size, layout)
@@ -444,6 +444,6 @@ class BranchAndBound:
         return found
 
 
-def idea_of(layout: LayoutSettings) -> Idea:
-    """The idea that the layout belongs to."""
-    return Idea(layout.tensor_mode, layout.tp, layout.pp, layout.ep, layout.cp)
+def class_of(layout: LayoutSettings) -> LayoutClass:
+    """The class that the layout belongs to."""
+    return LayoutClass(layout.tensor_mode, layout.tp, layout.pp, layout.ep, layout.cp)

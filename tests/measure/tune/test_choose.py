@@ -55,7 +55,7 @@ def test_constants_that_two_layouts_share_carry_an_error_from_one_to_the_other()
     assert shared > apart + 0.05
 
 
-def test_the_first_trials_are_of_different_ideas_then_the_best_is_repeated():
+def test_the_first_trials_are_of_different_classes_then_the_best_is_repeated():
     alike = [plan(DP._replace(zero=1), 1.0), plan(DP._replace(recompute="full"), 1.0)]
     four = [plan(one, 1.0) for one in (DP, TP, PP, LayoutSettings(cp=4))]
     trials = dict(zip(four, ((1.0,), (1.05,), (1.02,), (1.04,)), strict=True))
@@ -86,7 +86,7 @@ def test_only_a_candidate_is_repeated():
     assert choose(belief).candidate.layout == TP
 
 
-def test_several_at_once_are_different_ideas():
+def test_several_at_once_are_of_different_classes():
     near = [plan(DP._replace(zero=zero), 1.0 + zero / 1000) for zero in range(3)]
     chosen = choose_several(Belief([*near, plan(TP, 1.02), plan(PP, 1.02)], []), 3)
     assert {one.candidate.layout.tp for one in chosen} == {1, 4}

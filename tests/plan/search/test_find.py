@@ -23,11 +23,11 @@ from mpctl.plan.search.find import (
     WIDE_ERROR,
     EvaluatedLayout,
     FoundLayouts,
-    Idea,
+    LayoutClass,
     LayoutGroup,
+    class_of,
     complexity,
     find_layouts,
-    idea_of,
     plainest_first,
 )
 from mpctl.plan.search.nearest import SETTINGS, nearest_that_fit, with_nearest
@@ -633,17 +633,17 @@ def test_groups_are_what_a_list_of_all_layouts_gives() -> None:
     space = SearchSpace(job_of(), {"cp": 1, "recompute": "none", "zero": 1})
     found = find_layouts(space, top=4, exhaustive=True)
     limit = 0.95 * 24 * 2**30
-    by_idea: dict[Idea, list[EvaluatedLayout]] = {}
+    by_class: dict[LayoutClass, list[EvaluatedLayout]] = {}
     for point in found.evaluated:
         if point.bytes <= limit:
-            by_idea.setdefault(idea_of(point.layout), []).append(point)
-    fastest = sorted(by_idea.values(), key=lambda points: min(points))[:4]
+            by_class.setdefault(class_of(point.layout), []).append(point)
+    fastest = sorted(by_class.values(), key=lambda points: min(points))[:4]
     assert len(fastest) == len(found.groups) == 4
-    assert {idea_of(group.plainest.layout) for group in found.groups} == {
-        idea_of(points[0].layout) for points in fastest
+    assert {class_of(group.plainest.layout) for group in found.groups} == {
+        class_of(points[0].layout) for points in fastest
     }
     for group in found.groups:
-        points = by_idea[idea_of(group.plainest.layout)]
+        points = by_class[class_of(group.plainest.layout)]
         near = [p for p in points if p.seconds <= min(points).seconds * (1 + ALIKE)]
         unordered = {p.layout._replace(order="") for p in near}  # one order of each stays
         assert {p.layout._replace(order="") for p in group.members} == unordered
@@ -705,8 +705,8 @@ SEARCH = (
 def test_rows_are_different_layouts_and_say_what_they_stand_for(call: Mpctl) -> None:
     said = call(*SEARCH, "megatron-core", "--json")
     best = said.document["best"]
-    ideas = [tuple(e["settings"][k] for k in ("tensor_mode", "tp", "pp")) for e in best]
-    assert len(set(ideas)) == len(ideas) > 2
+    classes = [tuple(e["settings"][k] for k in ("tensor_mode", "tp", "pp")) for e in best]
+    assert len(set(classes)) == len(classes) > 2
     seconds = [entry["step_seconds"] for entry in best]
     assert said.document["is_plain_first"] == (seconds[0] > min(seconds))
     assert seconds[0] <= min(seconds) * (1 + RANKING_ERROR)
