@@ -232,8 +232,8 @@ class AgentCluster:
     key: the file of the launch's key; placement: which host runs which node; blames: the failures
     that each host is blamed for; may_move: another allocation may have other hosts, so that the run
     ends rather than go on with one that is blamed for too many. attempts: how many were started;
-    ranks: of each host; away: hosts that are lost or were refused; next_try: when they are tried
-    again, by time.monotonic(); returns: when each may be used; checked: what hosts were last
+    ranks: of each host; unavailable: hosts that are lost or were refused; next_try: when they are
+    tried again, by time.monotonic(); returns: when each may be used; checked: what hosts were last
     checked for.
     """
 
@@ -248,7 +248,7 @@ class AgentCluster:
     may_move: bool = False
     attempts: int = 0
     ranks: int = 0
-    away: set[int] = field(default_factory=set)
+    unavailable: set[int] = field(default_factory=set)
     next_try: float = 0.0
     returns: ReturnPolicy = field(default_factory=ReturnPolicy)
     checked: tuple[Plan, Device] | None = None
@@ -261,7 +261,7 @@ class AgentCluster:
     @property
     def spares(self) -> list[HostLink]:
         """The connections of the hosts without a node of the plan."""
-        return [link for link in self.server.links if link.node not in self.placement.seats]
+        return [link for link in self.server.links if link.node not in self.placement.assigned]
 
     @property
     def hellos(self) -> list[Hello]:
@@ -298,11 +298,11 @@ class AgentCluster:
         """Wait for the agents of all hosts, then place those that came. Returns the reasons of the
         hosts that did not when there are too few."""
         issues = self.wait(self.server.links)
-        self.away = {link.node for link in self.server.links if not link.is_ready}
+        self.unavailable = {link.node for link in self.server.links if not link.is_ready}
         ready = [link for link in self.server.links if link.is_ready]
         fit = [link.node for link in ready if not self.blames.is_excluded(link.name)]
         excluded = [link.node for link in ready if link.node not in fit]
-        least = len(self.placement.seats)
+        least = len(self.placement.assigned)
         placement = self.placement.renewed(fit, excluded, least)
         if len(placement.used) < least:
             return issues
@@ -368,17 +368,17 @@ class AgentCluster:
         lost = [link for link in self.server.links if not link.is_ready]
         gone = {link.node: link.lost or "lost" for link in lost}
         issues = self._reconnect(lost, least, is_stopped) if lost else []
-        refused = self._refuse_unfit(host for host in self.away if self.server.links[host].is_ready)
+        refused = self._refuse_unfit(host for host in self.unavailable if self.server.links[host].is_ready)
         ready = {link.node: link for link in self.server.links if link.is_ready}
         ready = {host: link for host, link in ready.items() if host not in refused}
-        self.away = {link.node for link in self.server.links} - ready.keys()
+        self.unavailable = {link.node for link in self.server.links} - ready.keys()
         reasons = {
             host: self._blame_text(link.name) for host, link in ready.items() if self.blames.is_excluded(link.name)
         }
         barred = {*reasons} if self.may_move else set[int]()
-        sick = self._unhealthy([*ready.values()], is_stopped)
-        resting = [host for host in ready if not self._may_return(host)]
-        unwanted = [*resting, *sick, *reasons]
+        unhealthy = self._unhealthy([*ready.values()], is_stopped)
+        cordoned = [host for host in ready if not self._may_return(host)]
+        unwanted = [*cordoned, *unhealthy, *reasons]
         fit = [host for host in ready if host not in unwanted]
         usable = dict.fromkeys(host for host in unwanted if host not in barred)
         placement = self.placement.renewed(fit, [*usable], least)
@@ -386,11 +386,11 @@ class AgentCluster:
             names = {host: self.server.links[host].name for host in barred}
             bad = [Issue("host-excluded", names[host], reasons[host], HINT) for host in barred]
             return [*issues, *refused.values(), *bad]
-        found = {host: issue.message for host, issue in (refused | sick).items()}
-        self._say_resting({h: again[h] for h in again.keys() - {*placement.used}})
+        found = {host: issue.message for host, issue in (refused | unhealthy).items()}
+        self._say_cordoned({h: again[h] for h in again.keys() - {*placement.used}})
         self._place(placement, gone | found | reasons)
-        for host in sick.keys() - {*placement.used}:
-            self._dismiss(host, sick[host])
+        for host in unhealthy.keys() - {*placement.used}:
+            self._dismiss(host, unhealthy[host])
         self.next_try = time.monotonic() + RETURN_SECONDS
         return []
 
@@ -399,14 +399,14 @@ class AgentCluster:
         seconds for which those that were lost before should not be used."""
         again: dict[int, float] = {}
         for link in links:
-            if link.lost and link.node not in self.away:
-                self.away.add(link.node)
+            if link.lost and link.node not in self.unavailable:
+                self.unavailable.add(link.node)
                 seconds = self.returns.note_loss(link.node, time.monotonic())
                 if seconds:
                     again[link.node] = seconds
         return again
 
-    def _say_resting(self, again: Mapping[int, float]) -> None:
+    def _say_cordoned(self, again: Mapping[int, float]) -> None:
         for host, seconds in sorted(again.items()):
             name = self.server.links[host].name
             self.on_event(f"{name} was lost again: not used for {seconds:g} s")
@@ -414,7 +414,7 @@ class AgentCluster:
     def _place(self, placement: Placement, reasons: Mapping[int, str]) -> None:
         """Use a placement, and report what it changes. reasons: why hosts are not wanted."""
         links = self.server.links
-        for node, (before, now) in enumerate(zip(self.placement.seats, placement.seats, strict=True)):
+        for node, (before, now) in enumerate(zip(self.placement.assigned, placement.assigned, strict=True)):
             if before != now:
                 change = f"{links[now].name} takes the place of {links[before].name} (node {node})"
                 self.on_event(f"{change}: {reasons.get(before, 'it cannot be used')}")
@@ -464,8 +464,8 @@ class AgentCluster:
 
         begin, pause, issues = time.monotonic(), FIRST_PAUSE, list[Issue]()
         self._start_again(lost)
-        while (away := [link for link in lost if not link.is_ready]) and not is_over():
-            is_enough = len(self.server.links) - len(away) >= least
+        while (missing := [link for link in lost if not link.is_ready]) and not is_over():
+            is_enough = len(self.server.links) - len(missing) >= least
             end = begin + (min(RETURN_PATIENCE, self.patience) if is_enough else self.patience)
             issues = self.wait(lost, max(0.0, end - time.monotonic()), is_over)
             resume = min(time.monotonic() + pause, end)
@@ -481,7 +481,7 @@ class AgentCluster:
         """Whether connected hosts that may be used fill all nodes of the plan."""
         links = (link for link in self.server.links if link.is_ready)
         fit = [link for link in links if not self.blames.is_excluded(link.name)]
-        return sum(self._may_return(link.node) for link in fit) >= len(self.placement.seats)
+        return sum(self._may_return(link.node) for link in fit) >= len(self.placement.assigned)
 
     def _refuse_unfit(self, hosts: Iterable[int]) -> dict[int, Issue]:
         """Return why some of these connected hosts cannot be used, and dismiss their agents."""
@@ -499,7 +499,7 @@ class AgentCluster:
 
     def _dismiss(self, host: int, issue: Issue) -> float:
         """End the agent of a host that is not used; the seconds until it is asked again."""
-        self.away.add(host)
+        self.unavailable.add(host)
         self.server.dismiss(host, issue.message)
         return self.returns.note_refusal(host, time.monotonic())
 
@@ -521,15 +521,15 @@ class AgentCluster:
         RETURN_SECONDS."""
         used = {*self.placement.used}
         idle = [link for link in self.server.links if link.node not in used]
-        self._say_resting(self._note_losses(idle))
-        missing = [link for link in idle if link.node in self.away or self._is_awaited(link)]
+        self._say_cordoned(self._note_losses(idle))
+        missing = [link for link in idle if link.node in self.unavailable or self._is_awaited(link)]
         back = [link for link in missing if link.is_ready and self._may_return(link.node)]
         if back:
             refused = self._refuse_unfit(link.node for link in back)
             fit = [link for link in back if link.node not in refused]
             if self.placement.absent and any(not self.blames.is_excluded(x.name) for x in fit):
                 return True
-            self.away -= {link.node for link in fit}
+            self.unavailable -= {link.node for link in fit}
         if missing and time.monotonic() >= self.next_try:
             self.next_try = time.monotonic() + RETURN_SECONDS
             ended = self.starter.failures()

@@ -51,36 +51,36 @@ def _pause(times: int) -> float:
 
 @dataclass(frozen=True)
 class Placement:
-    """The host of each node. seats: the hosts of the plan's nodes, in their order; absent: those of
-    them that an elastic run does without; unwanted: those that are used although they should not
-    be, since the run needs them."""
+    """The host of each node. assigned: the hosts of the plan's nodes, in their order; absent:
+    those of them that an elastic run does without; unwanted: those that are used although they
+    should not be, since the run needs them."""
 
-    seats: tuple[int, ...]
+    assigned: tuple[int, ...]
     absent: frozenset[int] = frozenset()
     unwanted: tuple[int, ...] = ()
 
     @property
     def used(self) -> list[int]:
         """The hosts of the next attempt, in the order of its nodes."""
-        return [host for host in self.seats if host not in self.absent]
+        return [host for host in self.assigned if host not in self.absent]
 
     def renewed(self, fit: Collection[int], unwanted: Sequence[int], least: int) -> Placement:
-        """The placement for the next attempt. Hosts keep their seats if they are fit; a fit host
-        without a seat takes that of one that is not. fit: the hosts to be used; unwanted: further
+        """The placement for the next attempt. Hosts keep their nodes if they are fit; a fit host
+        without a node takes that of one that is not. fit: the hosts to be used; unwanted: further
         ones that could be used, the least unwanted first, of which as many are taken as `least`
         hosts need.
 
-        By hand: 3 seats and a spare host 3, host 1 is lost: seats 0, 3, 2. Host 2 is lost, too, and
-        1 is back: seats 0, 3, 1.
+        By hand: 3 nodes and a spare host 3, host 1 is lost: hosts 0, 3, 2. Host 2 is lost, too, and
+        1 is back: hosts 0, 3, 1.
         """
         usable, taken = set(fit), list[int]()
         for host in [None, *unwanted]:
             if host is not None:
                 usable.add(host)
                 taken.append(host)
-            free = iter(sorted(usable.difference(self.seats)))
-            seats = tuple(host if host in usable else next(free, host) for host in self.seats)
-            absent = frozenset(seats) - usable
-            if len(seats) - len(absent) >= least:
+            free = iter(sorted(usable.difference(self.assigned)))
+            assigned = tuple(host if host in usable else next(free, host) for host in self.assigned)
+            absent = frozenset(assigned) - usable
+            if len(assigned) - len(absent) >= least:
                 break
-        return Placement(seats, absent, tuple(host for host in taken if host in seats))
+        return Placement(assigned, absent, tuple(host for host in taken if host in assigned))

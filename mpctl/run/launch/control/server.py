@@ -215,7 +215,7 @@ class ControlServer:
             writer.close()
 
     def _welcome(self, hello: FromAgent, writer: asyncio.StreamWriter, handshake: Handshake) -> HostLink | None:
-        """Answer a hello: its link, welcomed, or None for a peer that gets no seat and is sent
+        """Answer a hello: its link, welcomed, or None for a peer that gets no node and is sent
         away."""
         sealing = handshake.messages_of("launcher")
         if not isinstance(hello, Hello) or (link := self._find(hello)) is None:

@@ -50,7 +50,7 @@ def agent(server: ControlServer, node: int, key: bytes | None = None) -> Connect
 
 
 def is_seated(server: ControlServer, node: int) -> bool:
-    """Whether an agent of a host can take its seat; it leaves again."""
+    """Whether an agent of a host can take its node; it leaves again."""
     connection = agent(server, node)
     seated = until(lambda: server.links[node].is_ready)
     connection.socket.close()

@@ -211,7 +211,7 @@ class Peers:
             self.connections[node] = connection
 
     def failures(self) -> dict[int, Issue]:
-        return {n: Issue("away", NAMES[n], "the host did not answer") for n in self.failed}
+        return {n: Issue("unavailable", NAMES[n], "the host did not answer") for n in self.failed}
 
     def end(self) -> None:
         for connection in self.connections.values():
@@ -219,16 +219,16 @@ class Peers:
 
 
 class World:
-    """Three connected hosts of four GPUs, checked for a plan of as many, and spare hosts. sick:
+    """Three connected hosts of four GPUs, checked for a plan of as many, and spare hosts. unhealthy:
     what the next check of their health finds, by host."""
 
     def __init__(self, cluster: AgentCluster, events: list[str]) -> None:
         self.cluster, self.events = cluster, events
         self.peers = cast(Peers, cluster.starter)
-        self.sick: dict[int, str] = {}
+        self.unhealthy: dict[int, str] = {}
 
     def check_hosts(self, *_: object, **__: object) -> Health:
-        return Health({host: Issue("sick", NAMES[host], text) for host, text in self.sick.items()})
+        return Health({host: Issue("unhealthy", NAMES[host], text) for host, text in self.unhealthy.items()})
 
     def lose(self, node: int) -> None:
         self.peers.connections[node].socket.close()
@@ -458,7 +458,7 @@ def test_a_host_of_the_attempt_is_not_forgotten_while_it_runs(spared: World) -> 
 
 
 def test_an_unhealthy_host_is_replaced_and_asked_again_later(spared: World) -> None:
-    spared.sick = {0: "cannot write into the run directory"}
+    spared.unhealthy = {0: "cannot write into the run directory"}
     assert spared.cluster.recover(3) == [] and spared.used() == [3, 1, 2]
     assert "n3 takes the place of n0 (node 0): cannot write" in spared.said()
     assert until(lambda: spared.cluster.server.links[0].lost)
@@ -466,7 +466,7 @@ def test_an_unhealthy_host_is_replaced_and_asked_again_later(spared: World) -> N
 
 
 def test_an_unhealthy_host_is_used_where_the_run_needs_it(world: World) -> None:
-    world.sick = {0: "uncorrected ECC errors: 12 on GPU 1"}
+    world.unhealthy = {0: "uncorrected ECC errors: 12 on GPU 1"}
     assert world.cluster.recover(3) == [] and world.used() == [0, 1, 2]
     assert "n0: uncorrected ECC errors: 12 on GPU 1; used all the same" in world.said()
     assert world.cluster.recover(2) == [] and world.used() == [1, 2]
@@ -474,7 +474,7 @@ def test_an_unhealthy_host_is_used_where_the_run_needs_it(world: World) -> None:
 
 
 def test_what_all_hosts_have_is_no_reason_to_leave_one_out(world: World) -> None:
-    world.sick = dict.fromkeys(range(3), "cannot write into the run directory: full")
+    world.unhealthy = dict.fromkeys(range(3), "cannot write into the run directory: full")
     assert world.cluster.recover(2) == [] and world.used() == [0, 1, 2]
     assert "health of the hosts: all: cannot write" in world.said()
 

@@ -1,4 +1,4 @@
-"""Which host runs which node: hosts keep their seats, spare hosts fill those of others."""
+"""Which host runs which node: hosts keep their nodes, spare hosts fill those of others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FIRST = Placement((0, 1, 2))
 
 
 @pytest.mark.parametrize(
-    ("fit", "unwanted", "least", "seats", "absent", "used_all_the_same"),
+    ("fit", "unwanted", "least", "assigned", "absent", "used_all_the_same"),
     [
         ({0, 1, 2, 3}, [], 3, (0, 1, 2), set(), ()),
         ({0, 2, 3, 4}, [], 3, (0, 3, 2), set(), ()),
@@ -23,28 +23,28 @@ FIRST = Placement((0, 1, 2))
         (set(), [2], 1, (0, 1, 2), {0, 1}, (2,)),
     ],
 )
-def test_hosts_keep_their_seats(
+def test_hosts_keep_their_nodes(
     fit: set[int],
     unwanted: list[int],
     least: int,
-    seats: tuple[int, ...],
+    assigned: tuple[int, ...],
     absent: set[int],
     used_all_the_same: tuple[int, ...],
 ) -> None:
     placement = FIRST.renewed(fit, unwanted, least)
-    assert (placement.seats, placement.absent) == (seats, absent)
+    assert (placement.assigned, placement.absent) == (assigned, absent)
     assert placement.unwanted == used_all_the_same
-    assert placement.used == [host for host in seats if host not in absent]
+    assert placement.used == [host for host in assigned if host not in absent]
 
 
-def test_a_host_that_is_back_does_not_take_its_seat_again() -> None:
+def test_a_host_that_is_back_does_not_take_its_node_again() -> None:
     replaced = FIRST.renewed({0, 2, 3}, [], 3)
-    assert replaced.seats == (0, 3, 2)
-    assert replaced.renewed({0, 1, 2, 3}, [], 3).seats == (0, 3, 2)
-    assert replaced.renewed({0, 1, 3}, [], 3).seats == (0, 3, 1)
+    assert replaced.assigned == (0, 3, 2)
+    assert replaced.renewed({0, 1, 2, 3}, [], 3).assigned == (0, 3, 2)
+    assert replaced.renewed({0, 1, 3}, [], 3).assigned == (0, 3, 1)
 
 
-def test_an_elastic_run_takes_any_host_for_a_free_seat() -> None:
+def test_an_elastic_run_takes_any_host_for_a_free_node() -> None:
     smaller = FIRST.renewed({0, 2}, [], 1)
     assert smaller.used == [0, 2]
     assert smaller.renewed({0, 1, 2}, [], 1).used == [0, 1, 2]
