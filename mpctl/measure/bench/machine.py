@@ -42,7 +42,7 @@ from mpctl.measure.bench.probe import RankBench
 from mpctl.measure.bench.report import BenchEnvelope, BenchEnvironment, envelope, save_report, take_folder
 from mpctl.measure.bench.runner import Budget, CaseRun, Watch, group_runs, run_cases
 from mpctl.measure.bench.verify import BUSY
-from mpctl.measure.bench.yardstick import Paces, cpu_yardstick
+from mpctl.measure.bench.yardstick import YardstickTimes, cpu_yardstick
 from mpctl.measure.calibrate.own import MACHINE, fit_own
 from mpctl.measure.calibrate.own_fit import OwnFit
 from mpctl.measure.calibrate.runs import Kind, Run
@@ -246,7 +246,7 @@ class MachineBench:
     timed, sent: the kernels and the collectives with all their rounds; kernels, collectives: their
     rows. planned: the rows of both with the estimates on the preset, once there is one. cases: the
     layouts, with data; longest: seconds of the longest training run, its start included. trained:
-    runs as they were, and the yardstick around each; paces: all yardsticks; pace: measures one.
+    runs as they were, and the yardstick around each; yardsticks: all of them; pace: measures one.
     """
 
     work: MachineWork
@@ -260,7 +260,7 @@ class MachineBench:
     longest: float = 0.0
     planned: list[KernelRow | CollectiveRow] = field(default_factory=list)
     trained: list[tuple[CaseRun, float]] = field(default_factory=list)
-    paces: Paces = field(default_factory=Paces)
+    yardsticks: YardstickTimes = field(default_factory=YardstickTimes)
     pace: Callable[[], float] = lambda: 1.0
     link: LinkFit | None = None
     preset: MachinePreset | None = None
@@ -298,11 +298,11 @@ class MachineBench:
             return nullcontext(lambda: 1.0)
         return cpu_yardstick(out, self.work.kernels.job, layers[0])
 
-    def _around(self, before: float) -> float:
+    def _mean_yardstick(self, before: float) -> float:
         """The yardstick's seconds around a measurement that has just ended; before: those at its
         beginning."""
-        self.paces.seconds.append(self.pace())
-        return (before + self.paces.seconds[-1]) / 2
+        self.yardsticks.seconds.append(self.pace())
+        return (before + self.yardsticks.seconds[-1]) / 2
 
     def _measure_alone(self, out: Path, number: int, watch: Watch) -> None:
         """A round of the kernels, and of the collectives where there are several ranks."""
@@ -310,7 +310,7 @@ class MachineBench:
             self.timed = KernelBench(self.environment, self.command, 1, self.work.kernels, None, self.work.quick)
             if (cases := self.work.collectives(None)) is not None:
                 self.sent = CollectiveBench(self.environment, self.command, 1, cases)
-        self.paces.seconds.append(self.pace())
+        self.yardsticks.seconds.append(self.pace())
         self._measure(self.timed, RunDir(out / f"kernels-r{number + 1}"), watch)
         self.kernels = self.timed.rows
         save_report(out, self.report())
@@ -320,7 +320,7 @@ class MachineBench:
     def _measure(self, bench: RankBench, run: RunDir, watch: Watch) -> None:
         before = len(bench.timings)
         bench.measure(run, watch)
-        around = self._around(self.paces.seconds[-1])
+        around = self._mean_yardstick(self.yardsticks.seconds[-1])
         for timing in bench.timings[before:]:
             timing["pace"] = around
         if bench.is_stopped:
@@ -330,7 +330,7 @@ class MachineBench:
         """The same bench with the seconds at the usual pace."""
         timings = []
         for timing in bench.timings:
-            factor = self.paces.factor(timing.get("pace", self.paces.usual))
+            factor = self.yardsticks.factor(timing.get("pace", self.yardsticks.usual))
             seconds = {key: timing[key] * factor for key in SECONDS if key in timing}
             timings.append({**timing, **seconds})
         return replace(bench, timings=timings)
@@ -387,7 +387,7 @@ class MachineBench:
         began = budget.clock()
         try:
             for run in runs:
-                self.trained.append((run, self._around(self.paces.seconds[-1])))
+                self.trained.append((run, self._mean_yardstick(self.yardsticks.seconds[-1])))
                 save_report(out, self.report())
                 self.longest = max(self.longest, budget.clock() - began)
                 began = budget.clock()
@@ -401,7 +401,7 @@ class MachineBench:
     @property
     def runs(self) -> list[CaseRun]:
         """The training runs, their steps at the usual pace."""
-        return [paced_run(run, self.paces.factor(around)) for run, around in self.trained]
+        return [paced_run(run, self.yardsticks.factor(around)) for run, around in self.trained]
 
     def open_cases(self) -> list[PlannedCase]:
         """The layouts that another run would tell more of, those that differ most from run to run
@@ -444,5 +444,5 @@ class MachineBench:
             "disturbed": disturbed_runs(self.runs),
             "checks": self.checks,
             "errors": dict(mean_errors(self.checks)),
-            "drift": self.paces.drift,
+            "drift": self.yardsticks.drift,
         }

@@ -7,7 +7,7 @@ of y is t x usual / y at the usual pace, the median of all yardsticks.
 
 By hand, yardsticks of 1, 1 and 2 ms: a step of 3 s between the last two is 2 s at the usual pace.
 
->>> Paces([1.0, 1.0, 2.0]).factor(1.5) * 3.0
+>>> YardstickTimes([1.0, 1.0, 2.0]).factor(1.5) * 3.0
 2.0
 """
 
@@ -31,7 +31,7 @@ REQUEST, LOG = "yardstick.json", "yardstick.err"  # no *.log: `mpctl calibrate` 
 
 
 @dataclass
-class Paces:
+class YardstickTimes:
     """Seconds of the yardstick, in the order in which they were measured."""
 
     seconds: list[float] = field(default_factory=list)
@@ -49,7 +49,7 @@ class Paces:
     def drift(self) -> float:
         """Excess of the slowest over the fastest; 0 before the first.
 
-        >>> Paces([2.0, 2.5, 3.0]).drift
+        >>> YardstickTimes([2.0, 2.5, 3.0]).drift
         0.5
         """
         return max(self.seconds, default=1.0) / min(self.seconds, default=1.0) - 1

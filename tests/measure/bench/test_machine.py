@@ -28,7 +28,7 @@ from mpctl.measure.bench.machine import (
 )
 from mpctl.measure.bench.report import BenchEnvironment
 from mpctl.measure.bench.runner import Budget, Watch
-from mpctl.measure.bench.yardstick import Paces
+from mpctl.measure.bench.yardstick import YardstickTimes
 from mpctl.measure.calibrate.own import MACHINE, fit_own
 from mpctl.plan.planning.plan import load_plan
 from mpctl.render.bench import print_report
@@ -157,7 +157,7 @@ def test_no_round_begins_that_could_train_nothing(tmp_path: Path) -> None:
 
 def test_runs_end_with_the_budget_from_the_second_round_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = measured_bench(tmp_path)
-    found.paces.seconds.append(1.0)
+    found.yardsticks.seconds.append(1.0)
     found.cases = [case_of(name) for name in ("a", "b", "c")]
     now, names = [0.0], []
 
@@ -180,7 +180,7 @@ def test_runs_end_with_the_budget_from_the_second_round_on(tmp_path: Path, monke
 def test_what_a_slow_machine_took_is_stated_at_its_usual_pace(tmp_path: Path) -> None:
     """The yardstick took 1 s, and 2 s around a run of 3 s and a kernel of 4 s: 1.5 and 2 s."""
     found = bench()
-    found.paces = Paces([1.0, 1.0, 2.0])
+    found.yardsticks = YardstickTimes([1.0, 1.0, 2.0])
     found.trained = [(run_of(case_of("1 rank"), 3.0), 2.0), (run_of(case_of("2"), 1.0), 1.0)]
     assert [run.step_seconds for run in found.runs] == [1.5, 1.0]
     assert found.runs[0].records[-1]["cpu_seconds"] == found.trained[0][0].records[-1]["cpu_seconds"] / 2
@@ -194,8 +194,8 @@ def test_what_a_slow_machine_took_is_stated_at_its_usual_pace(tmp_path: Path) ->
 def test_a_measurement_is_between_two_yardsticks() -> None:
     found, said = bench(), iter([1.0, 3.0])
     found.pace = lambda: next(said)
-    found.paces.seconds.append(found.pace())
-    assert found._around(found.paces.seconds[-1]) == 2.0 and found.paces.seconds == [1.0, 3.0]
+    found.yardsticks.seconds.append(found.pace())
+    assert found._mean_yardstick(found.yardsticks.seconds[-1]) == 2.0 and found.yardsticks.seconds == [1.0, 3.0]
 
 
 LINK = InnerLinkSpec(bandwidth=4e9, latency=3e-5)

@@ -1,4 +1,4 @@
-"""The yardstick: a process that times a layer on request, and paces by hand."""
+"""The yardstick: a process that times a layer on request, and its times by hand."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from mpctl.core.errors import RunFailed
 from mpctl.measure.bench.kernel_cases import kernel_cases
-from mpctl.measure.bench.yardstick import LOG, Paces, cpu_yardstick
+from mpctl.measure.bench.yardstick import LOG, YardstickTimes, cpu_yardstick
 from mpctl.records.rundir.requests import KernelCase
 from mpctl.run.hosts.machine import Machine
 from mpctl.spec.job import JobSpec
@@ -19,9 +19,9 @@ from mpctl.train.runtime.probes.pace import RUNS, seconds_of
 
 
 def test_the_usual_pace_is_the_median() -> None:
-    paces = Paces([2.0, 1.0, 4.0])
-    assert paces.usual == 2.0 and paces.factor(4.0) == 0.5 and paces.drift == 3.0
-    assert Paces().factor(1.0) == 1.0 and Paces().drift == 0.0
+    yardsticks = YardstickTimes([2.0, 1.0, 4.0])
+    assert yardsticks.usual == 2.0 and yardsticks.factor(4.0) == 0.5 and yardsticks.drift == 3.0
+    assert YardstickTimes().factor(1.0) == 1.0 and YardstickTimes().drift == 0.0
 
 
 def test_the_first_run_is_a_warm_up() -> None:
