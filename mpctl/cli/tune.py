@@ -193,7 +193,7 @@ def _asked(
     from mpctl.plan.search.request import read_request
 
     def read_job() -> tuple[JobSource, SearchRequest]:
-        placed = _placed(job, ranks, settings)
+        placed = _on_target(job, ranks, settings)
         placed = placed if emit is None else for_launcher(placed, emit, is_read=False)
         return placed, read_request(placed.source, placed.overrides, fix, {})
 
@@ -312,7 +312,7 @@ def read_budget(text: str) -> float:
     return seconds
 
 
-def _placed(job: JobSource, ranks: int | None, settings: Mapping[str, object]) -> JobSource:
+def _on_target(job: JobSource, ranks: int | None, settings: Mapping[str, object]) -> JobSource:
     """The job on the target of the options. Raises InputError where --ranks contradicts another."""
     if ranks is not None:
         for name in ("cluster.nodes", "cluster.gpus_per_node"):

@@ -112,7 +112,7 @@ def log_row(path: Path, layout: LogLayout) -> tuple[Row, list[str]]:
     issues."""
     run, where = read_log_file(path, layout.launcher), plain(str(path))
     raw, notes = _job_tables(where, run, layout)
-    raw = _placed(where, raw, run, layout)
+    raw = _with_cluster(where, raw, run, layout)
     job = job_from_raw(raw, {})
     emitted = EMITTED[run.launcher]
     if job.training.is_runtime_default and (runtime := launcher_runtime(job, emitted)):
@@ -168,7 +168,7 @@ def _read_flags(run: LogRun, layout: LogLayout, launcher: str, text: str) -> Rea
     return read._replace(settings={**vocab, **read.settings})
 
 
-def _placed(where: str, raw: Raw, run: LogRun, layout: LogLayout) -> Raw:
+def _with_cluster(where: str, raw: Raw, run: LogRun, layout: LogLayout) -> Raw:
     """The tables on their cluster, with the ranks of the log where nothing else says how many."""
     own = raw.get("cluster", {})
     own = {"preset": own} if isinstance(own, str) else own if isinstance(own, dict) else {}

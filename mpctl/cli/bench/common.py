@@ -193,7 +193,7 @@ class HostsBench(BenchCommand):
         from mpctl.run.clusters.torchrun.world import find_world
         from mpctl.spec.load import load_job
 
-        job = self._placed(job)
+        job = self._on_hosts(job)
         on, world = job.overrides.get("launch.on"), find_world(os.environ)
         if on is None and world is not None:
             on = load_job(job.source, _about_launch(job)).launch.on
@@ -210,14 +210,14 @@ class HostsBench(BenchCommand):
         returns in the first process only; the others follow it."""
         from mpctl.cli.launch_run import follow_if_joined
 
-        job = self._placed(job)
+        job = self._on_hosts(job)
         run_dir = None if self.out is None else self.out / RANKS
         about = JobSource(job.source, _about_launch(job))
         on = job.overrides.get("launch.on")
         follow_if_joined(about, run_dir, on, resume=False, is_dry=is_dry, named_by="--out")
         return job
 
-    def _placed(self, job: JobSource) -> JobSource:
+    def _on_hosts(self, job: JobSource) -> JobSource:
         ssh = ssh_settings(self.on, self.hostfile, self.include, self.exclude)
         return job.with_settings({"launch.on": self.on, **ssh})
 
