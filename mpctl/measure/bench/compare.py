@@ -63,7 +63,7 @@ def compare_reports(a: BenchReport, b: BenchReport, threshold: float) -> Compari
             f"it is of bench {b['bench']}, and A of bench {a['bench']}",
             "compare two reports of one bench",
         )
-    before, after = _timed(a), _timed(b)
+    before, after = _rows_by_name(a), _rows_by_name(b)
     rows = [_compared(before[name], after[name], threshold) for name in before if name in after]
     if not rows:
         raise InputError.of(
@@ -85,7 +85,7 @@ def compare_reports(a: BenchReport, b: BenchReport, threshold: float) -> Compari
     }
 
 
-def _timed(report: BenchReport) -> dict[str, BenchRow]:
+def _rows_by_name(report: BenchReport) -> dict[str, BenchRow]:
     """The rows by name; one that took no time at all cannot be compared, as if it were missing."""
     return {row["name"]: row for row in report["results"] if row["seconds"] > 0}
 

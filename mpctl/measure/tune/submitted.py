@@ -86,7 +86,7 @@ def is_submitted(job: JobSpec) -> bool:
 def require_scheduler(job: JobSpec, run: RunDir) -> None:
     """Raises InputError where the scheduler would refuse the job. run: a trial's directory."""
     submitter = find_submitter(job, os.environ)
-    _require(submitter, trial_plan(_timed(job, 0.0, submitter), job.training.steps), run)
+    _require(submitter, trial_plan(_with_time_limit(job, 0.0, submitter), job.training.steps), run)
 
 
 def submit_tuning(request: SearchRequest, folder: TuneFolder, seconds: float, command: Sequence[str]) -> str:
@@ -94,7 +94,7 @@ def submit_tuning(request: SearchRequest, folder: TuneFolder, seconds: float, co
     its id. folder: claimed for it; seconds: its budget; command: the tuning's. Raises InputError
     where Slurm could not run it, or takes no job."""
     job = request.job
-    launch = _timed(job, seconds).launch.model_copy(update={"check_memory": False})
+    launch = _with_time_limit(job, seconds).launch.model_copy(update={"check_memory": False})
     try:
         partitions = find_partitions()
     except MpctlError as error:
@@ -128,7 +128,7 @@ def submitted_trial(order: TrialOrder, watch: TrialWatch) -> TrialResult:
     """Submit a trial and wait for its end. Raises TargetRefused where the scheduler takes no job,
     InputError where it could not run this one."""
     submitter, run = find_submitter(order.job, os.environ), order.run
-    plan = trial_plan(_timed(order.job, order.seconds, submitter), order.steps)
+    plan = trial_plan(_with_time_limit(order.job, order.seconds, submitter), order.steps)
     _require(submitter, plan, run, overwrite=True)
     hosts = plan.job.cluster.nodes
     launch = plan_launch(plan, run, this_machine(), hosts=hosts, is_submitted=True)
@@ -156,7 +156,7 @@ def _scheduler(job: JobSpec) -> Scheduler:
     return scheduler
 
 
-def _timed(job: JobSpec, seconds: float, submitter: Submitter | None = None) -> JobSpec:
+def _with_time_limit(job: JobSpec, seconds: float, submitter: Submitter | None = None) -> JobSpec:
     """The job with a time limit for so many seconds, where it sets none, and never requeued;
     submitter: the one whose partition limits it further. Raises TargetRefused where Slurm does not
     answer."""

@@ -141,11 +141,11 @@ class Turns(NamedTuple):
 
     def ends(self, seconds: Seconds, transfer: float | Transfer) -> list[float]:
         """The end of each stage's last action; arguments as of `replay`."""
-        return self.starts(*self._timed(seconds, transfer))[1]
+        return self.starts(*self._durations(seconds, transfer))[1]
 
     def timeline(self, seconds: Seconds, transfer: float | Transfer) -> Timeline:
         """Every action with its start and end; arguments as of `replay`."""
-        own, delays = self._timed(seconds, transfer)
+        own, delays = self._durations(seconds, transfer)
         starts: list[list[float]] = [[] for _ in self.orders]
         ends: list[list[float]] = [[] for _ in self.orders]
         for turn, start in zip(self.turns, self.starts(own, delays)[0], strict=True):
@@ -153,7 +153,7 @@ class Turns(NamedTuple):
             ends[turn.stage].append(start + own[turn.number])
         return Timeline(self.orders, tuple(map(tuple, starts)), tuple(map(tuple, ends)))
 
-    def _timed(self, seconds: Seconds, transfer: float | Transfer) -> tuple[list[float], list[float]]:
+    def _durations(self, seconds: Seconds, transfer: float | Transfer) -> tuple[list[float], list[float]]:
         own = [seconds(each.stage, each.chunk, each.kind) for each in self.passes]
         return own, [each.delay(transfer) for each in self.passes]
 
