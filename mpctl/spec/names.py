@@ -139,7 +139,7 @@ def with_new_names(table: Raw, where: Where) -> tuple[Raw, list[Issue]]:
         if row.table != where:
             continue
         (*before, old), (*after, new) = (name.split(".")[len(where) :] for name in (row.old, row.new))
-        source, target = _inner(table, before), _inner(table, after)
+        source, target = _table_at(table, before), _table_at(table, after)
         if source is None or target is None or old not in source:
             continue
         if new in target:
@@ -150,7 +150,7 @@ def with_new_names(table: Raw, where: Where) -> tuple[Raw, list[Issue]]:
     return table, warnings
 
 
-def _inner(table: Raw, path: list[str]) -> Raw | None:
+def _table_at(table: Raw, path: list[str]) -> Raw | None:
     """The table at a path below this one, empty if there is none; None if it is not a table."""
     inner: Any = table
     for key in path:

@@ -175,7 +175,7 @@ class Network:
 
     def _route(self, axis: str, ranks: int, spans: Sequence[Span]) -> Route:
         domains, together = spans[0].networks, spans[0].together
-        inner = self._inner(axis) if together > 1 else None
+        inner = self._intra_node(axis) if together > 1 else None
         outer = self._link(axis) if domains > 1 else None
         slowest = outer or inner
         assert slowest is not None, "a group of two ranks has a link"
@@ -233,7 +233,7 @@ class Network:
         on one node share, and out of each network of the fabric in between."""
         domain, *fabric = self._levels
         if self._networks(stages, domain) == 1:
-            inner = self._inner("pp")
+            inner = self._intra_node("pp")
             pace = _direct(inner, 1) / (inner.bandwidth * inner.efficiency)
             return size * pace + inner.latency + inner.start
         link = self._link("pp")
@@ -266,7 +266,7 @@ class Network:
         """Number of networks of a level that the pipeline's ranks at these stages span."""
         return len({self._pipeline[stage] // level.ranks for stage in stages})
 
-    def _inner(self, axis: str) -> InnerLinkSpec:
+    def _intra_node(self, axis: str) -> InnerLinkSpec:
         if self.cluster.intra_node is None:
             raise MissingLink(f"cluster.intra_node has no bandwidth, and {axis} needs it")
         return self.cluster.intra_node
