@@ -188,7 +188,7 @@ def _asked(
     """The command line as read. Raises InputError with everything that is wrong with it."""
     from mpctl.cli.plan_modes import for_launcher
     from mpctl.core.errors import Issue, attempt
-    from mpctl.measure.tune.loop import TuneLimits, time_issue, usual_start
+    from mpctl.measure.tune.loop import TuneLimits, assumed_start_seconds, time_issue
     from mpctl.measure.tune.state import TuneFolder
     from mpctl.plan.search.request import read_request
 
@@ -211,7 +211,7 @@ def _asked(
     attempt(issues, partial(folder.check, request.job, request.fixed))
     known = attempt(issues, folder.records)
     if seconds is not None and emit is None and not known:
-        short = time_issue(seconds, usual_start(request.job))
+        short = time_issue(seconds, assumed_start_seconds(request.job))
         issues += [short] if short else []
     if issues or seconds is None or accepts is None:
         raise InputError(issues)

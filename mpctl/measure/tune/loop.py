@@ -157,7 +157,7 @@ class Tuning:
     def start_seconds(self) -> float:
         """Seconds until the ranks train: the median of the trials so far."""
         known = [r.wall - sum(r.seconds) for r in self.made if r.wall > 0 and r.seconds]
-        return max(median(known), 0.0) if known else usual_start(self.request.job)
+        return max(median(known), 0.0) if known else assumed_start_seconds(self.request.job)
 
     @property
     def best(self) -> LayoutSettings | None:
@@ -390,7 +390,7 @@ class Tuning:
         return min((one.mean for one in self.belief.measured), default=None)
 
 
-def usual_start(job: JobSpec) -> float:
+def assumed_start_seconds(job: JobSpec) -> float:
     """Seconds until the ranks of a job's target train, before a trial has told."""
     return START_SECONDS.get(job.launch.on, START_ELSEWHERE)
 
