@@ -212,15 +212,15 @@ def _rank_rows(
     ranks_of_host = max(1, job.world_size // max(1, len(hosts)))
     rows: list[RankRow] = []
     for rank, state in ranks.items():
-        crumb = state.breadcrumb
+        shared_state = state.breadcrumb
         rows.append(
             {
                 "rank": rank,
                 "host": hosts[min(rank // ranks_of_host, len(hosts) - 1)] if hosts else None,
                 "coords": topology.whole_coords(rank),
-                "doing": crumb.doing,
-                "doing_seconds": max(0.0, now - crumb.text_time) if crumb.text_time else None,
-                "heartbeat_seconds": max(0.0, now - crumb.beat_time) if crumb.beat_time else None,
+                "doing": shared_state.doing,
+                "doing_seconds": max(0.0, now - shared_state.text_time) if shared_state.text_time else None,
+                "heartbeat_seconds": max(0.0, now - shared_state.beat_time) if shared_state.beat_time else None,
                 "process": state.process or None,
             }
         )

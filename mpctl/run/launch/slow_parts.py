@@ -59,15 +59,15 @@ class SlowPartsMonitor:
     def check(self, state: AttemptState) -> None:
         """Compare the ranks in this state; nothing until all have reported."""
         ranks = state.ranks
-        crumbs = {rank: seen.breadcrumb for rank, seen in ranks.items()}
-        if len(ranks) < self.job.world_size or any(c.start == FINISHED for c in crumbs.values()):
+        shared_states = {rank: seen.breadcrumb for rank, seen in ranks.items()}
+        if len(ranks) < self.job.world_size or any(c.start == FINISHED for c in shared_states.values()):
             return
         hosts = {rank: node.host for node in state.nodes for rank in node.ranks}
         self.stragglers.hosts = self.links.hosts = hosts
-        times = {rank: crumb.steps for rank, crumb in crumbs.items()}
+        times = {rank: shared_state.steps for rank, shared_state in shared_states.items()}
         newest = min(of.last for of in times.values())
         found = self.stragglers.find(times)
-        progress = {rank: crumb.collectives for rank, crumb in crumbs.items()}
+        progress = {rank: shared_state.collectives for rank, shared_state in shared_states.items()}
         found += self.links.find(times, progress, self.stragglers.growth(times))
         self._compare(found, newest)
 

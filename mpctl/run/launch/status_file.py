@@ -125,18 +125,18 @@ def _content(report: AttemptReport, kept: Set[GroupKey] | None) -> str:
         return max(LEAST_AGE, round(report.time - time, 2)) if time else 0
 
     def row(rank: RankState) -> list[Any]:
-        crumb, progress = rank.breadcrumb, rank.breadcrumb.collectives
+        shared_state, progress = rank.breadcrumb, rank.breadcrumb.collectives
         of_rank, waits_in = progress.groups, progress.waits_in
         if kept is not None:
             of_rank = tuple(group for group in of_rank if group.key in kept)
         waiting = 0 if waits_in is None or waits_in not in of_rank else of_rank.index(waits_in) + 1
         values = [
             processes[rank.process],
-            doing[crumb.doing],
-            crumb.start,
-            crumb.beats,
-            age(crumb.beat_time),
-            age(crumb.text_time),
+            doing[shared_state.doing],
+            shared_state.start,
+            shared_state.beats,
+            age(shared_state.beat_time),
+            age(shared_state.text_time),
             [groups[g.name, g.members, progresses[g.started, g.finished, g.kind, g.bytes]] for g in of_rank],
             round(rank.processor_seconds, 2),
             waiting,

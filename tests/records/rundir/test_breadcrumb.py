@@ -30,11 +30,11 @@ from tests.run.launch.attempts import new_breadcrumb, state_of
 KILLED = """
 import os, signal
 from mpctl.records.rundir.breadcrumb import JOINED, Breadcrumb, rank_memory
-crumb = Breadcrumb(rank_memory(6, os.environ))
-crumb.reach(JOINED, "joined")
-crumb.write("step 7, forward of micro batch 2")
-crumb.beat()
-tp = crumb.collectives.group("tp", (2, 3))
+shared_state = Breadcrumb(rank_memory(6, os.environ))
+shared_state.reach(JOINED, "joined")
+shared_state.write("step 7, forward of micro batch 2")
+shared_state.beat()
+tp = shared_state.collectives.group("tp", (2, 3))
 tp.wait(tp.start('all_reduce', 4096))
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -58,13 +58,13 @@ def test_what_a_killed_rank_wrote_is_read(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_rank_that_recorded_its_failure_has_failed(tmp_path: Path) -> None:
     host = HostBreadcrumbs(range(2), tmp_path)
-    crumbs = [Breadcrumb(rank_memory(rank, host.environment)) for rank in range(2)]
+    shared_states = [Breadcrumb(rank_memory(rank, host.environment)) for rank in range(2)]
     assert not host.has_failed
     record = failure_record(ValueError("x" * 9), rank=1, coords={"tp": 1}, doing="step 3")
-    crumbs[1].fail(record)
+    shared_states[1].fail(record)
     assert host.has_failed and host.state(1) == BreadcrumbState("starting", STARTED)
     assert host.failures() == [record] and host.state(0) == BreadcrumbState("starting", STARTED)
-    crumbs[0].fail({**record, "rank": 0, "traceback": [f"{n}" * 4000 for n in range(9)]})
+    shared_states[0].fail({**record, "rank": 0, "traceback": [f"{n}" * 4000 for n in range(9)]})
     first, second = host.failures()
     assert (first["rank"], second) == (0, record)
     assert [entry[0] for entry in first["traceback"]] == ["5", "6", "7", "8"]
@@ -72,51 +72,51 @@ def test_a_rank_that_recorded_its_failure_has_failed(tmp_path: Path) -> None:
 
 def test_ranks_are_asked_to_stop(tmp_path: Path) -> None:
     host = HostBreadcrumbs(range(2), tmp_path)
-    crumbs = [Breadcrumb(rank_memory(rank, host.environment)) for rank in range(2)]
-    assert not any(crumb.stop_requested for crumb in crumbs)
+    shared_states = [Breadcrumb(rank_memory(rank, host.environment)) for rank in range(2)]
+    assert not any(shared_state.stop_requested for shared_state in shared_states)
     host.request_stop()
-    assert all(crumb.stop_requested for crumb in crumbs)
+    assert all(shared_state.stop_requested for shared_state in shared_states)
 
 
 def test_ranks_have_joined_when_all_have(tmp_path: Path) -> None:
     host = HostBreadcrumbs(range(2), tmp_path)
-    crumbs = [Breadcrumb(rank_memory(rank, host.environment)) for rank in range(2)]
-    crumbs[0].reach(JOINED, "building")
+    shared_states = [Breadcrumb(rank_memory(rank, host.environment)) for rank in range(2)]
+    shared_states[0].reach(JOINED, "building")
     assert not host.has_joined
-    crumbs[1].reach(JOINED, "building")
-    crumbs[0].end()
+    shared_states[1].reach(JOINED, "building")
+    shared_states[0].end()
     assert host.has_joined
 
 
 def test_without_anybody_who_reads_it_a_rank_writes_for_itself() -> None:
-    crumb = Breadcrumb(rank_memory(3, {}))
-    crumb.write("step 1")
-    assert state_of(crumb).doing == "step 1" and BREADCRUMBS not in os.environ
+    shared_state = Breadcrumb(rank_memory(3, {}))
+    shared_state.write("step 1")
+    assert state_of(shared_state).doing == "step 1" and BREADCRUMBS not in os.environ
 
 
 def test_a_long_text_is_cut_and_a_short_one_replaces_it() -> None:
-    crumb = new_breadcrumb()
-    crumb.write("é" * TEXT_BYTES)
-    assert state_of(crumb).doing == "é" * (TEXT_BYTES // 2)
-    crumb.write("x" + "é" * TEXT_BYTES)
-    assert state_of(crumb).doing.endswith("é\N{REPLACEMENT CHARACTER}")
-    crumb.write("saving")
-    assert state_of(crumb) == BreadcrumbState("saving", STARTED, 0)
-    assert len(crumb.memory) == RANK_BYTES
+    shared_state = new_breadcrumb()
+    shared_state.write("é" * TEXT_BYTES)
+    assert state_of(shared_state).doing == "é" * (TEXT_BYTES // 2)
+    shared_state.write("x" + "é" * TEXT_BYTES)
+    assert state_of(shared_state).doing.endswith("é\N{REPLACEMENT CHARACTER}")
+    shared_state.write("saving")
+    assert state_of(shared_state) == BreadcrumbState("saving", STARTED, 0)
+    assert len(shared_state.memory) == RANK_BYTES
 
 
 def test_beat_and_text_have_their_times() -> None:
     began = time.time()
-    crumb = new_breadcrumb()
-    assert state_of(crumb).beat_time == 0
-    crumb.beat()
-    state = state_of(crumb)
+    shared_state = new_breadcrumb()
+    assert state_of(shared_state).beat_time == 0
+    shared_state.beat()
+    state = state_of(shared_state)
     assert began <= state.text_time <= state.beat_time <= time.time()
 
 
 def test_a_rank_that_ends_leaves_nothing_of_it() -> None:
-    crumb = new_breadcrumb()
-    crumb.beat()
-    crumb.end()
-    assert state_of(crumb) == BreadcrumbState("", FINISHED) and crumb.has_ended
-    assert not state_of(crumb).is_working
+    shared_state = new_breadcrumb()
+    shared_state.beat()
+    shared_state.end()
+    assert state_of(shared_state) == BreadcrumbState("", FINISHED) and shared_state.has_ended
+    assert not state_of(shared_state).is_working

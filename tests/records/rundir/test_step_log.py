@@ -15,17 +15,17 @@ def add(log: StepLog, step: int, computing: float | None = 0.03, wait: float = 0
 
 
 def test_what_a_rank_logged_is_read_with_its_breadcrumb() -> None:
-    crumb = new_breadcrumb()
+    shared_state = new_breadcrumb()
     for name in ("tp", "dp_cp", "world"):
-        crumb.collectives.group(name, (0, 1))
+        shared_state.collectives.group(name, (0, 1))
     for step in range(8, 12):
-        add(crumb.steps, step, wait=step / 1e3)
-    times = state_of(crumb).steps
+        add(shared_state.steps, step, wait=step / 1e3)
+    times = state_of(shared_state).steps
     assert (times.last, times.computing, times.steps) == (11, (30_000,) * 4, range(8, 12))
     assert (times.length, times.processor, times.is_full) == (50_000, 40_000, False)
     assert times.waits == (9_500, 0, 1_000) and times.sizes == (4096, 0, 8)
-    crumb.end()
-    assert state_of(crumb).steps.last == 0
+    shared_state.end()
+    assert state_of(shared_state).steps.last == 0
 
 
 def test_the_last_rows_stay_and_a_step_with_a_save_is_marked() -> None:

@@ -117,19 +117,19 @@ def test_whom_ranks_wait_for_when_no_step_is_done(tmp_path: Path, call: Mpctl) -
     """Rank 1 has not joined the all-reduce in which rank 0 waits."""
     run = going_on(tmp_path / "demo")
     (run / "metrics.jsonl").write_text(json.dumps({**record(5), "time": time.time() - 60}) + "\n")
-    crumbs = [new_breadcrumb() for _ in range(2)]
-    groups = [crumb.collectives.group("tp", range(2)) for crumb in crumbs]
+    shared_states = [new_breadcrumb() for _ in range(2)]
+    groups = [shared_state.collectives.group("tp", range(2)) for shared_state in shared_states]
     assert groups[0] is not None
     groups[0].wait(groups[0].start("all_reduce", 1024))
-    report(run, *map(state_of, crumbs))
+    report(run, *map(state_of, shared_states))
     said = call("status", run)
     assert "! rank 1 did not join" in said.out and "tp" in said.out
 
 
 def test_the_state_of_a_process_is_told_and_a_rank_of_a_host_that_said_nothing(tmp_path: Path) -> None:
     run = going_on(tmp_path / "demo")
-    crumb = BreadcrumbState("step 6, backward", JOINED, 9, time.time(), time.time())
-    state = AttemptState([NodeState(host="n2", ranks={1: RankState("stopped", 0.0, crumb)})])
+    shared_state = BreadcrumbState("step 6, backward", JOINED, 9, time.time(), time.time())
+    state = AttemptState([NodeState(host="n2", ranks={1: RankState("stopped", 0.0, shared_state)})])
     StatusFile(run / "nodes" / "status.json").write(state, AttemptPhase.RUNNING)
     first, second = status_of(run, "demo")["ranks"]
     assert (first["doing"], first["process"]) == ("", None)

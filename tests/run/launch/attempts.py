@@ -14,9 +14,9 @@ def new_breadcrumb() -> Breadcrumb:
     return Breadcrumb(memoryview(bytearray(RANK_BYTES)))
 
 
-def state_of(crumb: Breadcrumb) -> BreadcrumbState:
+def state_of(shared_state: Breadcrumb) -> BreadcrumbState:
     """What the agent of the rank's host reads."""
-    return read_breadcrumb(bytes(crumb.memory))
+    return read_breadcrumb(bytes(shared_state.memory))
 
 
 def report(run: Path, *states: BreadcrumbState, phase: AttemptPhase = AttemptPhase.RUNNING) -> None:

@@ -23,9 +23,9 @@ from tests.run.launch.attempts import Saying
 def test_the_state_is_read_back_as_it_was(tmp_path: Path) -> None:
     group = GroupProgress("tp", "0-1", 7, 6, "all_reduce", 1024)
     progress = CollectiveProgress(groups=(group,))
-    crumb = BreadcrumbState("step 3", JOINED, 12, 100.5, 100.25, progress)
+    shared_state = BreadcrumbState("step 3", JOINED, 12, 100.5, 100.25, progress)
     attempt = Saying()
-    attempt.state = AttemptState([NodeState(node=1, host="n2", ranks={3: RankState("stopped", 1.5, crumb)})])
+    attempt.state = AttemptState([NodeState(node=1, host="n2", ranks={3: RankState("stopped", 1.5, shared_state)})])
     before = time.time()
     StatusFile(tmp_path / "nodes" / "status.json").write(attempt.state, AttemptPhase.FAILING)
     report = read_status(tmp_path / "nodes" / "status.json")

@@ -35,7 +35,7 @@ class Attempt:
     def __init__(self, folder: Path) -> None:
         self.run = RunDir(folder)
         self.run.torchrun_log.parent.mkdir(parents=True)
-        self.crumbs: dict[int, BreadcrumbState] = {}
+        self.shared_states: dict[int, BreadcrumbState] = {}
         self.records: dict[int, FailureRecord] = {}
         self.codes: dict[int, int] = {}
         self.terminated: list[int] = []
@@ -53,22 +53,22 @@ class Attempt:
 
     def waits(self, rank: int, group: str, members: tuple[int, ...]) -> None:
         """The rank has started a collective of the group and waits for its end."""
-        crumb = new_breadcrumb()
-        log = crumb.collectives.group(group, members)
+        shared_state = new_breadcrumb()
+        log = shared_state.collectives.group(group, members)
         assert log is not None
         log.wait(log.start("all_reduce", 4096))
-        self.crumbs[rank] = state_of(crumb)
+        self.shared_states[rank] = state_of(shared_state)
 
     def started(self, rank: int) -> None:
         """The rank has written its first words."""
-        self.crumbs[rank] = state_of(new_breadcrumb())
+        self.shared_states[rank] = state_of(new_breadcrumb())
 
     def log(self, rank: int, text: str) -> None:
         self.run.log(rank).write_text(text)
 
     def node(self, ranks: range = range(4), **seen: Any) -> NodeState:
         said = {
-            "ranks": {rank: RankState("", 0.0, self.crumbs.get(rank, BreadcrumbState())) for rank in ranks},
+            "ranks": {rank: RankState("", 0.0, self.shared_states.get(rank, BreadcrumbState())) for rank in ranks},
             "exit_codes": self.codes,
             "terminated": self.terminated,
             "failures": [self.records[rank] for rank in ranks if rank in self.records],
@@ -124,9 +124,9 @@ class ProgramAttempt(Attempt):
 
     def left(self, rank: int, doing: str, *, after: float = -1.0) -> None:
         """The rank has ended with exit code 0. after: seconds after this moment."""
-        crumb = new_breadcrumb()
-        crumb.end(doing)
-        self.crumbs[rank] = replace(state_of(crumb), text_time=time.time() + after)
+        shared_state = new_breadcrumb()
+        shared_state.end(doing)
+        self.shared_states[rank] = replace(state_of(shared_state), text_time=time.time() + after)
 
 
 @pytest.fixture
@@ -182,9 +182,9 @@ def test_a_hang_says_who_had_ended_before(program: ProgramAttempt) -> None:
 
 def test_a_finished_rank_of_mpctl_is_never_named(attempt: Attempt) -> None:
     """It has done all steps, which those that still save have to do too."""
-    crumb = new_breadcrumb()
-    crumb.end()
-    attempt.crumbs[1] = state_of(crumb)
+    shared_state = new_breadcrumb()
+    shared_state.end()
+    attempt.shared_states[1] = state_of(shared_state)
     attempt.raised(0, LOST)
     attempt.ended({0: 1, 2: -9, 3: -15})
     assert attempt.failure().rank == 2
@@ -346,7 +346,7 @@ def test_a_torchrun_that_was_killed_on_another_host_is_named(attempt: Attempt) -
 def test_a_lost_host_ends_a_run_where_its_ranks_were(attempt: Attempt) -> None:
     lost = NodeState(node=1, host="n2", lost="it has not answered for 20 s")
     assert attempt.failure_of(attempt.node(range(2)), lost).doing == "start"
-    attempt.crumbs[1] = BreadcrumbState("step 15, forward of micro batch 2")
+    attempt.shared_states[1] = BreadcrumbState("step 15, forward of micro batch 2")
     failure = attempt.failure_of(attempt.node(range(2)), lost)
     assert (failure.rank, failure.doing) == (None, "step 15, forward of micro batch 2")
 

@@ -33,8 +33,8 @@ class Scene:
         ranks = {}
         for rank, ms in enumerate(computing):
             times = StepTimes(self.last, (round(1e3 * ms),) * WINDOW, round(1e3 * max(computing)))
-            crumb = BreadcrumbState(f"step {self.last}", JOINED, steps=times)
-            ranks[rank] = RankState("running", breadcrumb=crumb)
+            shared_state = BreadcrumbState(f"step {self.last}", JOINED, steps=times)
+            ranks[rank] = RankState("running", breadcrumb=shared_state)
         return AttemptState([NodeState(host="vm", ranks=ranks)])
 
     def after(self, *computing: float) -> list[str]:

@@ -63,8 +63,8 @@ class Scene:
 
     def __init__(self, *, start: int = JOINED) -> None:
         self.breadcrumbs = [new_breadcrumb() for _ in range(2)]
-        for crumb in self.breadcrumbs:
-            crumb.reach(start, "training")
+        for shared_state in self.breadcrumbs:
+            shared_state.reach(start, "training")
         self.processes = Ranks(self.breadcrumbs)
         self.watch = RunWatch(LAUNCH, 2, address="127.0.0.1:29500")
 
@@ -77,8 +77,8 @@ class Scene:
         return "" if found is None else f"{found.rank}: {found.error}"
 
     def beat(self) -> None:
-        for crumb in self.breadcrumbs:
-            crumb.beat()
+        for shared_state in self.breadcrumbs:
+            shared_state.beat()
 
 
 @pytest.fixture
@@ -138,8 +138,8 @@ def test_a_rank_that_computes_without_a_heartbeat_is_not_silent(scene: Scene) ->
     assert scene.checks(20, compute) == ""
 
 
-def start_all_reduce(crumb: Breadcrumb, *, waits: bool) -> int:
-    tp = crumb.collectives.group("tp", (0, 1))
+def start_all_reduce(shared_state: Breadcrumb, *, waits: bool) -> int:
+    tp = shared_state.collectives.group("tp", (0, 1))
     assert tp is not None
     number = tp.start("all_reduce", 4096)
     if waits:
@@ -174,8 +174,8 @@ def test_a_long_computation_is_no_hang_while_nobody_waits(scene: Scene) -> None:
 def test_waits_that_end_are_no_hang(scene: Scene) -> None:
     def next_collective() -> None:
         scene.beat()
-        for crumb in scene.breadcrumbs:
-            start_all_reduce(crumb, waits=True)
+        for shared_state in scene.breadcrumbs:
+            start_all_reduce(shared_state, waits=True)
 
     assert scene.checks(50, next_collective) == ""
 
@@ -212,8 +212,8 @@ def test_a_stopped_rank_and_who_waits_for_it(scene: Scene, monkeypatch: pytest.M
 )
 def test_a_start_without_progress(starts: tuple[int, int], words: str) -> None:
     scene = Scene()
-    for crumb, start in zip(scene.breadcrumbs, starts, strict=True):
-        crumb.reach(start, "starting")
+    for shared_state, start in zip(scene.breadcrumbs, starts, strict=True):
+        shared_state.reach(start, "starting")
     assert scene.checks(3, scene.beat) == ""
     found = scene.checks(1, scene.beat)
     assert found.startswith("None: the start made no progress for 3 s (launch.start_seconds)")
@@ -225,8 +225,8 @@ def test_progress_restarts_the_time_limit_and_building_has_none() -> None:
     assert scene.checks(3, scene.beat) == ""
     scene.breadcrumbs[0].reach(JOINING, "joining")
     assert scene.checks(3, scene.beat) == ""
-    for crumb in scene.breadcrumbs:
-        crumb.reach(JOINED, "building the model")
+    for shared_state in scene.breadcrumbs:
+        shared_state.reach(JOINED, "building the model")
     assert scene.checks(50, scene.beat) == ""
 
 

@@ -84,8 +84,8 @@ def test_a_stop_and_the_peak_memory_come_from_the_environment(data: Path, tmp_pa
 
 def test_a_rank_is_asked_to_stop_in_the_memory_that_it_shares(data: Path, tmp_path: Path) -> None:
     host = HostBreadcrumbs(range(1), tmp_path)
-    crumb = Breadcrumb(rank_memory(0, host.environment))
-    environment = RuntimeEnvironment.of_machine(few_steps(data), tmp_path, local_rank=0, breadcrumb=crumb)
+    shared_state = Breadcrumb(rank_memory(0, host.environment))
+    environment = RuntimeEnvironment.of_machine(few_steps(data), tmp_path, local_rank=0, breadcrumb=shared_state)
     assert environment.device == torch.device("cpu") and not environment.stop_requested()
     host.request_stop()
     assert environment.stop_requested()

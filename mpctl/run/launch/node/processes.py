@@ -79,12 +79,14 @@ class HostRanks:
 
     def poll(self) -> AttemptPhase:
         """The phase of the attempt on this host."""
-        crumbs = self.breadcrumbs
-        return AttemptPhase.of(self.process.poll(), is_failing=crumbs.has_failed, has_joined=crumbs.has_joined)
+        shared_state = self.breadcrumbs
+        return AttemptPhase.of(
+            self.process.poll(), is_failing=shared_state.has_failed, has_joined=shared_state.has_joined
+        )
 
     def snapshot(self) -> NodeState:
         """The current state of the ranks; code: exit code of the process, negative for a signal."""
-        code, found, crumbs = self.process.poll(), self.find(), self.breadcrumbs
+        code, found, shared_state = self.process.poll(), self.find(), self.breadcrumbs
         if self.program is not None:
             self.program.look(found)
         if self.program is not None and code is not None and not self.is_swept:
@@ -95,7 +97,7 @@ class HostRanks:
             host=socket.gethostname(),
             ranks={rank: self._state(rank, found.get(rank)) for rank in self.ranks},
             code=code,
-            failures=crumbs.failures(),
+            failures=shared_state.failures(),
             memory_kills=memory_kills() - self.kills,
             ended=() if self.program is None else tuple(self.program.ended),
         )

@@ -36,8 +36,8 @@ def rank_state(rank: int, world: int, step: int) -> RankState:
     times = StepTimes(step - 1, (500_000,) * ROWS, 1_000_000, 700_000, each, each)
     doing, now = f"step {step}, stage {stage}, forward of micro batch {rank % 3}", time.time()
     progress = CollectiveProgress(groups)
-    crumb = BreadcrumbState(doing, JOINED, 2 * step, now, now, progress, times)
-    return RankState("running", 1.3 * step, crumb)
+    shared_state = BreadcrumbState(doing, JOINED, 2 * step, now, now, progress, times)
+    return RankState("running", 1.3 * step, shared_state)
 
 
 def node_state(node: int, hosts: int, step: int = 100) -> NodeState:
