@@ -84,9 +84,10 @@ class OperatorCosts(StrictModel):
     )
     flash: Part = Field(1.0, description="speed of flash attention's forward relative to the device's")
     flash_backward: Part = Field(1.0, description="speed of flash attention's backward relative to the device's")
-    recompute: Literal["core", "half"] = Field(
+    recompute: Literal["core", "second-products"] = Field(
         "core",
-        description="what selective recomputation repeats: attention scores (core), or every other product (half)",
+        description="what selective recomputation repeats: attention scores (core), or every other product "
+        "(second-products)",
     )
     stops_early: bool = Field(False, description="recomputation ends at the last tensor that backward needs")
     accelerator: AcceleratorPasses = Field(

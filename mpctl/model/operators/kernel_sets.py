@@ -4,8 +4,8 @@ backward.
 A runtime's preset names a row as memory.kernels. `mpctl` is this project's set, which rehearsals
 measure tensor by tensor (train/runtime/memory.py). `megatron` is Megatron-LM with Transformer Engine,
 Korthikanti et al., arXiv 2205.05198, section 4.1. `eager` is the same with a gated activation of
-two kernels, the first of which saves its result as well. `half` is torchtitan's, whose selective
-recomputation keeps every second product.
+two kernels, the first of which saves its result as well. `second-products` is torchtitan's, whose
+selective recomputation keeps every second product.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ KERNEL_SETS = {
     ),
     "megatron": KernelSet(keeps_narrow=True, repeats_modules=True),
     "eager": KernelSet(keeps_gate=True),
-    "half": KernelSet(keeps_second_products=True, spared_gradients=1),
+    "second-products": KernelSet(keeps_second_products=True, spared_gradients=1),
 }
 
 
