@@ -137,7 +137,7 @@ class DoesNotFit(InputError):
 
 
 class RunFailed(MpctlError):
-    """Work that had started did not finish. is_echo: whether the cause is another process's
+    """Work that had started did not finish. is_secondary: whether the cause is another process's
     failure."""
 
-    is_echo: bool = False
+    is_secondary: bool = False

@@ -144,7 +144,7 @@ class RankReport(TypedDict):
     attention: NotRequired[list[str]]
 
 
-ECHOES = (
+LOST_PEER_TEXTS = (
     "connection closed by peer",
     "connection reset",
     "broken pipe",

@@ -25,7 +25,7 @@ RANK_MODULE = "mpctl.train.runtime.probes.all_reduce"
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 TIMINGS = TypeAdapter(list[CollectiveTiming])
 POLL_SECONDS = 0.05
-ECHO_SECONDS = 2.0
+AFTER_FAILURE_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def _wait(ranks: Sequence[StartedRank], seconds: float) -> list[StartedRank]:
         now = time.monotonic()
         if first_failure is None and any(rank.has_failed for rank in ranks):
             first_failure = now
-        if now > deadline or (first_failure is not None and now > first_failure + ECHO_SECONDS):
+        if now > deadline or (first_failure is not None and now > first_failure + AFTER_FAILURE_SECONDS):
             break
         time.sleep(POLL_SECONDS)
     failed = [rank for rank in ranks if rank.has_failed]

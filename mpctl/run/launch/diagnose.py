@@ -1,6 +1,6 @@
 """Find the rank that ended a run, and the reason, from the traces of all ranks.
 
-A rank that fails by an exception leaves a record, which says whether it only echoes a lost peer. A
+A rank that fails by an exception leaves a record, which says whether it only reports a lost peer. A
 rank killed by a signal leaves none; torchrun's log then has its exit code. A rank that exited with
 code 0 too early has neither. A stopped rank (SIGSTOP, a debugger) is recognised by its process
 state. A torchrun that something killed took its ranks with it. Ranks that torchrun terminated
@@ -10,7 +10,7 @@ when there is no other. What a rank without a record was doing is in its breadcr
 after that; one of mpctl's own does so after the last step.
 
 When a rank of 512 dies, 511 ranks record that they lost a peer, each with another address. Only the
-first failure and those that are not echoes are reported in full, the others counted
+first failure and those that are not secondary are reported in full, the others counted
 (`other_failures`). A full disk looks like other failures: ranks that end without a record, a
 torchrun that cannot write its log. It is detected by writing a file, which also finds what free
 bytes do not show, a quota or a lack of inodes.
@@ -40,7 +40,7 @@ from mpctl.core.units import bytes_text
 from mpctl.model.layout.topology import job_topology
 from mpctl.records.rundir.directory import RunDir
 from mpctl.records.rundir.logs import STEP, merge_logs
-from mpctl.records.rundir.rank_files import ECHOES, FailureRecord
+from mpctl.records.rundir.rank_files import LOST_PEER_TEXTS, FailureRecord
 from mpctl.records.rundir.summary import Failure, OtherFailure
 from mpctl.run.hosts.probes import write_probe
 from mpctl.run.launch.attempt import LAUNCHER_ABSENT, AttemptPhase, AttemptState, RankState
@@ -66,7 +66,7 @@ HOST_FAULTS = re.compile(
 )
 """Errors of a device or a disk: CUDA's (cudaGetErrorString), and those of errno(3) that no program
 causes."""
-FAILED, EXITED, ECHOED, TERMINATED, TIMED_OUT = range(5)
+FAILED, EXITED, SECONDARY, TERMINATED, TIMED_OUT = range(5)
 CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 
 
@@ -90,13 +90,13 @@ def _free(folder: Path) -> str:
 
 def other_failures(state: AttemptState, first: int | None) -> tuple[OtherFailure, ...]:
     """The failures other than that of rank `first`; None: the first failure was of no rank. Those
-    that are not echoes come first."""
+    that are not secondary come first."""
     records = [record for record in state.failures if record["rank"] != first]
     causes = {record["rank"]: record["error"] for record in records if not record["is_echo"]}
-    echoes = {record["rank"]: record["error"] for record in records if record["is_echo"]}
+    secondary = {record["rank"]: record["error"] for record in records if record["is_echo"]}
     known = {record["rank"] for record in state.failures} | {first}
     killed = {rank: code for rank, code in state.ended_ranks.items() if rank not in known}
-    return (*_alike(causes), *_endings(killed), *_echo(echoes))
+    return (*_alike(causes), *_endings(killed), *_secondary(secondary))
 
 
 def _alike(errors: dict[int, str]) -> Iterator[OtherFailure]:
@@ -105,8 +105,8 @@ def _alike(errors: dict[int, str]) -> Iterator[OtherFailure]:
         yield OtherFailure(entry.ranks, entry.text, is_echo=False)
 
 
-def _echo(errors: dict[int, str]) -> Iterator[OtherFailure]:
-    """All echoes together, with the words that most of them have in common."""
+def _secondary(errors: dict[int, str]) -> Iterator[OtherFailure]:
+    """All secondary failures together, with the words that most of them have in common."""
     if errors:
         most = max(_alike(errors), key=lambda other: len(other.ranks))
         yield OtherFailure(tuple(sorted(errors)), most.error, is_echo=True)
@@ -250,7 +250,7 @@ class FailedAttempt:
             if code == -signal.SIGABRT and WATCHDOG in end_of(self.run.log(rank)):
                 return TIMED_OUT
             if self.runs_program and (code or 0) > 0 and self._has_lost_a_peer(rank):
-                return ECHOED
+                return SECONDARY
             return TERMINATED if code is None else FAILED
         if rank in state.finished_ranks:
             return EXITED
@@ -262,7 +262,7 @@ class FailedAttempt:
         """Whether the last lines of a rank's log say so; a program that is no script of the rank's
         own Python leaves no record."""
         words = "\n".join(_last_lines(self.run.log(rank))).lower()
-        return any(echo in words for echo in ECHOES)
+        return any(text in words for text in LOST_PEER_TEXTS)
 
     def _ended(self, rank: int) -> Failure:
         """A rank that ended without a record, and the collective that it did not join. Where no

@@ -49,7 +49,7 @@ class SaveFailed(RunFailed):
 class PeersFailed(SaveFailed):
     """A checkpoint could not be written because of another rank."""
 
-    is_echo = True
+    is_secondary = True
 
 
 @dataclass

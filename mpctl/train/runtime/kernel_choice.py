@@ -25,7 +25,7 @@ from mpctl.core.units import ranks_text
 from mpctl.train.kernels.attention import AttentionVariant
 from mpctl.train.kernels.backend import TORCH_BACKEND, KernelBackend
 from mpctl.train.kernels.partial_attention import use_flash_attention_3
-from mpctl.train.runtime.step_guard import ECHO_SECONDS
+from mpctl.train.runtime.step_guard import CAUSE_FIRST_SECONDS
 from mpctl.train.transport.group import Group
 
 TEXT_BYTES = 256
@@ -49,11 +49,11 @@ class FallbackKernels(KernelBackend):
 
 
 class KernelsDiffer(RunFailed):
-    """Some ranks have Triton's kernels, others not; is_echo: this rank has them."""
+    """Some ranks have Triton's kernels, others not; is_secondary: this rank has them."""
 
-    def __init__(self, words: str, *, is_echo: bool) -> None:
+    def __init__(self, words: str, *, is_secondary: bool) -> None:
         super().__init__(words)
-        self.is_echo = is_echo
+        self.is_secondary = is_secondary
 
 
 def machine_kernels(device: torch.device, world: Group) -> KernelBackend:
@@ -121,12 +121,12 @@ def choice(kernels: KernelBackend, device: torch.device) -> str:
 
 def _difference(kernels: KernelBackend, rank: int, texts: list[str], odd: list[int]) -> KernelsDiffer:
     if not isinstance(kernels, FallbackKernels):
-        time.sleep(ECHO_SECONDS)  # so that the cause is recorded first
-        return KernelsDiffer(f"{ranks_text(odd)} without Triton, which rank {rank} has", is_echo=True)
+        time.sleep(CAUSE_FIRST_SECONDS)  # so that the cause is recorded first
+        return KernelsDiffer(f"{ranks_text(odd)} without Triton, which rank {rank} has", is_secondary=True)
     other = next(number for number in range(len(texts)) if number not in odd)
     here = f"host {platform.node()} has no Triton ({kernels.reason})"
     return KernelsDiffer(
         f"{here}, rank {other} has {texts[other]}: what both compute would drift apart (every host "
         "needs the same torch, Triton, a C compiler and Python's headers)",
-        is_echo=False,
+        is_secondary=False,
     )

@@ -2,8 +2,8 @@
 
 Two measured facts shape this file. torchrun killed by SIGKILL leaves its workers running, so a
 worker asks the kernel to be killed with its parent. A rank that dies breaks its peers' connections
-within a tenth of a second, so most failures are echoes: each record says whether it is one, and the
-rank without a record is the one that was killed. What that rank was doing is in its breadcrumb
+within a tenth of a second, so most failures are secondary: each record says whether it is one, and
+the rank without a record is the one that was killed. What that rank was doing is in its breadcrumb
 (mpctl/records/rundir/breadcrumb.py).
 """
 
@@ -29,7 +29,7 @@ from mpctl.core.durable import write_whole
 from mpctl.core.errors import RunFailed
 from mpctl.records.checkpoint.manifest import CheckpointDamaged
 from mpctl.records.rundir.breadcrumb import STACK_SIGNAL
-from mpctl.records.rundir.rank_files import ECHOES, FailureRecord
+from mpctl.records.rundir.rank_files import LOST_PEER_TEXTS, FailureRecord
 
 PR_SET_PDEATHSIG = 1
 GLOO_THREAD = "pt_gloo_runloop"
@@ -126,7 +126,7 @@ def write_json(path: Path, document: object) -> None:
 
 
 def failure_record(error: BaseException, *, rank: int, coords: dict[str, int], doing: str) -> FailureRecord:
-    """The record of the error that ended a rank, with whether it is only an echo."""
+    """The record of the error that ended a rank, with whether it is a secondary failure."""
     is_explained = isinstance(error, RunFailed)  # its message is a sentence
     words = str(error) if is_explained else f"{type(error).__name__}: {error}".strip()
     record: FailureRecord = {
@@ -134,7 +134,7 @@ def failure_record(error: BaseException, *, rank: int, coords: dict[str, int], d
         "coords": coords,
         "doing": doing,
         "error": next(iter(words.splitlines()), type(error).__name__)[:500],
-        "is_echo": is_echo(error),
+        "is_echo": is_secondary_failure(error),
         "time": time.time(),
         "traceback": traceback.format_exception(error)[-20:],
     }
@@ -145,13 +145,13 @@ def failure_record(error: BaseException, *, rank: int, coords: dict[str, int], d
     return record
 
 
-def is_echo(error: BaseException) -> bool:
+def is_secondary_failure(error: BaseException) -> bool:
     """Whether an error only reports that another rank failed: an error of mpctl that says so, or an
     error of torch.distributed with such a message. From a disk or a GPU it is a cause."""
-    if getattr(error, "is_echo", False):
+    if getattr(error, "is_secondary", False):
         return True
     words = str(error).lower()
-    return _is_of_messages(error, words) and any(echo in words for echo in ECHOES)
+    return _is_of_messages(error, words) and any(text in words for text in LOST_PEER_TEXTS)
 
 
 def _is_of_messages(error: BaseException, words: str) -> bool:

@@ -45,9 +45,9 @@ class StepRefused(RunFailed):
     """A step made no update and ends the attempt. rollback: the step's number if the launcher is to
     restart from the newest checkpoint without its batch, None if the run ends."""
 
-    def __init__(self, words: str, *, is_echo: bool, rollback: int | None) -> None:
+    def __init__(self, words: str, *, is_secondary: bool, rollback: int | None) -> None:
         super().__init__(words)
-        self.is_echo, self.rollback = is_echo, rollback
+        self.is_secondary, self.rollback = is_secondary, rollback
 
 
 @dataclass(frozen=True)
@@ -136,12 +136,12 @@ def recent_losses(records: Sequence[StepRecord], count: int) -> tuple[list[float
 
 
 TEXT_BYTES = 200
-ECHO_SECONDS = 2.0
+CAUSE_FIRST_SECONDS = 2.0
 NOTHING, PARAMETER, LOSS, GRADIENT = 0, 1, 2, 3
 
 
 class NotFinite(StepRefused):
-    """A sum over the ranks is not finite; is_echo: another rank caused it."""
+    """A sum over the ranks is not finite; is_secondary: another rank caused it."""
 
 
 @dataclass
@@ -176,17 +176,17 @@ def refusal(decision: StepDecision, step: int, mesh: Mesh, find: Callable[[], tu
     call it together. find: returns what is wrong on this rank, as `GradientInspector.evidence`."""
     what, rollback = decision.reason, step if decision.action == "rollback" else None
     if decision.is_spike:
-        return StepRefused(what, is_echo=mesh.rank > 0, rollback=rollback)
+        return StepRefused(what, is_secondary=mesh.rank > 0, rollback=rollback)
     by_rank = _share_evidence(mesh, find())
     ranked = sorted((_order(mesh, rank, kind), rank) for rank, (kind, _) in enumerate(by_rank) if kind)
     if not ranked:
         none = "of each rank by itself, loss and gradients are finite when computed once more"
-        return NotFinite(f"{what}: {none}", is_echo=False, rollback=rollback)
+        return NotFinite(f"{what}: {none}", is_secondary=False, rollback=rollback)
     rank = ranked[0][1]
     if rank != mesh.rank:
-        time.sleep(ECHO_SECONDS)
+        time.sleep(CAUSE_FIRST_SECONDS)
     words = f"{what}: first on rank {rank}, {by_rank[rank][1]}"
-    return NotFinite(words, is_echo=rank != mesh.rank, rollback=rollback)
+    return NotFinite(words, is_secondary=rank != mesh.rank, rollback=rollback)
 
 
 def _order(mesh: Mesh, rank: int, kind: int) -> tuple[int, int]:

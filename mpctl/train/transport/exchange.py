@@ -54,7 +54,7 @@ SLEEP_SHARE, LONGEST_SLEEP = 1 / 16, 2e-3
 class PeerLost(ConnectionError):
     """A peer has ended or does not come to a collective."""
 
-    is_echo = True
+    is_secondary = True
 
 
 @dataclass(frozen=True)

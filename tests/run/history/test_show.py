@@ -82,8 +82,8 @@ def test_without_a_summary_the_ranks_records_tell(demo: Path, call: Mpctl) -> No
     """A real error before one that the loss of a peer caused."""
     run = make_run(Path("runs/dead"), steps=5)
     (run / "failures").mkdir()
-    echo = {**FAILURE, "rank": 0, "is_echo": True, "error": "Connection closed by peer"}
-    (run / "failures/rank-0.json").write_text(json.dumps(echo))
+    secondary = {**FAILURE, "rank": 0, "is_echo": True, "error": "Connection closed by peer"}
+    (run / "failures/rank-0.json").write_text(json.dumps(secondary))
     (run / "failures/rank-1.json").write_text(json.dumps({**FAILURE, "is_echo": False}))
     (run / "failures/rank-2.json").write_text("{")
     text = squeezed(call("show", "dead").out)

@@ -202,7 +202,7 @@ def test_all_ranks_that_left_with_exit_code_0(attempt: Attempt) -> None:
     assert failure.rank == 0 and "exited with code 0 before the last step" in failure.error
 
 
-def test_nccl_words_of_a_lost_peer_are_echoes(attempt: Attempt) -> None:
+def test_nccl_words_of_a_lost_peer_are_secondary_failures(attempt: Attempt) -> None:
     attempt.raised(
         0,
         RuntimeError(
@@ -273,7 +273,7 @@ def test_watchdog_messages_replace_a_missing_collective_log(attempt: Attempt) ->
 def test_a_recorded_error_would_repeat_and_may_ask_for_a_rollback(attempt: Attempt) -> None:
     attempt.raised(0, ValueError("token 60000"))
     assert (attempt.failure().would_repeat, attempt.failure().rollback) == (True, None)
-    attempt.raised(0, StepRefused("the loss spikes", is_echo=False, rollback=17))
+    attempt.raised(0, StepRefused("the loss spikes", is_secondary=False, rollback=17))
     assert attempt.failure().rollback == 17
 
 
@@ -390,16 +390,16 @@ def state(records: list[FailureRecord], **codes: int) -> AttemptState:
 LOST_PEER = "RuntimeError: Connection closed by peer [10.0.0.{}]:29500"
 
 
-def test_echoes_are_one_number() -> None:
+def test_secondary_failures_are_one_number() -> None:
     records = [failed(rank, LOST_PEER.format(rank), is_echo=True) for rank in range(512) if rank != 7]
-    (echo,) = other_failures(state([failed(7, "ValueError: bad token"), *records]), 7)
-    assert echo == OtherFailure(
+    (secondary,) = other_failures(state([failed(7, "ValueError: bad token"), *records]), 7)
+    assert secondary == OtherFailure(
         (*range(7), *range(8, 512)), "RuntimeError: Connection closed by peer […]:29500", is_echo=True
     )
-    assert str(echo).startswith("511 ranks lost their peers (ranks 0-6, 8-511): RuntimeError")
+    assert str(secondary).startswith("511 ranks lost their peers (ranks 0-6, 8-511): RuntimeError")
 
 
-def test_other_causes_come_before_echoes() -> None:
+def test_other_causes_come_before_secondary_failures() -> None:
     records = [
         failed(0, LOST_PEER.format(0), is_echo=True),
         failed(1, "ValueError: rank 1 has a bad token"),

@@ -220,7 +220,7 @@ def test_no_worker_outlives_a_killed_launcher(data: Path, tmp_path: Path, when: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("tp", "at_fault"), [(1, {1}), (2, {2, 3})])
-def test_a_worker_that_raises_is_distinguished_from_its_echoes(
+def test_a_worker_that_raises_is_distinguished_from_its_secondary_failures(
     data: Path, tmp_path: Path, tp: int, at_fault: set[int]
 ) -> None:
     step = poison(data, tmp_path / "data", dp_rank=1, dp=2)

@@ -21,7 +21,7 @@ from mpctl.run.launch.verdict import (
     nccl_verdict,
     watchdog_timeouts,
 )
-from mpctl.train.runtime.process import is_echo
+from mpctl.train.runtime.process import is_secondary_failure
 
 RUNNING = {rank: ProcessView(processor=1.0) for rank in range(4)}
 
@@ -263,8 +263,8 @@ def test_logs_that_name_nobody() -> None:
         "NCCL WARN socketProgress: Connection closed by remote peer n2<47388>",
     ],
 )
-def test_words_about_a_lost_peer_are_echoes(words: str) -> None:
-    assert is_echo(RuntimeError(words))
+def test_words_about_a_lost_peer_are_secondary_failures(words: str) -> None:
+    assert is_secondary_failure(RuntimeError(words))
 
 
 def test_a_link_of_two_stages_is_a_separate_group() -> None:

@@ -213,10 +213,10 @@ def _fail_in_background(rank: int, size: int, raw: dict[str, Any], run_dir: str)
 
 def test_a_failed_save_ends_all_ranks_at_the_same_step(data: Path, tmp_path: Path) -> None:
     raw = tiny_job(data, 2, **{**EVERY, "training__steps": 500}).model_dump(mode="json")
-    echo, cause = run_ranks(_fail_in_background, 2, raw, str(tmp_path))
-    assert echo[0] == cause[0] < 20
+    secondary, cause = run_ranks(_fail_in_background, 2, raw, str(tmp_path))
+    assert secondary[0] == cause[0] < 20
     assert "No space left on device" in cause[1] and "gave up" not in cause[1]
-    assert echo[1].startswith("gave up saving with its peers: ") and cause[1] in echo[1]
+    assert secondary[1].startswith("gave up saving with its peers: ") and cause[1] in secondary[1]
     assert cause[2].startswith("saving step 2")
     assert list((tmp_path / "checkpoints").iterdir()) == []
 

@@ -43,7 +43,7 @@ def kernels_of(name: str) -> KernelBackend:
 
 
 def compared(rank: int, size: int, names: list[str]) -> dict[str, Any]:
-    """How a rank with the kernels of this name fares: its failure's words, whether it only echoes
+    """How a rank with the kernels of this name fares: its failure's words, whether it only reports
     another's, what it prints, and the messages that it took."""
     log, printed = list[Collective](), StringIO()
     try:

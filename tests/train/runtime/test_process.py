@@ -1,5 +1,5 @@
 """What a rank's start costs: imports that are not needed, and the garbage collector's walks. Which
-errors are echoes of another rank's failure."""
+errors only report another rank's failure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.distributed import DistBackendError, DistNetworkError, HashStore, TCP
 
 from mpctl.core.errors import RunFailed
 from mpctl.train.checkpoint.writer import PeersFailed, SaveFailed
-from mpctl.train.runtime.process import garbage_collection_paused, is_echo
+from mpctl.train.runtime.process import garbage_collection_paused, is_secondary_failure
 from mpctl.train.transport.exchange import PeerLost
 
 TWO_STEPS = """
@@ -63,8 +63,8 @@ GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] "
         PeersFailed("gave up saving with its peers: no space left"),
     ],
 )
-def test_what_the_layer_of_messages_says_of_a_peer_is_an_echo(error: Exception) -> None:
-    assert is_echo(error)
+def test_what_the_layer_of_messages_says_of_a_peer_is_a_secondary_failure(error: Exception) -> None:
+    assert is_secondary_failure(error)
 
 
 @pytest.mark.parametrize(
@@ -82,12 +82,12 @@ def test_what_the_layer_of_messages_says_of_a_peer_is_an_echo(error: Exception) 
     ],
 )
 def test_the_same_words_of_a_disk_or_a_gpu_are_a_cause(error: Exception) -> None:
-    assert not is_echo(error)
+    assert not is_secondary_failure(error)
 
 
-def test_what_torch_raises_for_a_store_that_does_not_answer_is_an_echo() -> None:
+def test_what_torch_raises_for_a_store_that_does_not_answer_is_a_secondary_failure() -> None:
     with pytest.raises(Exception, match="Wait timeout") as waited:
         HashStore().wait(["absent"], timedelta(milliseconds=20))
     with pytest.raises(Exception, match="timed out") as refused:
         TCPStore("127.0.0.1", 1, 2, is_master=False, timeout=timedelta(seconds=1))
-    assert is_echo(waited.value) and is_echo(refused.value)
+    assert is_secondary_failure(waited.value) and is_secondary_failure(refused.value)

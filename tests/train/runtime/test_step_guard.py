@@ -18,7 +18,7 @@ from mpctl.records.rundir.metrics import parse_record
 from mpctl.spec.load import parse
 from mpctl.spec.training import TrainingSpec
 from mpctl.train.runtime import step_guard
-from mpctl.train.runtime.process import is_echo
+from mpctl.train.runtime.process import is_secondary_failure
 from mpctl.train.runtime.step_guard import NotFinite, StepGuard, StepRefused, recent_losses
 from mpctl.train.runtime.train import Trainer
 from tests.ranks import run_ranks
@@ -90,7 +90,7 @@ def test_a_record_without_a_loss_is_one_of_a_skipped_step() -> None:
 def _train_rank(rank: int, size: int, raw: dict[str, Any], run_dir: str, sample: int) -> dict[str, Any]:
     """Records of a training in which the loss of one sample is not a number, and that of SPIKE
     forty times as large."""
-    step_guard.ECHO_SECONDS = 0.0
+    step_guard.CAUSE_FIRST_SECONDS = 0.0
     trainer = make_trainer(parse(raw), Path(run_dir), rank)
     chunk = trainer.pipeline.chunks[-1]
     stage_forward = chunk.stage_forward
@@ -212,7 +212,7 @@ POISONS = {"loss": _poison_loss, "gradient": _poison_gradient, "parameter": _poi
 
 
 def _poisoned_rank(rank: int, size: int, raw: dict[str, Any], run_dir: str, poison: str, at: int) -> dict[str, Any]:
-    step_guard.ECHO_SECONDS = 0.0
+    step_guard.CAUSE_FIRST_SECONDS = 0.0
     trainer = make_trainer(parse(raw), Path(run_dir), rank)
     records = trainer.run()
     next(records)
@@ -221,7 +221,7 @@ def _poisoned_rank(rank: int, size: int, raw: dict[str, Any], run_dir: str, pois
     try:
         next(records)
     except NotFinite as error:
-        return {"words": str(error), "is_echo": is_echo(error)}
+        return {"words": str(error), "is_echo": is_secondary_failure(error)}
     raise AssertionError("nothing was found")
 
 
