@@ -186,11 +186,9 @@ def _ask_runtime(answers: Answers, cluster: ClusterSpec, settings: dict[str, Any
 
 def _runtimes(cluster: ClusterSpec) -> str:
     from mpctl.plan.planning.runtimes import runtimes_of_today
-    from mpctl.spec.training import DEFAULT_RUNTIME
 
     assert cluster.device is not None, "read_cluster refuses it"
-    names = runtimes_of_today(cluster, cluster.device.kind)
-    return ", ".join(name for name in names if name != DEFAULT_RUNTIME)
+    return ", ".join(runtimes_of_today(cluster, cluster.device.kind))
 
 
 def _read_runtime(text: str) -> str:
