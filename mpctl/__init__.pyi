@@ -1,4 +1,4 @@
-"""What type checkers see of `mpctl`: the names of __init__.py; tests/test_public.py compares."""
+"""Types of the public names of `mpctl`, for type checkers; tests/test_public.py compares with __init__.py."""
 
 from mpctl.core.errors import DoesNotFit as DoesNotFit
 from mpctl.core.errors import InputError as InputError

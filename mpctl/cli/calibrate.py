@@ -104,7 +104,7 @@ def _say(text: str) -> None:
 def _log_layout(
     job: str | None, from_: tuple[str, str] | None, set_: list[str] | None, cluster: str | None, launcher: str | None
 ) -> LogLayout:
-    """What the options say of the layout of logs."""
+    """Settings of the logs' layout, from the options."""
     from mpctl.interop.log_rows import LogLayout
     from mpctl.spec.load import parse_settings
 

@@ -127,7 +127,7 @@ class Launch:
         self._require(this_machine(), None, more=issues, is_elsewhere=is_elsewhere)
 
     def writer(self) -> Callable[[], None]:
-        """What writes the run directory of a run that is submitted."""
+        """Return the writer of a submitted run's directory."""
         from mpctl.run.hosts.machine import this_machine
 
         nodes = self.plan.job.cluster.nodes

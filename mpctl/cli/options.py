@@ -298,7 +298,7 @@ def _parameter(name: str, annotation: Any, default: Any = None) -> Parameter:
 
 
 def _completer(flag: Flag) -> complete.Completer | None:
-    """What completes a flag's value; presets without importing the job's models."""
+    """Return the completion of a flag's value; presets without importing the job's models."""
     if flag.setting == "model":
         return complete.preset_of("models")
     if flag.setting == "cluster":

@@ -1,4 +1,4 @@
-"""What `mpctl plan` does besides showing one plan: its modes, a function each.
+"""Modes of `mpctl plan` besides showing one plan, a function each.
 
 --batch estimates the jobs of a file, one answer per line, written while the lines are read;
 --compare, --explain and --compare-tensor-modes print a document of their own; --from reads a job

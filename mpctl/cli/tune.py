@@ -166,7 +166,7 @@ def tune(
 
 
 class Asked(NamedTuple):
-    """What the command line asks for. accepts: whether the target can run a layout."""
+    """Return the request of the command line. accepts: whether the target can run a layout."""
 
     job: JobSource
     request: SearchRequest
