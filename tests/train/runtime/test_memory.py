@@ -237,11 +237,7 @@ def test_a_peak_is_as_planned(shape: str, mode: str) -> None:
         assert account["failure"] is None, "".join(account["failure"]["traceback"])
         assert account["state_bytes"] == {k: getattr(memory, v) for k, v in STATES.items()}
         assert memory.tensor_bytes == pytest.approx(account["peak_bytes"], rel=0.05)
-        # T5's source is received, saved by the decoder's layers and sent on: seen as a message or as an activation.
-        model, passed = job.model, 2.5 if shape == "t5" and len(planned) > 1 else 0
-        message = job.training.micro_batch_size * model.seq_length * model.hidden * 4
-        bound = max(0.02 * account["activation_bytes"], passed * message)
-        assert memory.activation_bytes == pytest.approx(account["activation_bytes"], abs=bound)
+        assert memory.activation_bytes == pytest.approx(account["activation_bytes"], rel=0.02)
 
 
 def test_a_result_that_relu_keeps_stays_until_its_own_backward() -> None:
