@@ -109,6 +109,7 @@ def _file(answers: Answers, path: Path, *, is_family: bool) -> JobFile:
     from mpctl.cli.init_layout import choose_layout
     from mpctl.plan.rules.launched import why_not_launched
     from mpctl.render.job_file import JobFile
+    from mpctl.spec.figure_sources import sources_text
     from mpctl.spec.load import load_job
     from mpctl.spec.runtime import get_profile
 
@@ -118,6 +119,8 @@ def _file(answers: Answers, path: Path, *, is_family: bool) -> JobFile:
     per_step = _ask_training(answers, cluster, settings, shape.tokens_per_sample)
     chosen = choose_layout(settings)
     answers.rows.append(("layout", chosen.why))
+    if chosen.figures_from:
+        answers.rows.append(("figures", sources_text(chosen.figures_from)))
     reasons = {
         "cluster": f"The machines. The preset has {size_text(cluster)}.",
         "cluster.preset": "a name of `mpctl presets clusters`, or a file",

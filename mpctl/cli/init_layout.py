@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mpctl.core.axes import AXIS_NAMES, DEFAULT_ORDER
@@ -13,6 +13,7 @@ from mpctl.plan.planning.layout_settings import LayoutSettings, layout_of, layou
 from mpctl.plan.planning.plan import load_plan
 from mpctl.plan.search.request import SearchRequest, read_request
 from mpctl.plan.search.result import answer_search
+from mpctl.spec.figure_sources import FigureSource, figure_sources
 
 PATIENCE = 4.0  # seconds that a search may take
 SIMPLE_PP = (1, 2, 4, 8, 16)  # stages of the layouts that need no search
@@ -22,10 +23,12 @@ PLAIN = {key: value for key, value in LayoutSettings()._asdict().items() if key 
 
 
 class ChosenLayout(NamedTuple):
-    """settings: those of the layout by full name; why: how it was chosen, in a sentence."""
+    """settings: those of the layout by full name; why: how it was chosen, in a sentence; figures_from: the
+    user's presets behind it."""
 
     settings: dict[str, Any]
     why: str
+    figures_from: Sequence[FigureSource] = ()
 
 
 class _TooLongError(Exception):
@@ -41,13 +44,14 @@ def choose_layout(settings: Mapping[str, Any], patience: float = PATIENCE) -> Ch
     """
     request = read_request(None, settings, [], {})
     try:
-        return _searched(request, patience)
+        chosen = _searched(request, patience)
     except _TooLongError:
-        return _simple(settings, f"the search was given up after {patience:g} s")
+        chosen = _simple(settings, f"the search was given up after {patience:g} s")
     except DoesNotFit:
         raise
     except InputError as error:  # such as a cluster without bandwidths: no time can be estimated
-        return _simple(settings, error.issues[0].message)
+        chosen = _simple(settings, error.issues[0].message)
+    return chosen._replace(figures_from=figure_sources(request.job, request.presets))
 
 
 def _searched(request: SearchRequest, patience: float) -> ChosenLayout:

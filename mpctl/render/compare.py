@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from mpctl.core.units import bytes_text, count_text, seconds_text
 from mpctl.plan.planning.runtimes import UnderRuntime
@@ -11,6 +11,7 @@ from mpctl.plan.planning.summary import plan_summary, training_line
 from mpctl.plan.planning.tensor_modes import COSTS
 from mpctl.render.parts import Column, DataTable, Part, Sentence, table_of
 from mpctl.render.terminal import print_parts
+from mpctl.spec.figure_sources import sources_text
 
 if TYPE_CHECKING:
     from mpctl.core.errors import IssueEntry
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from mpctl.plan.planning.tensor_modes import TensorModeEntry, TensorModesDocument
 
 
+Note = TypeVar("Note")
 # Titles of settings and figures whose key is not clear enough.
 TITLES = {
     "global_batch_size": "global batch",
@@ -49,6 +51,9 @@ def comparison_parts(document: CompareDocument) -> Iterator[Part]:
     rows += _figure_rows(document["figures"])
     yield table_of("", ("", *document["jobs"]), rows, left=("",), whole=1)
     yield Sentence(NOTE, "note")
+    names = document["jobs"]
+    for jobs, text in _of_jobs(names, [[sources_text(found)] if found else [] for found in document["figures_from"]]):
+        yield Sentence(f"figures: {jobs}{text}")
     for jobs, warning in _warnings(document):
         said = f"{jobs}{warning['rule']}: {warning['message']} → {warning['hint']}"
         yield Sentence(said.removesuffix(" → "), "warning")
@@ -56,13 +61,17 @@ def comparison_parts(document: CompareDocument) -> Iterator[Part]:
 
 def _warnings(document: CompareDocument) -> Iterator[tuple[str, IssueEntry]]:
     """The warnings of `mpctl plan`, once each, after the names of their jobs, if not all."""
-    names = document["jobs"]
-    found: dict[str, tuple[list[str], IssueEntry]] = {}
-    for name, warnings in zip(names, document["warnings"], strict=True):
-        for warning in warnings:
-            found.setdefault(str(warning), ([], warning))[0].append(name)
-    for jobs, warning in found.values():
-        yield "" if len(jobs) == len(names) else f"{' and '.join(jobs)}: ", warning
+    return _of_jobs(document["jobs"], document["warnings"])
+
+
+def _of_jobs(names: Sequence[str], notes: Iterable[Sequence[Note]]) -> Iterator[tuple[str, Note]]:
+    """Each note once, after the names of the jobs that have it, if not all."""
+    found: dict[str, tuple[list[str], Note]] = {}
+    for name, own in zip(names, notes, strict=True):
+        for note in own:
+            found.setdefault(str(note), ([], note))[0].append(name)
+    for jobs, note in found.values():
+        yield "" if len(jobs) == len(names) else f"{' and '.join(jobs)}: ", note
 
 
 def _setting_rows(document: CompareDocument) -> Iterator[list[str]]:

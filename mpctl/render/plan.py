@@ -51,6 +51,7 @@ from mpctl.render.parts import (
 from mpctl.render.plan_layout import layout_parts
 from mpctl.render.plan_traffic import traffic_parts
 from mpctl.render.terminal import print_parts
+from mpctl.spec.figure_sources import sources_text
 
 if TYPE_CHECKING:
     from mpctl.model.layout.job_layout import JobLayout
@@ -96,6 +97,8 @@ def plan_parts(plan: Plan, topology: Topology, view: PlanView) -> Iterator[Part]
     if plan.job.model is not None:
         yield Sentence(training_line(training_settings(plan.job)))
     yield Figures(list(headline_figures(plan)))
+    if plan.figures_from:
+        yield Sentence(f"figures: {sources_text(plan.figures_from)}")
     yield Facts([*_runtime_rows(plan, view.others), *_figures(plan, full=view.full or view.is_page)])
     yield from _warnings(plan)
     yield Facts(list(_layout_rows(plan, topology)))

@@ -24,6 +24,7 @@ from mpctl.render.parts import Facts, Part, Sentence, Style
 from mpctl.render.progress import progress_bar
 from mpctl.render.terminal import print_parts
 from mpctl.run.launch.launch_plan import HostCommand, LaunchPlan
+from mpctl.spec.figure_sources import sources_text
 
 if TYPE_CHECKING:
     from mpctl.records.rundir.summary import Failure
@@ -111,6 +112,8 @@ def summary_rows(summary: PlanAndRun) -> Iterator[tuple[str, str]]:
         predicted = summary["predicted_step_seconds"]
         forecast = f", predicted {seconds_text(predicted)}" if predicted else ""
         yield "step time", f"{seconds_text(summary['step_seconds'])} (median){forecast}"
+        if sources := summary.get("figures_from"):
+            yield "figures", sources_text(sources)
         if communication := summary.get("communication_seconds"):
             axes = sorted(communication.items(), key=lambda item: -item[1])
             shown = ", ".join(f"{axis} {seconds_text(spent)}" for axis, spent in axes)

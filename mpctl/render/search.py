@@ -14,6 +14,7 @@ from mpctl.plan.search.find import OPTIMISM, WIDE_BAND, ranking_error
 from mpctl.render.console import get_console, marked
 from mpctl.render.parts import DataTable, Lines, Part, Section, Sentence, table_of
 from mpctl.render.terminal import print_parts
+from mpctl.spec.figure_sources import sources_text
 
 if TYPE_CHECKING:
     from mpctl.render.charts import Chart
@@ -54,6 +55,8 @@ def header_lines(document: SearchDocument) -> Iterator[str]:
     if document["best"]:
         yield f"no. 1 {document['best'][0]['verdict']}"
     yield training_line(document["training"])
+    if document["figures_from"]:
+        yield f"figures: {sources_text(document['figures_from'])}"
     headroom = f"headroom {document['headroom_percent']:g} %"
     yield (
         f"{plural(document['estimated'], 'layout')} estimated, "

@@ -75,7 +75,8 @@ class LoadedJob:
 
     job: without the keys that were refused, None where nothing remains; issues: every error;
     tables_with_errors: those where a default stands for a value that was refused; open_settings:
-    those that were left open and follow from the others; warnings: keys under a former name.
+    those that were left open and follow from the others; warnings: keys under a former name; presets: the
+    user's presets that the job starts from.
     """
 
     job: JobSpec | None
@@ -83,6 +84,7 @@ class LoadedJob:
     tables_with_errors: frozenset[str] = frozenset()
     open_settings: frozenset[str] = frozenset()
     warnings: tuple[Issue, ...] = ()
+    presets: tuple[PresetFile, ...] = ()
 
 
 def load_job(source: str | None, overrides: Mapping[str, Any] | None = None) -> JobSpec:
@@ -111,7 +113,7 @@ def load_as_written(source: str | None, overrides: Mapping[str, Any]) -> JobSpec
     Its set fields are a job of their own for another machine. Paths of data stay as the file has
     them. Raises InputError carrying all issues.
     """
-    notes = Notes([], [])
+    notes = Notes.new()
     raw = {} if source is None else read_source(source, anchor=with_preset_files_of)
     raw = _merged(raw, overrides, notes)
     if notes.issues:
@@ -126,13 +128,14 @@ def _merged(raw: Raw, overrides: Mapping[str, Any], notes: Notes) -> Raw:
     for where, value in overrides.items():
         if isinstance(value, dict):  # a complete table replaces the one below
             raw = without(raw, where.split("."))
+            notes.forget(tuple(where.split(".")))
     merged: Raw = resolve(raw, nested(overrides), notes)
     return merged
 
 
 def partial_from_raw(raw: Raw, overrides: Mapping[str, Any]) -> LoadedJob:
     """Read a job as job_from_raw does, but return the issues with the part of the job that could be read."""
-    notes = Notes([], [])
+    notes = Notes.new()
     raw = _merged(raw, overrides, notes)
     issues = list(notes.issues)
     refused = {issue.where.split(".")[0] for issue in issues}
@@ -147,7 +150,8 @@ def partial_from_raw(raw: Raw, overrides: Mapping[str, Any]) -> LoadedJob:
     if job is None:
         return LoadedJob(None, tuple(issues), frozenset(refused), warnings=warnings)
     open_settings = open_settings_of(job)
-    return LoadedJob(complete(job), tuple(issues), frozenset(refused), open_settings, warnings)
+    own = notes.own_presets()
+    return LoadedJob(complete(job), tuple(issues), frozenset(refused), open_settings, warnings, own)
 
 
 def require_job(loaded: LoadedJob) -> JobSpec:
@@ -300,10 +304,26 @@ class Base(NamedTuple):
 
 
 class Notes(NamedTuple):
-    """Findings while tables are merged: errors, and warnings about old names."""
+    """Findings while tables are merged: errors, warnings about old names, and the user's presets that each
+    table starts from."""
 
     issues: list[Issue]
     warnings: list[Issue]
+    presets: dict[Where, list[PresetFile]]
+
+    @classmethod
+    def new(cls) -> Notes:
+        """Return notes without findings."""
+        return cls([], [], {})
+
+    def own_presets(self) -> tuple[PresetFile, ...]:
+        """Return the user's presets, by table."""
+        return tuple(file for _, files in sorted(self.presets.items()) for file in files)
+
+    def forget(self, where: Where) -> None:
+        """Remove the presets of a table that another one replaces."""
+        for known in [known for known in self.presets if known[: len(where)] == where]:
+            del self.presets[known]
 
 
 def resolve(under: Any, over: Any, notes: Notes, where: Where = (), trail: tuple[PresetFile, ...] = ()) -> Any:
@@ -321,6 +341,8 @@ def resolve(under: Any, over: Any, notes: Notes, where: Where = (), trail: tuple
     notes.warnings.extend(renamed)
     base, keys = _split(over, where)
     if base is not None:
+        if not trail:
+            notes.forget(where)
         under = _expanded(base, notes, where, trail)
         if where == MODEL and isinstance(under, dict):
             under = with_positions(under)
@@ -343,6 +365,8 @@ def _expanded(base: Base, notes: Notes, where: Where, trail: tuple[PresetFile, .
     if base.file is None:
         return resolve({}, base.table, notes, where)
     trail = (*trail, base.file)
+    if not base.file.is_bundled:
+        notes.presets.setdefault(where, []).append(base.file)
     names, path = " -> ".join(file.name for file in trail), str(base.file.path)
     if base.file.path.resolve() in {file.path.resolve() for file in trail[:-1]}:
         message = f"presets start from each other: {names}"

@@ -424,10 +424,15 @@ def get_profile(name: str) -> RuntimeProfile:
 
     Raises InputError where no preset has this name, and where its file is wrong, with an issue for
     each wrong key. A file is read again when it has changed."""
+    file = profile_file(name)
+    return _read_profile(file, None if file.is_bundled else _stamp(file.path))
+
+
+def profile_file(name: str) -> PresetFile:
+    """The file of a runtime preset. Raises InputError where no preset has this name."""
     searched = search_path()
     folders = tuple([_stamp(folder / "runtimes") for folder in own_folders(searched)])
-    file = _profile_file(name, searched, folders)
-    return _read_profile(file, None if file.is_bundled else _stamp(file.path))
+    return _profile_file(name, searched, folders)
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:

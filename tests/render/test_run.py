@@ -28,6 +28,18 @@ def test_the_time_in_collectives_stands_by_axis_the_longest_first() -> None:
     assert "communication" not in rows()
 
 
+def test_the_users_presets_stand_behind_the_forecast() -> None:
+    source = {"path": "presets/clusters/a.toml", "kind": "clusters", "name": "a", "hides": True}
+    summary: Any = {
+        **training_progress([STEP]),
+        "predicted_step_seconds": 1.5,
+        "figures_from": [source],
+        "saves": None,
+        "plan_beside_run": [],
+    }
+    assert dict(summary_rows(summary))["figures"] == "./presets/clusters/a.toml hides the bundled one"
+
+
 def test_goodput_is_a_row_where_much_of_the_time_was_lost() -> None:
     steps = [{**STEP, "step": step, "time": 10.0 + 2 * step} for step in (1, 2, 3)]
     late = {**STEP, "step": 4, "time": 30.0}

@@ -16,7 +16,7 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from math import isfinite
 from multiprocessing import get_context
@@ -32,6 +32,7 @@ from mpctl.plan.planning.plan import Plan, make_plan
 from mpctl.plan.planning.summary import PlanSummary, TrainingEntry, plan_summary, training_settings, verdict
 from mpctl.plan.rules.validate import with_tried_hints
 from mpctl.plan.search.nearest import with_hint, with_nearest
+from mpctl.spec.figure_sources import FigureSource
 from mpctl.spec.load import LoadedJob
 
 Finding = tuple[Status, Issue]
@@ -52,7 +53,8 @@ class Answer(TypedDict):
     by tensors, with what the allocator `reserved`, and on the `device` as nvidia-smi shows it;
     stage_memory_bytes, allocated by torch, of one rank of each stage; breakdown, seconds of the
     step by part: `dp` is that of the group dp_cp, and keys and values over cp are in `other`.
-    issues: errors of the line, and warnings about its answer.
+    issues: errors of the line, and warnings about its answer. figures_from: the user's presets behind the
+    figures.
     """
 
     id: RowId
@@ -70,10 +72,11 @@ class Answer(TypedDict):
     stage_memory_bytes: list[int] | None
     breakdown: dict[str, float] | None
     issues: list[Json]
+    figures_from: NotRequired[list[FigureSource]]
     nearest_that_fit: NotRequired[list[Json]]
 
 
-REST = ("id", "training", "issues", "nearest_that_fit")
+REST = ("id", "training", "issues", "figures_from", "nearest_that_fit")
 FIGURES = tuple(key for key in Answer.__annotations__ if key not in REST)
 OF_SUMMARY = tuple(key for key in FIGURES if key in PlanSummary._fields)
 
@@ -133,7 +136,7 @@ class Reader:
             return _answer(row_id, [*findings, *(("error", issue) for issue in loaded.issues)])
         job, assumed = as_others_run(loaded.job)
         require_countable(job)
-        plan = self._with_nearest(make_plan(job), number)
+        plan = self._with_nearest(replace(make_plan(job), presets=loaded.presets), number)
         findings += [("warning", check.issue) for check in assumed]
         checks = with_tried_hints(job, list(plan.checks), loaded.open_settings)
         findings += [(c.status, c.issue) for c in checks if c.status != "ok"]
@@ -220,6 +223,8 @@ def _answer(row_id: RowId, findings: Sequence[Finding], plan: Plan | None = None
         **found,
         "issues": [{"status": status, **issue.as_dict()} for status, issue in findings],
     }
+    if plan and (sources := plan.figures_from):
+        answer["figures_from"] = sources
     if plan and plan.nearest:
         answer["nearest_that_fit"] = json_value(plan.nearest)
     return cast(Answer, answer)

@@ -27,6 +27,7 @@ from mpctl.spec.job import JobSpec, complete, open_settings_of
 from mpctl.spec.load import LoadedJob, Notes, partial_from_raw, resolve
 from mpctl.spec.names import TABLES, with_full_names
 from mpctl.spec.paths import is_config, with_preset_files_of
+from mpctl.spec.presets import PresetFile
 from mpctl.spec.runtime import is_launched
 
 Raw = dict[str, Any]
@@ -109,13 +110,15 @@ def load_row(raw: Raw, folder: Path = Path()) -> LoadedJob:
         job = JobSpec.model_validate({key: table.value for key, table in tables.items() if table})
     except ValidationError:
         return partial_from_raw(raw, {})
-    return LoadedJob(complete(job), open_settings=open_settings_of(job))
+    presets = tuple(file for table in tables.values() if table for file in table.presets)
+    return LoadedJob(complete(job), open_settings=open_settings_of(job), presets=presets)
 
 
 class _Table(NamedTuple):
-    """One entry of a job, expanded and validated."""
+    """One entry of a job, expanded and validated. presets: the user's presets that it starts from."""
 
     value: Any
+    presets: tuple[PresetFile, ...]
 
 
 @lru_cache(maxsize=4096)
@@ -124,7 +127,7 @@ def _table(key: str, text: str) -> _Table | None:
     it has an error or a former name, or names the preset of the job."""
     if key == "preset":
         return None
-    notes = Notes([], [])
+    notes = Notes.new()
     try:
         whole = resolve({}, {key: json.loads(text)}, notes)
         if notes.issues or notes.warnings:
@@ -132,7 +135,8 @@ def _table(key: str, text: str) -> _Table | None:
         job = JobSpec.model_validate(whole)
     except (InputError, ValidationError):
         return None
-    return _Table(getattr(job, key, whole[key]) if key in TABLES else whole[key])
+    value = getattr(job, key, whole[key]) if key in TABLES else whole[key]
+    return _Table(value, notes.own_presets())
 
 
 def _require_small_config(raw: Raw) -> None:

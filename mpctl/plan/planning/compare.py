@@ -18,6 +18,7 @@ from mpctl.spec.load import parse_settings
 
 if TYPE_CHECKING:
     from mpctl.plan.estimate.job import Estimate
+    from mpctl.spec.figure_sources import FigureSource
 
 
 # Warnings of settings that a job's runtime does not run: the estimate is as if it did.
@@ -25,8 +26,9 @@ class CompareDocument(TypedDict):
     """Schema mpctl.compare/2: several jobs, each list with an entry a job.
 
     runs: whether the job's runtime runs all of its settings; the estimate is as if it did.
-    warnings: those of `mpctl plan`. settings: those that differ, by full name; figures: by name:
-    `seconds.tp`; `bytes.dp_cp`: of messages; `sent_bytes.dp_cp`: what a rank sends in a step.
+    figures_from: the user's presets behind its figures. warnings: those of `mpctl plan`. settings: those that
+    differ, by full name; figures: by name: `seconds.tp`; `bytes.dp_cp`: of messages; `sent_bytes.dp_cp`: what a
+    rank sends in a step.
     """
 
     schema: Literal["mpctl.compare/2"]
@@ -34,6 +36,7 @@ class CompareDocument(TypedDict):
     training: list[TrainingEntry]
     fits: list[bool | None]
     runs: list[bool]
+    figures_from: list[list[FigureSource]]
     warnings: list[list[IssueEntry]]
     settings: dict[str, list[object]]
     figures: list[dict[str, float | None]]
@@ -89,6 +92,7 @@ def compare_document(variants: Sequence[tuple[str, Plan]]) -> CompareDocument:
         "training": [training_settings(plan.job) for _, plan in variants],
         "fits": [plan.fits for _, plan in variants],
         "runs": [not any(c.rule in NOT_RUN for c in plan.checks) for _, plan in variants],
+        "figures_from": [plan.figures_from for _, plan in variants],
         "warnings": [_warnings(plan) for _, plan in variants],
         "settings": {name: [values.get(name) for values in settings] for name in differ},
         "figures": [

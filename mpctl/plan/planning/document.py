@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from mpctl.plan.estimate.step import StepTime
     from mpctl.plan.planning.runtimes import UnderRuntime
     from mpctl.plan.planning.whole_run import WholeRun
+    from mpctl.spec.figure_sources import FigureSource
 
 
 Spans = list[list[int]]  # of layers: [[0, 6], [12, 18]]
@@ -86,6 +87,7 @@ class RankDocument(RankEntry):
 class PlanDocument(TypedDict):
     """Schema mpctl.plan/2: what `mpctl plan --json` prints.
 
+    figures_from: the user's presets behind the figures, empty where all are bundled.
     links: levels of links, the node first: ranks of the job under one network of a level, how many
     networks there are, and the bandwidth that leaves one. within: for each kind of group, the name
     of the innermost level that contains all groups of the kind; None where none does. tensor_grid:
@@ -107,6 +109,7 @@ class PlanDocument(TypedDict):
     fits: bool | None
     verdict: str
     training: TrainingEntry
+    figures_from: list[FigureSource]
     world_size: int
     nodes: int
     gpus_per_node: int
@@ -161,6 +164,7 @@ def plan_document(
         "fits": plan.fits,
         "verdict": verdict(plan),
         "training": training_settings(plan.job),
+        "figures_from": plan.figures_from,
         "world_size": topology.world_size,
         "nodes": topology.nodes,
         "gpus_per_node": topology.gpus_per_node,

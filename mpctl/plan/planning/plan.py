@@ -8,7 +8,7 @@ that fit (plan/search/nearest.py).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from mpctl.core.errors import InputError
@@ -19,12 +19,14 @@ from mpctl.plan.planning.layout_settings import NearbyLayout
 from mpctl.plan.rules.check import Check
 from mpctl.plan.rules.model import host_memory_check, memory_check
 from mpctl.plan.rules.validate import RULES, Rule, check_job, with_tried_hints
+from mpctl.spec.figure_sources import FigureSource, figure_sources
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_partial
 
 if TYPE_CHECKING:
     from mpctl.model.layout.job_layout import JobLayout, Stages
     from mpctl.plan.estimate.job import Estimate
+    from mpctl.spec.presets import PresetFile
 
 # Settings that override those of a job, from a command line or a program, by full or short name:
 # {"parallel.tp": 2, "model": "gpt2"}. They are checked when the job is read.
@@ -37,7 +39,8 @@ class Plan:
 
     checks: every rule's answer. topology: the place of every rank; None where the axes do not fill
     the world. estimate: messages, memory and time of a legal job with a model, else None. nearest:
-    where the job does not fit its devices, layouts that do.
+    where the job does not fit its devices, layouts that do. presets: the user's presets that the job starts
+    from.
     """
 
     job: JobSpec
@@ -45,6 +48,7 @@ class Plan:
     topology: Topology | None
     estimate: Estimate | None
     nearest: tuple[NearbyLayout, ...] = ()
+    presets: tuple[PresetFile, ...] = ()
 
     def __repr__(self) -> str:
         found = plural(len(self.errors), "error") if self.errors else repr(self.estimate)
@@ -75,6 +79,11 @@ class Plan:
         """Whether the fullest rank fits the memory of its device; None without a model or a
         device."""
         return self.estimate.fits if self.estimate else None
+
+    @property
+    def figures_from(self) -> list[FigureSource]:
+        """The user's presets behind the figures."""
+        return figure_sources(self.job, self.presets)
 
     def evaluate(self) -> Plan:
         """The same plan, with every figure of its estimate computed: errors are raised here, not
@@ -108,7 +117,7 @@ def load_plan(source: str | None, overrides: Overrides | None = None, rules: Seq
         hinted = with_tried_hints(job, errors, loaded.open_settings, rules) if job else []
         raise InputError([*loaded.issues, *(check.issue for check in hinted)])
     renamed = [Check(i.rule, "warning", i.where, i.message, i.hint) for i in loaded.warnings]
-    return make_plan(job, [*renamed, *checks], draft)
+    return replace(make_plan(job, [*renamed, *checks], draft), presets=loaded.presets)
 
 
 def make_plan(job: JobSpec, checked: Sequence[Check] | None = None, draft: LayoutDraft | None = None) -> Plan:

@@ -17,11 +17,13 @@ from mpctl.plan.rules.launched import why_not_launched
 from mpctl.plan.rules.runtime import runtime_rules
 from mpctl.plan.rules.training import slow_dtype
 from mpctl.plan.search.result import LayoutReport, given_reason, reasons
+from mpctl.spec.figure_sources import figure_sources
 from mpctl.spec.runtime import is_launched
 
 if TYPE_CHECKING:
     from mpctl.plan.planning.summary import TrainingEntry
     from mpctl.plan.search.result import SearchResult
+    from mpctl.spec.figure_sources import FigureSource
 
 CSV_FIGURES = (
     "gpus",
@@ -80,7 +82,8 @@ class NoLayoutEntry(TypedDict):
 class SearchDocument(TypedDict):
     """Schema mpctl.search/2: what `mpctl search --json` prints.
 
-    training: settings that all layouts share. fixed: settings of a layout that the request fixes.
+    training: settings that all layouts share. figures_from: the user's presets behind the
+    figures. fixed: settings of a layout that the request fixes.
     searched: those that varied. estimated: number of layouts whose step was estimated. too_large:
     number of layouts left out for their memory, of those that no bound on time had ruled out
     before. is_complete: false after Ctrl-C. best: fastest first, or what the objective prefers;
@@ -93,6 +96,7 @@ class SearchDocument(TypedDict):
 
     schema: Literal["mpctl.search/2"]
     training: TrainingEntry
+    figures_from: list[FigureSource]
     job: str | None
     model: str | None
     device: str | None
@@ -129,6 +133,7 @@ def search_document(result: SearchResult, command: CommandLine) -> SearchDocumen
     return {
         "schema": "mpctl.search/2",
         "training": training_settings(best[0].job if best else job, result.searched),
+        "figures_from": figure_sources(job, result.request.presets),
         "job": job.name,
         "model": job.model.name if job.model else None,
         "device": device.name if device else None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpctl.core.axes import FILLING
 from mpctl.core.errors import InputError, Issue
@@ -15,6 +15,9 @@ from mpctl.plan.search.space import SearchSpace
 from mpctl.spec.job import JobSpec, complete
 from mpctl.spec.load import load_partial, parse_settings, require_job
 from mpctl.spec.names import full_names
+
+if TYPE_CHECKING:
+    from mpctl.spec.presets import PresetFile
 
 FIELDS = LayoutSettings._fields
 SETTINGS = {setting_name(name): name for name in FIELDS}
@@ -31,7 +34,8 @@ class SearchRequest:
     those, which the search does not vary. largest: fields with the largest value that is tried.
     warnings: keys of the job under a former name. price: of a GPU-hour, if known. gives_layout:
     whether the job sets a searched setting of its layout; if not, its layout has defaults only and
-    is not reported. tokens: of the run whose days and cost are wanted.
+    is not reported. tokens: of the run whose days and cost are wanted. presets: the user's presets that the job
+    starts from.
     """
 
     job: JobSpec
@@ -42,6 +46,7 @@ class SearchRequest:
     price: float | None = None
     gives_layout: bool = True
     tokens: int | None = None
+    presets: tuple[PresetFile, ...] = ()
 
     def space(self, gpus: int | None = None) -> SearchSpace:
         """The layouts to search, on the job's number of GPUs or on another."""
@@ -69,7 +74,7 @@ def read_request(
     if price is None:
         price = job.cluster.operations.price_per_gpu_hour
     given = _gives_layout(job, {*fixed, *(SETTINGS.get(key) for key in loaded.open_settings)})
-    return SearchRequest(job, typed, fixed, dict(largest), loaded.warnings, price, given, tokens)
+    return SearchRequest(job, typed, fixed, dict(largest), loaded.warnings, price, given, tokens, loaded.presets)
 
 
 def _gives_layout(job: JobSpec, except_: Container[str | None]) -> bool:

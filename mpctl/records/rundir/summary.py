@@ -22,6 +22,7 @@ from mpctl.records.checkpoint.folder import SaveTimes
 from mpctl.records.rundir.goodput import recorded_goodput
 from mpctl.records.rundir.metrics import is_number
 from mpctl.records.rundir.rank_files import StepRecord, Traffic
+from mpctl.spec.figure_sources import FigureSource
 
 SCHEMA: Literal["mpctl.run/2"] = "mpctl.run/2"
 RunStatus = Literal["finished", "stopped", "failed"]
@@ -175,10 +176,11 @@ class SaveSummary(TypedDict):
 
 class PlanAndRun(TrainingProgress):
     """Progress of a run, compared with the plan's figures, a row for each rank that finished.
-    saves: None where they were not recorded; slow: ranks and links that held it up (slow.py),
-    absent in summaries of older versions."""
+    figures_from: the user's presets behind the plan's figures; saves: None where they were not recorded; slow:
+    ranks and links that held it up (slow.py); figures_from and slow are absent in summaries of older versions."""
 
     predicted_step_seconds: float | None
+    figures_from: NotRequired[list[FigureSource]]
     saves: SaveSummary | None
     plan_beside_run: Sequence[RankComparison]
     slow: NotRequired[list[dict[str, Any]]]

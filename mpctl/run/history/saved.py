@@ -37,6 +37,7 @@ from mpctl.records.rundir.metrics import KeyRecords, is_number, read_key_records
 from mpctl.records.rundir.rank_files import StepRecord
 from mpctl.records.rundir.summary import FAILURE, STATES, Failure, RankComparison, RunStatus, SaveSummary
 from mpctl.run.launch.status_file import read_status
+from mpctl.spec.figure_sources import FigureSource
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import parse
 from mpctl.spec.names import with_all_new_names
@@ -76,6 +77,7 @@ class SavedSummary(BaseModel):
     failure: Failure | None = None
     saves: SaveSummary | None = None
     plan_beside_run: list[SavedComparison] = Field(default_factory=list)
+    figures_from: list[FigureSource] = Field(default_factory=list)
 
 
 def read_job(path: Path) -> JobSpec | str:

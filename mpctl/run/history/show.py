@@ -108,6 +108,7 @@ def show_run(run: SavedRun) -> ShownRun:
         **training_progress(run.records),
         "training_seconds": sum(record["step_seconds"] for record in run.records),
         "predicted_step_seconds": job.launch.predicted_step_seconds if job else None,
+        "figures_from": summary.figures_from if summary else [],
         "saves": summary.saves if summary else None,
         "started": iso(run.started),
         "ended": iso(run.ended),

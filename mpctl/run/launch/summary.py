@@ -43,6 +43,7 @@ def summarise(plan: Plan, launch: LaunchPlan, outcome: RunOutcome, *, command: s
         "status": outcome.status,
         **training_progress(list(launch.run.records())),
         "predicted_step_seconds": launch.job.launch.predicted_step_seconds,
+        "figures_from": plan.figures_from,
         "saves": save_summary(saves),
         "world_size": launch.world_size,
         "sizes": launch.job.sizes,
