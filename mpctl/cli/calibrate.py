@@ -56,7 +56,16 @@ LauncherOption = Annotated[
         show_default=False,
     ),
 ]
-OutOption = Annotated[Path, typer.Option(help="Folder to write the fitted presets to, as KIND/NAME.toml.")]
+OutOption = Annotated[
+    Path,
+    typer.Option(
+        help="Folder to write the fitted presets to, as KIND/NAME.toml. Later commands in this directory read "
+        "./presets; any other folder only where MPCTL_PRESETS names it."
+    ),
+]
+ForceOption = Annotated[
+    bool, typer.Option("--force", help="Fit to the runs even if they lie outside the 90 % band of their plans.")
+]
 
 
 def calibrate(
@@ -67,34 +76,44 @@ def calibrate(
     from_: FromOption = None,
     set_: SetOption = None,
     launcher: LauncherOption = None,
+    force: ForceOption = False,
     as_json: AsJsonOption = False,
 ) -> None:
     """Fit the figures of your system to measured steps, and say what was learnt.
 
     Figures of the cluster, its device and the runtime start from their presets: a few runs move
     what they can tell, above all the factor on everything; more runs move more. The fitted presets
-    are copies, with a band from the errors on runs left out: with --out presets, commands here
-    find them by name. A run that cannot be planned, and a log that cannot be read, is reported with
-    the reason and left out.
+    are copies, with a band from the errors on runs left out. A run that cannot be planned, and a log
+    that cannot be read, is reported with the reason and left out.
+
+    Exit codes: 0 presets were written; 2 bad input, or more than one run in ten lies outside the 90 %
+    band of its plan, which a fault explains better than new figures (--force: fit anyway).
     """
     from mpctl.core.errors import capped
+    from mpctl.measure.calibrate.outside import outside_issues, outside_runs, require_inside
     from mpctl.measure.calibrate.own import fit_own, own_presets
-    from mpctl.measure.calibrate.own_words import own_document
+    from mpctl.measure.calibrate.own_words import WrittenPresets, own_document
     from mpctl.measure.calibrate.runs import usable_runs
     from mpctl.render.calibrate import print_own_fit
     from mpctl.render.output import print_json, print_warnings
+    from mpctl.spec.presets import preset_reader, require_not_bundled
 
     rows, unread = _rows(runs, _log_layout(job, from_, set_, cluster, launcher))
     measured, unusable = usable_runs(rows, unread)
     unusable = [*unread, *unusable]
     print_warnings([f"not fitted to: {issue}" for issue in capped(unusable)])
+    require_not_bundled(out)
+    outside = outside_runs(measured)
+    if not force:
+        require_inside(measured, outside)
+    print_warnings(list(map(str, capped(outside_issues(outside)))))
     fit = fit_own(measured)
     print_warnings(fit.doubts)
-    paths = own_presets(fit, out)
+    written = WrittenPresets(out, own_presets(fit, out), preset_reader(out))
     if as_json:
-        print_json(own_document(fit, paths, unusable))
+        print_json(own_document(fit, written, unusable, outside))
     else:
-        print_own_fit(fit, paths)
+        print_own_fit(fit, written)
 
 
 def _say(text: str) -> None:

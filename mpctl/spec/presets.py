@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from mpctl.spec.base import StrictModel
 
 Kind = Literal["devices", "clusters", "models", "jobs", "runtimes"]
+PresetReader = Literal["variable", "directory", "user"]
+"""Who finds presets in a folder by name: commands under MPCTL_PRESETS, in this directory, or of this user."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
 HUB_IDS = "hub_ids"  # a key that only models' presets have
 LARGEST_FILE = 2**20  # bytes; a preset has some two thousand
@@ -142,6 +144,23 @@ def _own_folders(search_path: tuple[str, ...]) -> tuple[Path, ...]:
         found.setdefault(folder.resolve(), folder)
     found.pop(presets_root().resolve(), None)
     return tuple(found.values())
+
+
+def preset_reader(folder: Path) -> PresetReader | None:
+    """Which later commands find presets in this folder by name; None where it is in no search path."""
+    wanted = folder.resolve()
+    named = [Path(text).resolve() for text in os.environ.get(VARIABLE, "").split(os.pathsep) if text]
+    if wanted in named:
+        return "variable"
+    found = next((known for known in own_folders() if known.resolve() == wanted), None)
+    return None if found is None else "directory" if found == HERE else "user"
+
+
+def require_not_bundled(folder: Path) -> None:
+    """Raises InputError for the folder of the bundled presets, which ./presets is in a checkout of mpctl."""
+    if folder.resolve() == presets_root().resolve():
+        message = "the bundled presets lie there, and fitted copies would replace them"
+        raise InputError.of("bundled-presets", str(folder), message, "name another folder, such as fitted")
 
 
 def user_folder(variable: str, at_home: str) -> Path | None:

@@ -7,7 +7,11 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from mpctl.core.units import seconds_text
 from mpctl.measure.calibrate.runs import device_preset, usable_runs
+from mpctl.plan.planning.plan import load_plan
 from mpctl.spec.load import job_from_raw
 from mpctl.spec.presets import presets_root
 from mpctl.spec.runtime import RuntimeProfile
@@ -42,6 +46,76 @@ def test_what_own_runs_told_is_one_document(mpctl: Mpctl, tmp_path: Path) -> Non
     assert {issue["where"].split(":")[0] for issue in told["unusable"]} == {"uneven"}
     assert set(told["errors"]["left_out"]) == {row["id"] for row in rows}
     assert told["band"]["megatron-deepspeed"] > 1 and told["learnt"] and told["telling"]
+
+
+STEP = {"job": {"cluster": {"preset": "dgx-h100", "nodes": 1}, "model": "llama-3-8b", "parallel": {"tp": 8}}}
+
+
+def runs_of(folder: Path, *seconds: float) -> str:
+    """A list of runs of one job of Megatron-Core, measured at so many seconds."""
+    training = {"runtime": "megatron-core", "micro_batch_size": 1, "global_batch_size": 8}
+    job = {**STEP["job"], "training": training}
+    path = folder / "runs.json"
+    rows = [{"id": f"run {n}", "job": job, "measured": {"step_seconds": s}} for n, s in enumerate(seconds)]
+    path.write_text(json.dumps(rows))
+    return str(path)
+
+
+def planned_step() -> tuple[float, float, float]:
+    """The planned step of these runs, and the bounds of its band."""
+    settings = {"training.runtime": "megatron-core", "training.global_batch_size": 8, "cluster.nodes": 1}
+    plan = load_plan(None, {"cluster": "dgx-h100", "model": "llama-3-8b", "parallel.tp": 8, **settings})
+    assert plan.estimate and not isinstance(plan.estimate.time, str)
+    return plan.estimate.time.total, plan.estimate.time.low, plan.estimate.time.high
+
+
+def test_no_preset_is_fitted_to_a_run_outside_the_band_of_its_plan(mpctl: Mpctl, tmp_path: Path) -> None:
+    """A run that took 1.8 times as long as planned is sick, and not a property of the cluster."""
+    total, low, high = planned_step()
+    out = tmp_path / "out"
+    said = mpctl("calibrate", runs_of(tmp_path, 1.8 * total), "--out", str(out))
+    measured, planned, band = seconds_text(1.8 * total), seconds_text(total), [seconds_text(s) for s in (low, high)]
+    words = f"run 0: this run lies outside the band (measured {measured}, planned {planned}, band {' to '.join(band)})"
+    assert said.code == 2 and words in said.err and not out.exists()
+    for hint in ("throttled clocks", "`mpctl why LOG`", "--force fits to it anyway"):
+        assert hint in said.err
+    fast = mpctl("calibrate", runs_of(tmp_path, 0.6 * total), "--out", str(out))
+    assert fast.code == 2 and "another job than this layout" in fast.err
+    forced = mpctl("calibrate", runs_of(tmp_path, 1.8 * total), "--out", str(out), "--force", "--json")
+    (outside,) = json.loads(forced.out)["outside"]
+    assert forced.code == 0 and words in forced.err and (out / "clusters" / "dgx-h100.toml").exists()
+    assert (outside["run"], outside["measured_seconds"], outside["high_seconds"]) == ("run 0", 1.8 * total, high)
+
+
+def test_one_run_in_ten_may_lie_outside(mpctl: Mpctl, tmp_path: Path) -> None:
+    """By hand: nine of ten runs are expected in a 90 % band, so 1 of 10 stops nothing and 2 do."""
+    total, out = planned_step()[0], str(tmp_path / "out")
+    said = mpctl("calibrate", runs_of(tmp_path, *[total] * 9, 1.8 * total), "--out", out)
+    assert said.code == 0 and "! run 9: this run lies outside the band" in said.err
+    assert mpctl("calibrate", runs_of(tmp_path, *[total] * 8, *[1.8 * total] * 2), "--out", out).code == 2
+
+
+def test_it_says_who_reads_the_presets_from_now_on(
+    mpctl: Mpctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    runs = runs_of(tmp_path, 1.05 * planned_step()[0])
+    apart = mpctl("calibrate", runs, "--out", "fitted")
+    assert "MPCTL_PRESETS=fitted mpctl search JOB --cluster dgx-h100 --runtime megatron-core" in apart.out
+    assert "reads" not in apart.out
+    here = mpctl("calibrate", runs, "--out", "presets")
+    names = "clusters/dgx-h100, devices/h100-sxm, runtimes/megatron-core"
+    assert "every later mpctl command in this directory reads" in here.out and names in " ".join(here.out.split())
+    assert "MPCTL_PRESETS" not in here.out
+    monkeypatch.setenv("MPCTL_PRESETS", str(tmp_path / "fitted"))
+    assert json.loads(mpctl("calibrate", runs, "--out", "fitted", "--json").out)["read_by"] == "variable"
+
+
+def test_the_bundled_presets_are_not_overwritten(mpctl: Mpctl, tmp_path: Path) -> None:
+    """In a checkout ./presets is the folder of the bundled ones."""
+    said = mpctl("calibrate", runs_of(tmp_path, planned_step()[0]), "--out", str(presets_root()))
+    assert said.code == 2 and "the bundled presets lie there" in said.err
 
 
 def test_bad_runs_are_refused(mpctl: Mpctl, tmp_path: Path) -> None:
@@ -79,7 +153,7 @@ def test_runs_that_cannot_be_planned_are_named_and_left_out(mpctl: Mpctl, tmp_pa
         5,
     ]
     runs, out = tmp_path / "runs.json", tmp_path / "out"
-    runs.write_text(json.dumps([row("good"), *bad]))
+    runs.write_text(json.dumps([row("good", seconds=1.3), *bad]))
     said = mpctl("calibrate", str(runs), "--out", str(out))
     assert said.code == 0 and (out / "runtimes" / "megatron-core.toml").exists()
     for reason in (
@@ -129,7 +203,7 @@ def test_a_cluster_file_on_another_preset_is_fitted(mpctl: Mpctl, tmp_path: Path
                         "parallel": {"tp": 4},
                         "training": {"runtime": "other", "micro_batch_size": 1, "global_batch_size": 16},
                     },
-                    "measured": {"step_seconds": 5.0},
+                    "measured": {"step_seconds": 4.0},
                 }
                 for name in ("ours", "fast", "bare")
             ]

@@ -19,11 +19,13 @@ from typing import Literal, NamedTuple, TypedDict
 
 from mpctl.core.errors import Issue, IssueEntry
 from mpctl.core.units import plural, seconds_text
+from mpctl.measure.calibrate.outside import OutsideRun
 from mpctl.measure.calibrate.own_fit import FreeFigure, OwnFit
 from mpctl.measure.calibrate.runs import FARTHEST, Run
 from mpctl.plan.estimate.step import QUANTILE
 from mpctl.plan.estimate.system import unknown_parts
 from mpctl.plan.rules.check import listed
+from mpctl.spec.presets import PresetReader
 
 LEAST = 0.01  # of a step
 ODD = 0.25  # weight of a run, beside 1.25 of a typical one: four times the noise away
@@ -103,14 +105,27 @@ class FigureRow(TypedDict):
     high: float
 
 
+class WrittenPresets(NamedTuple):
+    """Presets that were written. reader: who reads the folder from now on; None: nobody, unless MPCTL_PRESETS
+    names it."""
+
+    folder: Path
+    paths: Sequence[Path]
+    reader: PresetReader | None
+
+
 class OwnDocument(TypedDict):
-    """Output of `mpctl calibrate --json`. presets: files written; unusable: rows that could not be
-    planned, with the reason; errors: relative errors of each run's estimate, before the fit, after it,
-    and with the run left out; band: by runtime, the factor that covers nine of ten future runs."""
+    """Output of `mpctl calibrate --json`. presets: files written; read_by: who reads them from now on without
+    naming them in MPCTL_PRESETS; unusable: rows that could not be planned, with the reason; outside: runs
+    outside the band of their plans under the presets before the fit; errors: relative errors of each run's
+    estimate, before the fit, after it, and with the run left out; band: by runtime, the factor that covers
+    nine of ten future runs."""
 
     schema: Literal["mpctl.calibrate/1"]
     presets: list[str]
+    read_by: PresetReader | None
     unusable: list[IssueEntry]
+    outside: list[OutsideRun]
     errors: dict[str, dict[str, float]]
     band: dict[str, float]
     doubts: list[str]
@@ -119,13 +134,17 @@ class OwnDocument(TypedDict):
     figures: list[FigureRow]
 
 
-def own_document(fit: OwnFit, paths: Sequence[Path], unusable: Sequence[Issue]) -> OwnDocument:
+def own_document(
+    fit: OwnFit, written: WrittenPresets, unusable: Sequence[Issue], outside: Sequence[OutsideRun]
+) -> OwnDocument:
     """The fit as a document."""
     columns = {"before": fit.before, "fitted": fit.fitted, "left_out": fit.left_out}
     return {
         "schema": "mpctl.calibrate/1",
-        "presets": list(map(str, paths)),
+        "presets": list(map(str, written.paths)),
+        "read_by": written.reader,
         "unusable": [issue.as_dict() for issue in unusable],
+        "outside": list(outside),
         "errors": {
             name: {run: expm1(sum(own) / len(own)) for run, own in column.items()} for name, column in columns.items()
         },

@@ -64,9 +64,8 @@ def test_a_machine_is_measured_and_planned_on(mpctl: Mpctl, tmp_path: Path, text
     )
     again = mpctl("bench", "machine", *shape, "--out", str(out))
     assert again.code == 2 and "bench-occupied" in again.err
-    fitted = mpctl(
-        "calibrate", str(out), "--cluster", str(out / "presets/clusters/mine.toml"), "--out", str(tmp_path / "fitted")
-    )
+    mine = str(out / "presets/clusters/mine.toml")
+    fitted = mpctl("calibrate", str(out), "--cluster", mine, "--out", str(tmp_path / "fitted"), "--force")
     assert fitted.code == 0, fitted.err
 
 
