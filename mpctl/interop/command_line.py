@@ -19,11 +19,13 @@ from mpctl.interop.config_text import Flags, unreadable
 from mpctl.interop.emitted import get_launcher
 from mpctl.interop.mapping import NO_SETTINGS, ReadJob, says_ranks
 from mpctl.interop.registry import SOURCES
+from mpctl.interop.shell import ScriptLaunch, is_script, program_of, read_script
+from mpctl.interop.shell_words import is_unexpanded
 from mpctl.plan.planning.plan import Overrides
 from mpctl.plan.rules.check import Check, listed
 
-EXPAND = "in a copy of the script write echo before torchrun, run it with bash, and give what it prints"
-"""The way out where a command line contains variables and arrays of a shell."""
+EXPAND = "write its value there, in a copy of the script"
+"""The way out where a value is a shell's variable that nothing sets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +49,10 @@ def split_command(text: str, counts: Mapping[str, int]) -> CommandLine:
         words = shlex.split(text.replace("\\\n", " "), comments=True)
     except ValueError as error:
         raise unreadable(f"the flags end early: {error}", "") from None
-    program = next((n for n, word in enumerate(words) if word.endswith(".py")), None)
+    program = program_of(words)
     if program is None:
         return CommandLine(_flags(words, counts), {})
     return CommandLine(_flags(words[program + 1 :], counts), _launcher(words[:program]))
-
-
-def is_unexpanded(word: str) -> bool:
-    """Whether a shell would expand the word."""
-    return "$" in word or "`" in word
 
 
 def _launcher(words: Sequence[str]) -> Flags:
@@ -72,7 +69,7 @@ def _flags(words: Sequence[str], counts: Mapping[str, int]) -> Flags:
     while rest:
         word = rest.pop(0)
         if not word.startswith("--"):
-            raise _stray(word, words)
+            raise _stray(word, words, next(reversed(flags), ""))
         name, equals, value = word.partition("=")
         values = [value] if equals else []
         count = counts.get(name, -1)
@@ -92,14 +89,13 @@ def _is_array(word: str) -> bool:
     return "[@]" in word or "[*]" in word or word in ("$@", "$*")
 
 
-def _stray(word: str, words: Sequence[str]) -> InputError:
-    """words: all words; if a shell would expand any, they come from a script."""
-    message = f"{word!r} belongs to no flag"
+def _stray(word: str, words: Sequence[str], before: str = "") -> InputError:
+    """The error of a word that belongs to no flag. before: the flag that has its values already."""
     if is_unexpanded(word):
-        message = f"{word!r} is for a shell to expand, and none runs here"
+        return unreadable(f"{word!r} is for a shell to expand, and none runs here", EXPAND)
+    follows = f": {before} has its values before it" if before else ""
     hint = "give the flags of the training program alone, or its whole command line"
-    is_script = any(map(is_unexpanded, words))
-    return unreadable(message, EXPAND if is_script else hint)
+    return unreadable(f"{word!r} belongs to no flag{follows}", hint)
 
 
 EXAMPLE = 'such as "--num-layers 24 ...", or @FILE for a file of them'
@@ -120,7 +116,16 @@ def read_flags(launcher: str, text: str, typed: Overrides = NO_SETTINGS) -> Read
         raise unreadable("there are no flags to read", f"give the flags as one text, {EXAMPLE}")
     reader = get_launcher(launcher).read
     assert reader is not None
-    read = reader(content, typed)
+    launch = read_script(content) if is_script(content) else None
+    if launch is None:
+        read = reader(content, typed)
+    else:
+        try:
+            read = reader(_config_of(launch, launcher), {**launch.cluster, **typed})
+        except InputError as error:
+            raise launch.with_lines(error) from None
+        warnings = [w for w in launch.warnings if w.rule != "script-ranks" or not any(map(says_ranks, typed))]
+        read = ReadJob({**launch.cluster, **read.settings}, (*warnings, *read.warnings))
     known = {*read.settings, *typed}
     if any(map(says_ranks, known)):
         return read
@@ -129,23 +134,65 @@ def read_flags(launcher: str, text: str, typed: Overrides = NO_SETTINGS) -> Read
     return read._replace(warnings=(*read.warnings, Check("from-world", "warning", "--from", message, hint)))
 
 
+CONFIG_FLAGS = {
+    "deepspeed": ("--deepspeed_config", "--deepspeed", "--ds_config"),
+    "nanotron": ("--config-file",),
+    "accelerate": ("--config_file", "--config-file"),
+}
+"""Flags of a launch line that name a launcher's config file."""
+
+
+def _config_of(launch: ScriptLaunch, launcher: str) -> str:
+    """The text that a launcher's reader takes: the launch line, or the config that the script itself
+    writes. Raises InputError with the line to type where the config is another file."""
+    file = launch.flag(*CONFIG_FLAGS.get(launcher, ()))
+    if not file or (launcher == "deepspeed" and file.startswith("-")):
+        return launch.text
+    if file in launch.documents:
+        return launch.documents[file]
+    ranks = "".join(f" --{name.split('.')[1].replace('_', '-')} {n}" for name, n in launch.cluster.items())
+    message = f"line {launch.line} names its config, {file}, and a script's other files are not read"
+    raise unreadable(message, f"give it: --from {launcher} @{file}{ranks}")
+
+
 def _content(text: str) -> str:
     try:
         if text == "-":
             return sys.stdin.read()
         if text.startswith("@"):
-            return Path(text[1:]).read_text("utf-8")
+            return _file_text(Path(text[1:]))
     except OSError as error:
         raise InputError.of("no-such-file", text[1:], error.strerror or str(error)) from None
-    except UnicodeDecodeError as error:
-        raise InputError.of("bad-syntax", text, str(error)) from None
     _check_has_flags(text)
     return text
 
 
+LARGEST = 2**20
+"""Bytes of a script or a config."""
+
+
+def _file_text(path: Path) -> str:
+    """The text of a file. Raises InputError for one that is too large, or no text."""
+    with path.open("rb") as file:
+        content = file.read(LARGEST + 1)
+    if len(content) > LARGEST:
+        size = f"{path.stat().st_size:,} bytes, and a script or a config has at most {LARGEST:,}"
+        raise InputError.of("bad-syntax", str(path), size, "name the launch script or the config file")
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        where = f"no text: byte {error.start} is not UTF-8"
+        raise InputError.of("bad-syntax", str(path), where, "name the launch script or the config file") from None
+    if "\0" in text:
+        raise InputError.of(
+            "bad-syntax", str(path), "no text: it has null bytes", "name the launch script or config file"
+        )
+    return text.replace("\r\n", "\n")
+
+
 def _check_has_flags(text: str) -> None:
     """Raises InputError for a typed text without any flag, such as a file's name without its @."""
-    if not text.strip() or any(word.startswith("--") for word in text.split()):
+    if not text.strip() or is_script(text) or any(word.startswith("--") for word in text.split()):
         return
     if len(text) < 256 and Path(text).is_file():
         message = f"{text!r} is a file, and flags are wanted"

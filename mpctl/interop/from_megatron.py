@@ -30,7 +30,7 @@ from mpctl.core.errors import InputError, Issue
 from mpctl.core.sharding import divisors
 from mpctl.core.units import plural
 from mpctl.interop import megatron_experts
-from mpctl.interop.command_line import EXPAND, CommandLine, is_unexpanded, split_command
+from mpctl.interop.command_line import EXPAND, CommandLine, split_command
 from mpctl.interop.config_text import Flags
 from mpctl.interop.mapping import NO_SETTINGS, KeyReader, ReadJob, says_ranks
 from mpctl.interop.megatron_flags import (
@@ -51,6 +51,8 @@ from mpctl.interop.megatron_flags import (
     read_variants,
 )
 from mpctl.interop.megatron_others import SOFTWARE, is_apart, is_neutral, parser_flags, refusal_of
+from mpctl.interop.shell_words import is_unexpanded
+from mpctl.interop.vocabulary import vocabularies
 from mpctl.model.pipeline.stages import Span, UnevenLayersError, job_stages, spans_of
 from mpctl.plan.planning.plan import Overrides
 from mpctl.plan.rules.check import Check, listed
@@ -99,9 +101,24 @@ def read_megatron(text: str, typed: Overrides = NO_SETTINGS) -> ReadJob:
     counts = {name: flag.values for name, flag in parser_flags().items()} | OLDER
     read = read_command(split_command(text, counts), typed)
     if "model.layers" in read.settings and not {*read.settings, *typed} & {"model", "model.vocab"}:
-        message = "is not there, and no tokenizer is asked for the vocabulary"
-        raise InputError.of("megatron-flag", "--vocab-size", message, "add it, or --set model.vocab=N")
+        return _with_vocabulary(read, typed)
     return read
+
+
+def _with_vocabulary(read: ReadJob, typed: Overrides) -> ReadJob:
+    """The job with the vocabulary of the presets that have exactly its shape. Raises InputError where
+    there are none, or several vocabularies."""
+    found = vocabularies({**read.settings, **typed})
+    if len({*found.values()}) == 1:
+        name, vocab = next(iter(found.items()))
+        message = f"is not there: planned with {vocab:,}, that of preset {name}, which has exactly this shape"
+        hint = f"add --vocab-size {vocab}, or --set model.vocab=N for another"
+        warning = Check("megatron-vocabulary", "warning", "--vocab-size", message, hint)
+        return ReadJob({**read.settings, "model.vocab": vocab}, (*read.warnings, warning))
+    message = "is not there, and no tokenizer is asked for the vocabulary"
+    offers = ", ".join(f"{vocab} ({name})" for name, vocab in found.items())
+    hint = f"add it: presets of this shape have {offers}" if found else "add it, or --set model.vocab=N"
+    raise InputError.of("megatron-flag", "--vocab-size", message, hint)
 
 
 def read_command(line: CommandLine, typed: Overrides = NO_SETTINGS) -> ReadJob:

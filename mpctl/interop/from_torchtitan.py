@@ -26,11 +26,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from mpctl.core.errors import InputError
-from mpctl.interop.command_line import EXPAND, is_unexpanded, split_command
+from mpctl.interop.command_line import EXPAND, split_command
 from mpctl.interop.config_text import Flags, flat_values, python_calls, read_yaml, unreadable
 from mpctl.interop.from_megatron import find_cut
 from mpctl.interop.log_formats import LONGEST_VALUE, MOST, LauncherLog, PrintedConfig, StepFormat
 from mpctl.interop.mapping import NO_SETTINGS, KeyReader, ReadJob
+from mpctl.interop.shell_words import is_unexpanded
 from mpctl.interop.torchtitan_keys import FLAVORS, ROWS, P, T
 from mpctl.plan.planning.plan import Overrides
 from mpctl.spec.presets import find_preset
