@@ -23,7 +23,7 @@ from mpctl.interop.registry import LAUNCHERS, TARGETS
 from mpctl.model.layout.topology import zero_stage
 from mpctl.plan.planning.plan import Overrides, Plan
 from mpctl.plan.planning.runtimes import runtime_of
-from mpctl.plan.planning.summary import model_name, placement_text, sizes_text, step_text, verdict
+from mpctl.plan.planning.summary import model_name, placement_text, routing_text, sizes_text, step_text, verdict
 from mpctl.plan.rules.check import listed
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
@@ -149,6 +149,8 @@ def plan_notes(
         f"{sizes['dp']} x {plural(job.num_microbatches, 'micro batch', 'micro batches')} a step"
     )
     yield verdict(plan)
+    if plan.estimate is not None and (routed := routing_text(plan.estimate)):
+        yield f"routing: {routed}"
     if job.model is not None:
         yield _vocabulary_note(job.model, p.tp, divisor)
     if p.zero and not zero_stage(job):

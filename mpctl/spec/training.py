@@ -160,8 +160,8 @@ class TrainingSpec(StrictModel):
     )
     moe_load: Load | None = Field(
         None,
-        description="experts: rows of the fullest rank of experts over the mean, for plans; that "
-        "of random routing when absent",
+        description="experts: rows of the fullest rank of experts over the mean, for plans; when absent, time "
+        "is planned for random routing and memory for 1.2",
     )
     moe_dispatcher: Dispatcher | None = Field(
         None,

@@ -120,8 +120,14 @@ class JobLayout:
     def with_cluster(self, cluster: ClusterSpec) -> JobLayout:
         """The same layout on a cluster of the same sizes, with other figures: values computed for
         this layout are reused."""
-        job = self.job.model_copy(update={"cluster": cluster})
-        other = replace(self, job=job)
+        return self._with_job(cluster=cluster)
+
+    def with_moe_load(self, load: float) -> JobLayout:
+        """The same layout with this load stated for its fullest rank of experts."""
+        return self._with_job(training=self.job.training.model_copy(update={"moe_load": load}))
+
+    def _with_job(self, **tables: object) -> JobLayout:
+        other = replace(self, job=self.job.model_copy(update=tables))
         vars(other).update({name: value for name, value in vars(self).items() if name != "job"})
         return other
 

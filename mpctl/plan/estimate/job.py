@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from mpctl.core.units import seconds_text
 from mpctl.model.layout.job_layout import JobLayout
@@ -17,9 +18,20 @@ from mpctl.plan.estimate.host_memory import HostMemory, host_bytes, host_memory
 from mpctl.plan.estimate.layer_messages import BlockTraffic, block_traffic
 from mpctl.plan.estimate.memory import StageMemory, fit_text, fullest_stage, layout_memory
 from mpctl.plan.estimate.messages import step_messages, validation_messages
+from mpctl.plan.estimate.routing import balanced_layout, expert_load, loaded_layout
 from mpctl.plan.estimate.states import checkpoint_bytes, snapshot_bytes
 from mpctl.plan.estimate.step import StepTime
 from mpctl.plan.estimate.time import find_step_time
+
+
+class AtLoad(NamedTuple):
+    """Figures of a job with experts whose fullest rank has `load` times the mean of their rows: bytes of
+    the fullest device, whether they fit, and seconds of a step; None where there are none."""
+
+    load: float
+    device_bytes: int
+    fits: bool | None
+    step_seconds: float | None
 
 
 @dataclass(frozen=True, repr=False)
@@ -66,9 +78,38 @@ class Estimate:
         return self.layout.table.active_numel(self.layout.model.experts_per_token)
 
     @cached_property
+    def balanced(self) -> Estimate:
+        """The same job with balanced routing of its experts; itself without experts."""
+        layout = balanced_layout(self.layout)
+        return self if layout is self.layout else Estimate(layout)
+
+    @cached_property
+    def loaded(self) -> Estimate:
+        """The same job at the load that its memory has to hold (routing.py); itself without experts."""
+        layout = loaded_layout(self.layout)
+        return self if layout is self.layout else Estimate(layout)
+
+    @property
     def memory(self) -> tuple[StageMemory, ...]:
-        """Memory of one rank of each stage."""
+        """Memory of one rank of each stage, which has to fit: at the load of experts that is planned for."""
+        return self.loaded.expected_memory
+
+    @cached_property
+    def expected_memory(self) -> tuple[StageMemory, ...]:
+        """The same at the load of experts that the job states, else at balanced routing: what a run's
+        measured memory is compared with."""
         return tuple(layout_memory(self.layout))
+
+    def at_loads(self) -> dict[str, AtLoad]:
+        """Figures of `balanced` and `loaded` by these names; none without experts."""
+        if self.layout.model.experts is None:
+            return {}
+        return {"balanced": self.balanced._at_load(), "loaded": self.loaded._at_load()}
+
+    def _at_load(self) -> AtLoad:
+        size = fullest_stage(self.expected_memory).device_bytes
+        fits = self.layout.job.cluster.fits(size)
+        return AtLoad(expert_load(self.layout).load, size, fits, self.step_seconds)
 
     @property
     def fullest_stage(self) -> StageMemory:

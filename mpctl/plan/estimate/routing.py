@@ -1,8 +1,12 @@
 """How unevenly a router loads the ranks: the most rows that the experts of a rank compute, over the
 mean of all ranks of a group.
 
-A job states it (`training.moe_load`). Otherwise the router is taken to choose at random, as one
-does whose load is balanced: the kN choices of N tokens fall on e ranks of experts by chance, and
+A job states it (`training.moe_load`); memory and time then follow from it. Otherwise time is that of
+balanced routing, as in the runs that the runtimes were fitted to (60 of the 95 force a balance, 24 pad to
+a capacity factor of 1), and memory has to hold HELD_LOAD: a rank that gets more rows than its device
+has room for ends the run, one that gets them late only slows it.
+
+Balanced routing is random: the kN choices of N tokens fall on e ranks of experts by chance, and
 the fullest has 1 + z sqrt(e / (k N)) times the mean, where z is the expected largest of e standard
 normal numbers: the share of a rank deviates by sqrt((e - 1) / (k N)), and what one has more others
 have less, which spreads them by sqrt(e / (e - 1)). No rank can have more than min(e, E / k) times
@@ -26,18 +30,54 @@ DOUBLING = 0.2
 """Its growth with each further doubling."""
 
 
+HELD_LOAD = 1.2
+"""The load that memory has to hold where the job states none. Measured: see LOADS."""
+
+
+class MeasuredLoad(NamedTuple):
+    """A measurement of the fullest rank over the mean: its mean and the most that was seen."""
+
+    name: str
+    mean: float
+    most: float
+    what: str
+    source: str
+
+
+LOADS = (
+    MeasuredLoad(
+        "demo_moe",
+        1.19,
+        1.54,
+        "8 experts over ep 2, steps 1 to 40 from random weights: mean and largest step",
+        "mpctl launch demo-moe, rank_load in metrics.jsonl",
+    ),
+    MeasuredLoad(
+        "scattermoe",
+        1.08,
+        1.22,
+        "8 experts, balance loss, step 38,350: mean and largest of 16 layers, one expert a rank",
+        "github.com/shawntan/scattermoe/issues/10",
+    ),
+)
+"""Loads that were measured, for `--explain routing`. Megatron-Core logs its own as the overload factor
+(NVIDIA/Megatron-LM pull request 4110), mpctl as `rank_load` of a step."""
+
+
 class ExpertLoad(NamedTuple):
     """Rows that the experts of a rank compute of one micro batch, in one layer.
 
-    load: of the fullest rank over the mean, by which the plan goes: as the job states it, else
+    load: of the fullest rank over the mean, by which time goes: as the job states it, else
     random; no more than largest. random: of a router that chooses at random. largest: of one that
-    sends every token to the experts of one rank. rows: of the fullest rank.
+    sends every token to the experts of one rank. rows: of the fullest rank. held: the load that
+    memory has to hold.
     """
 
     load: float
     random: float
     largest: float
     rows: int
+    held: float
 
 
 def expert_load(layout: JobLayout) -> ExpertLoad:
@@ -51,7 +91,25 @@ def expert_load(layout: JobLayout) -> ExpertLoad:
     random = min(1 + largest_of_normals(ranks) * by_chance, largest)
     stated = layout.job.training.moe_load
     load = random if stated is None else min(stated, largest)
-    return ExpertLoad(load, random, largest, ceil(even * load - 1e-6))
+    held = min(max(random, HELD_LOAD), largest) if stated is None else load
+    return ExpertLoad(load, random, largest, ceil(even * load - 1e-6), held)
+
+
+def loaded_layout(layout: JobLayout) -> JobLayout:
+    """The layout at the load that its memory has to hold; itself where the job states a load, or one
+    rank has all experts."""
+    if layout.model.experts is None or layout.job.training.moe_load is not None:
+        return layout
+    found = expert_load(layout)
+    return layout if found.held == found.load else layout.with_moe_load(found.held)
+
+
+def balanced_layout(layout: JobLayout) -> JobLayout:
+    """The layout with balanced routing; itself where the job states no higher load."""
+    if layout.model.experts is None or layout.job.training.moe_load is None:
+        return layout
+    found = expert_load(layout)
+    return layout if found.load <= found.random else layout.with_moe_load(found.random)
 
 
 def rank_tokens(layout: JobLayout) -> float:

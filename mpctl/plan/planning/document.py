@@ -101,8 +101,10 @@ class PlanDocument(TypedDict):
     with `layer`, a block of the first stack and one micro batch, `step_by_stage`, the messages of
     one rank of each stage (MessageCount), and `validation_by_stage`, those of one validation of the
     first replica; memory by stage (StageMemory), and the bytes of one checkpoint; time by part; of
-    a model with experts the parameters that one token meets, and the load of the ranks
-    (ExpertLoad).
+    a model with experts the parameters that one token meets, the load of the ranks (ExpertLoad),
+    and bytes and seconds at balanced routing and at the load that memory has to hold, which decides
+    `fits`: memory.balanced, memory.loaded, time.balanced, time.loaded. memory.stages is at the
+    second, time.step_seconds at training.moe_load, else at the first.
     """
 
     schema: Literal["mpctl.plan/2"]
@@ -206,11 +208,16 @@ def plan_document(
         if estimate.layout.model.experts is not None:
             document["active_parameters"] = estimate.active_parameters
             document["expert_load"] = to_json(expert_load(estimate.layout))
+        at_loads = estimate.at_loads()
         document["memory"] = {
             "stages": json_value(estimate.memory),
             "checkpoint_bytes": estimate.checkpoint_bytes,
             "snapshot_bytes": estimate.snapshot_bytes,
             "host": to_json(estimate.host_memory),
+            **{
+                name: {"load": one.load, "device_bytes": one.device_bytes, "fits": one.fits}
+                for name, one in at_loads.items()
+            },
         }
         document["time"] = time_entry(estimate.time)
         system = find_system(estimate.layout.job.cluster, estimate.layout.profile)
@@ -218,6 +225,7 @@ def plan_document(
             "is_measured": system.is_measured,
             "step_factor": system.factor,
             "measure_next": estimate.measure_next,
+            **{name: {"load": one.load, "step_seconds": one.step_seconds} for name, one in at_loads.items()},
         }
     return document
 

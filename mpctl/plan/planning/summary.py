@@ -24,7 +24,7 @@ from mpctl.spec.cluster import Link, LinkSpec, link_hint
 from mpctl.spec.job import JobSpec
 
 if TYPE_CHECKING:
-    from mpctl.plan.estimate.job import Estimate
+    from mpctl.plan.estimate.job import AtLoad, Estimate
     from mpctl.plan.estimate.step import StepTime
 
 
@@ -242,6 +242,8 @@ def main_figures(plan: Plan) -> Iterator[tuple[str, str]]:
     allocated = bytes_text(fullest.allocated_bytes)
     need = f"{bytes_text(fullest.device_bytes)} on the device{have}"
     yield "memory", f"{need}; {allocated} allocated by torch"
+    if text := routing_text(estimate):
+        yield "routing", text
     if estimate.layout.profile.runs.launched:
         yield "checkpoint", f"{bytes_text(estimate.checkpoint_bytes)} on the disk"
     if isinstance(estimate.time, str):
@@ -250,6 +252,24 @@ def main_figures(plan: Plan) -> Iterator[tuple[str, str]]:
 
     if advice := saving_advice(plan):
         yield "saving", advice
+
+
+def routing_text(estimate: Estimate) -> str:
+    """`balanced 72.3 GiB and 7.41 s; at 1.2 times the mean on the fullest rank 78.2 GiB and 8.04 s (must
+    fit; training.moe_load sets it)`; empty where every rank has all experts."""
+    found, stated = estimate.at_loads(), estimate.layout.job.training.moe_load
+    if not found or (found["loaded"].load == 1 and stated is None):
+        return ""
+
+    def figures(one: AtLoad) -> str:
+        seconds = "" if one.step_seconds is None else f" and {seconds_text(one.step_seconds)}"
+        return f"{bytes_text(one.device_bytes)}{seconds}"
+
+    balanced, loaded = found["balanced"], found["loaded"]
+    fullest = f"at {loaded.load:.3g} times the mean on the fullest rank"
+    if loaded == balanced:
+        return f"planned {fullest} (training.moe_load)"
+    return f"balanced {figures(balanced)}; {fullest} {figures(loaded)} (must fit; training.moe_load sets it)"
 
 
 def _time_figures(plan: Plan, time: StepTime | str) -> Iterator[tuple[str, str]]:

@@ -29,6 +29,7 @@ from mpctl.plan.estimate.libraries import Communicators
 from mpctl.plan.estimate.memory import KnownMemory, LayoutMemory, peak_bytes
 from mpctl.plan.estimate.network import MissingLink, Network
 from mpctl.plan.estimate.operator_times import KnownTimes, OperatorTimer, casts_shared
+from mpctl.plan.estimate.routing import loaded_layout
 from mpctl.plan.estimate.step import StepTime
 from mpctl.plan.estimate.system import System, find_system
 from mpctl.plan.estimate.time import StepTimeModel
@@ -247,7 +248,8 @@ class LayoutEvaluator:
     def _memory(self, layout: LayoutSettings, communicators: Communicators | None = None) -> LayoutMemory:
         job_layout = self.job_layout(layout)
         shapes: ActivationShapes = self.cached(
-            (layout.layer_key, "shapes", adds_products(job_layout)), lambda: activation_shapes(job_layout)
+            (layout.layer_key, "shapes", adds_products(job_layout)),
+            lambda: activation_shapes(loaded_layout(job_layout)),
         )
         return LayoutMemory(job_layout, shapes, self.known_memory, communicators)
 

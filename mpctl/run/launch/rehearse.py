@@ -223,7 +223,7 @@ def _compare(rank: RehearsedRank, estimate: Estimate) -> RankRehearsal:
     if rank["failure"] is not None:
         return cast(RankRehearsal, {**head, "agrees": False, "over_bytes": None})
     stage = rank["coords"]["pp"]
-    memory, messages = estimate.memory[stage], estimate.messages[stage]
+    memory, messages = estimate.expected_memory[stage], estimate.messages[stage]
     parameters = _pair(memory.parameters, rank["parameters"])
     traffic: TrafficComparison = {"planned": planned_traffic(messages), "measured": rank["step_traffic"]}
     states = {kind: _pair(getattr(memory, attribute), rank["state_bytes"][kind]) for kind, attribute in STATES.items()}

@@ -88,7 +88,7 @@ def _compare_rank(report: RankReport, topology: Topology, estimate: Estimate) ->
     }
     parameters: PlannedMeasured = {"planned": estimate.memory[stage].parameters, "measured": report["parameters"]}
     validation = _compare_validation(report, topology, estimate)
-    memory = compare_memory(estimate.memory[stage], report.get("step_memory") or {})
+    memory = compare_memory(estimate.expected_memory[stage], report.get("step_memory") or {})
     exact = [traffic, parameters, *(memory[kind] for kind in STATES if kind in memory)]
     exact += [] if validation is None else [validation]
     return {

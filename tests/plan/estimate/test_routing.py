@@ -12,7 +12,14 @@ from mpctl.model.layout.job_layout import JobLayout
 from mpctl.plan.estimate.activation_shapes import activation_shapes
 from mpctl.plan.estimate.flops import model_and_hardware_flops
 from mpctl.plan.estimate.job import Estimate
-from mpctl.plan.estimate.routing import expert_load, largest_of_normals
+from mpctl.plan.estimate.routing import (
+    HELD_LOAD,
+    LOADS,
+    balanced_layout,
+    expert_load,
+    largest_of_normals,
+    loaded_layout,
+)
 from mpctl.plan.estimate.saved import layer_activations
 from mpctl.spec.load import load_job
 
@@ -151,6 +158,29 @@ def test_the_load_is_stated_or_random_and_never_beyond_the_largest() -> None:
     assert 1 < random.load < 1.02 and random.largest == 4
     assert (stated.load, stated.rows) == (1.5, 3 * 4096)
     assert (most.load, most.rows) == (4, 8 * 4096)  # every token to the experts of one rank
+
+
+def test_memory_holds_more_than_balanced_routing_unless_the_load_is_stated() -> None:
+    """By hand: 1.2 times 2 x 4096 rows are 9830.4; of two ranks of which each token meets both, 1."""
+    ep = {"parallel.ep": 8}
+    for own, held in (
+        ({}, 1.0),  # one rank has all experts
+        (ep, HELD_LOAD),
+        ({**ep, "training.moe_load": 1.05}, 1.05),
+        ({**ep, "training.moe_load": 1.5}, 1.5),
+        ({**ep, "model.experts": 8, "model.experts_per_token": 8}, 1.0),  # each token meets all
+    ):
+        layout = layout_of(MIXTRAL, own)
+        assert expert_load(layout).held == held
+        assert expert_load(loaded_layout(layout)).load == pytest.approx(held)
+    assert expert_load(loaded_layout(layout_of(MIXTRAL, ep))).rows == 9831
+    for own in ({}, ep, {**ep, "training.moe_load": 1.5}):
+        found = expert_load(balanced_layout(layout_of(MIXTRAL, own)))
+        assert found.load == found.random
+
+
+def test_the_default_load_is_about_what_was_measured() -> None:
+    assert 0.95 * HELD_LOAD < max(one.mean for one in LOADS) < HELD_LOAD < min(one.most for one in LOADS)
 
 
 def test_each_row_goes_to_all_ranks_of_an_expert() -> None:

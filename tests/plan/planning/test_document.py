@@ -9,7 +9,8 @@ import pytest
 
 from mpctl.plan.estimate.step import PARTS
 from mpctl.plan.planning.document import plan_document, rank_document
-from mpctl.plan.planning.plan import make_plan
+from mpctl.plan.planning.plan import load_plan, make_plan
+from mpctl.plan.planning.summary import main_figures
 from mpctl.render.plan import PlanView, print_plan
 from tests.jobs import job_of
 
@@ -48,6 +49,43 @@ def test_stages_of_a_t5_say_which_layers_are_whose() -> None:
     assert [rank["stacks"] for rank in found["ranks"]] == stacks
     plan = make_plan(job_of({**PIPE, **T5}))
     assert rank_document(plan, plan.require_legal(), 1)["stacks"] == stacks[1]
+
+
+MIXTURE: dict[str, Any] = {
+    "cluster": "dgx-h100",
+    "model": "qwen3-30b-a3b",
+    "cluster.nodes": 8,
+    "parallel.pp": 2,
+    "parallel.vpp": 4,
+    "parallel.ep": 8,
+    "parallel.zero": 1,
+    "training.global_batch_size": 512,
+    "training.runtime": "megatron-core",
+}
+
+
+def test_experts_are_held_at_more_than_balanced_routing() -> None:
+    """The layout fits where routing is balanced, and not with 1.2 times the mean on one rank. Time is stated
+    as the runtime was fitted; a stated load is that of both."""
+    plans = [load_plan(None, {**MIXTURE, **own}) for own in ({}, {"training.moe_load": 1.2})]
+    found, stated = [plan_document(plan, plan.require_legal(), kinds=(), ranks=False) for plan in plans]
+    memory, time = found["memory"], found["time"]
+    fullest = max(stage["device_bytes"] for stage in memory["stages"])
+    assert memory["balanced"]["fits"] and not memory["loaded"]["fits"] and found["fits"] is False
+    assert fullest == memory["loaded"]["device_bytes"] == stated["memory"]["loaded"]["device_bytes"]
+    assert found["summary"]["device_bytes"] == fullest  # type: ignore[index]
+    assert 1 < memory["balanced"]["load"] < 1.01 and memory["loaded"]["load"] == time["loaded"]["load"] == 1.2
+    assert time["step_seconds"] == time["balanced"]["step_seconds"] < time["loaded"]["step_seconds"]
+    assert stated["time"]["step_seconds"] == time["loaded"]["step_seconds"]
+    assert stated["time"]["balanced"]["step_seconds"] == time["step_seconds"]
+    assert "balanced" not in document(PIPE)["memory"]
+
+
+def test_the_load_of_experts_is_said_in_one_line() -> None:
+    plans = [load_plan(None, {**MIXTURE, **own}) for own in ({}, {"training.moe_load": 1}, {"parallel.ep": 1})]
+    said = [dict(main_figures(plan)).get("routing", "") for plan in plans]
+    assert said[0].startswith("balanced 72.3 GiB and ") and "; at 1.2 times the mean" in said[0]
+    assert said[1:] == ["planned at 1 times the mean on the fullest rank (training.moe_load)", ""]
 
 
 def test_a_model_of_one_stack_says_nothing_of_stacks() -> None:
