@@ -2,7 +2,7 @@
 
 A subcommand's module is imported only when it is used, so that `mpctl plan` never pays for
 `mpctl launch`. Exit codes: 0 done; 1 the run failed; 2 bad input; 3 legal, but it does
-not fit the devices' memory (`plan`, `search`, `launch --rehearse`); 128 + n on signal n.
+not fit the devices' memory (`plan`, `emit`, `search`, `launch --rehearse`); 128 + n on signal n.
 """
 
 from __future__ import annotations
@@ -17,33 +17,57 @@ from typing import Any
 import typer
 
 from mpctl import __version__
+from mpctl.cli.help import OwnHelp
 from mpctl.cli.hints import HintingGroup, usage_issue
 from mpctl.core.errors import InputError, Issue, MpctlError
 
-COMMANDS = {
-    "init": "init:init",
-    "plan": "plan:plan",
-    "search": "search:search",
-    "launch": "launch:launch",
-    "tune": "tune:tune",
-    "runs": "runs:runs",
-    "status": "runs:status",
-    "logs": "runs:logs",
-    "stop": "runs:stop",
-    "show": "runs:show",
-    "sample": "trained:sample",
-    "eval": "trained:eval_",
-    "bench": "bench:app",
-    "calibrate": "calibrate:calibrate",
-    "data": "data:app",
-    "checkpoint": "checkpoint:app",
-    "doctor": "doctor:doctor",
-    "presets": "presets:presets",
-    "schema": "presets:schema",
+PANELS = {
+    "Plan": {
+        "init": "init:init",
+        "plan": "plan:plan",
+        "search": "search:search",
+        "compare": "compare:compare",
+        "explain": "explain:explain",
+        "emit": "emit:emit",
+        "batch": "batch:batch",
+    },
+    "Run": {
+        "launch": "launch:launch",
+        "runs": "runs:runs",
+        "status": "runs:status",
+        "logs": "runs:logs",
+        "show": "runs:show",
+        "stop": "runs:stop",
+        "checkpoint": "checkpoint:app",
+        "data": "data:app",
+    },
+    "Measure": {
+        "bench": "bench:app",
+        "tune": "tune:tune",
+        "calibrate": "calibrate:calibrate",
+        "doctor": "doctor:doctor",
+    },
+    "More": {
+        "presets": "presets:presets",
+        "schema": "presets:schema",
+        "sample": "trained:sample",
+        "eval": "trained:eval_",
+        "tensor-modes": "compare:tensor_modes",
+        "help": "help:help_",
+    },
 }
-"""Each command's module in mpctl.cli, and its function there, or the app of a group."""
+"""The commands by panel of `mpctl --help`: each one's module in mpctl.cli, and its function there, or the app
+of a group."""
+COMMANDS = {name: where for panel in PANELS.values() for name, where in panel.items()}
 FORMER = {"weights": "checkpoint"}
 """Former names of commands."""
+FORMER_MODES = {
+    "--batch": "batch",
+    "--compare": "compare",
+    "--explain": "explain",
+    "--compare-tensor-modes": "tensor-modes",
+}
+"""Commands that were options of `plan`: `plan demo --explain time` is `explain demo time`."""
 
 UNUSABLE = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)
 """Errors of the operating system about a path that cannot be used."""
@@ -58,7 +82,7 @@ class LazyGroup(HintingGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command at the start of `args`, possibly under a former name."""
-        return super().resolve_command(ctx, [FORMER.get(args[0], args[0]), *args[1:]])
+        return super().resolve_command(ctx, _renamed(args))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Import and return a command; None when there is no such command."""
@@ -68,11 +92,22 @@ class LazyGroup(HintingGroup):
         found = getattr(import_module(f"mpctl.cli.{module}"), name)
         if not isinstance(found, typer.Typer):
             alone = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
-            alone.command()(found)
+            alone.command(cls=OwnHelp)(found)
             found = alone
-        command = typer.main.get_command(found)
+        command: Any = typer.main.get_command(found)
         command.name = cmd_name
+        command.rich_help_panel = next(panel for panel, own in PANELS.items() if cmd_name in own)
         return command
+
+
+def _renamed(args: list[str]) -> list[str]:
+    """The words of today for a command under a former name."""
+    name, *words = args
+    for at, word in enumerate(words if name == "plan" else ()):
+        option, _, value = word.partition("=")
+        if option in FORMER_MODES:
+            return [FORMER_MODES[option], *words[:at], *filter(None, [value]), *words[at + 1 :]]
+    return [FORMER.get(name, name), *words]
 
 
 app = typer.Typer(

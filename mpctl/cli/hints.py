@@ -16,9 +16,8 @@ COMMANDS = {
     "launch --resume --run-dir RUN": ("resume", "continue"),
     "launch --rehearse": ("rehearse", "simulate", "dry-run"),
     "plan": ("estimate", "layout", "check", "validate", "memory", "groups"),
-    "plan --compare JOB JOB": ("compare", "diff"),
-    "plan --explain JOB": ("explain",),
-    "plan --batch FILE": ("batch",),
+    "compare": ("diff", "versus"),
+    "emit": ("export", "translate"),
     "status": ("ps", "watch", "squeue", "top", "describe"),
     "logs": ("log", "tail"),
     "stop": ("cancel", "scancel", "kill", "abort", "delete"),
@@ -36,7 +35,6 @@ COMMANDS = {
     "checkpoint reshard": ("reshard",),
     "presets": ("preset", "list", "ls", "models", "clusters", "devices", "jobs"),
     "schema": ("json-schema",),
-    "--help": ("help",),
     "--version": ("version",),
 }
 

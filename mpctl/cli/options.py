@@ -19,8 +19,10 @@ import typer
 from typer.models import ArgumentInfo
 
 from mpctl.cli import complete
+from mpctl.cli.help import JOB, JOB_RARE
 from mpctl.core.axes import AXES
 from mpctl.core.errors import InputError
+from mpctl.interop.registry import SOURCES
 
 if TYPE_CHECKING:
     from mpctl.plan.planning.plan import Plan
@@ -41,12 +43,13 @@ FETCH_HELP = (
 
 
 class Flag(NamedTuple):
-    """An option, such as `--micro-batch-size`, and the setting that it overrides."""
+    """An option, such as `--micro-batch-size`, and the setting that it overrides. is_rare: few jobs need it."""
 
     option: str
     setting: str
     type: Any
     help: str
+    is_rare: bool = False
 
     @property
     def name(self) -> str:
@@ -69,14 +72,15 @@ FLAGS = (
     ),
     *(Flag(f"--{axis.name}", f"parallel.{axis.name}", int, f"{axis.size.capitalize()}.") for axis in AXES),
     Flag("--ep", "parallel.ep", int, "Expert-parallel size: ranks that share the experts of a layer."),
-    Flag("--etp", "parallel.etp", int, "Expert-tensor-parallel size: ranks that share each expert."),
+    Flag("--etp", "parallel.etp", int, "Expert-tensor-parallel size: ranks that share each expert.", True),
     Flag(
         "--tensor-mode",
         "parallel.tensor_mode",
         str,
         "How tp splits matrices: over a row of ranks (1d), a square (2d), layers of squares (2.5d) or a cube (3d).",
+        True,
     ),
-    Flag("--tensor-depth", "parallel.tensor_depth", int, "Number d of layers in 2.5d: tp = d q^2."),
+    Flag("--tensor-depth", "parallel.tensor_depth", int, "Number d of layers in 2.5d: tp = d q^2.", True),
     Flag("--vpp", "parallel.vpp", int, "Model chunks (virtual pipeline stages) on each rank."),
     Flag("--stage-balance", "parallel.stage_balance", str, "Stages of equal layers (even) or of equal compute (cost)."),
     Flag(
@@ -111,7 +115,7 @@ FLAGS = (
         "torchtitan, ...; `mpctl presets runtimes` lists them.",
     ),
     Flag("--steps", "training.steps", int, "Number of training steps."),
-    Flag("--seed", "training.seed", int, "Seed of weights, data order and dropout."),
+    Flag("--seed", "training.seed", int, "Seed of weights, data order and dropout.", True),
 )
 
 RuntimesOption = Annotated[
@@ -131,6 +135,17 @@ TokensOption = Annotated[
         metavar="AMOUNT",
         help="Also show a run of so many tokens, such as 15T: days, GPU-hours, price, energy, "
         "failures, the best checkpoint interval.",
+        show_default=False,
+    ),
+]
+
+FromOption = Annotated[
+    tuple[str, str] | None,
+    typer.Option(
+        "--from",
+        metavar='LAUNCHER "FLAGS"',
+        help="Read the job from another launcher's command line or config: --from megatron "
+        f'"--num-layers 24 ..." (@FILE: a file with it, -: stdin); {", ".join(SOURCES)}.',
         show_default=False,
     ),
 ]
@@ -161,6 +176,12 @@ class JobSource(NamedTuple):
 
         return with_nearest(plan)
 
+    def read_flags(self, launcher: str, text: str) -> JobSource:
+        """The job of another launcher's flags, overridden by the settings of the command line."""
+        from mpctl.interop.command_line import read_flags
+
+        return self.read_from(*read_flags(launcher, text, self.overrides))
+
     def read_from(self, settings: Mapping[str, Any], warnings: Iterable[Check]) -> JobSource:
         """The job of these settings, overridden by those of the command line. Raises InputError
         where the command line names a job as well."""
@@ -171,7 +192,7 @@ class JobSource(NamedTuple):
 
     def with_first_word(self, words: list[str]) -> tuple[JobSource, list[str]]:
         """The same without JOB, which becomes the first word, where flags name a model and there is
-        no such job: `--model gpt2 --explain time.mfu`."""
+        no such job: `mpctl explain time.mfu --model gpt2`."""
         from mpctl.spec.load import read_source
 
         if self.source and "model" in self.overrides:
@@ -194,6 +215,15 @@ class JobSource(NamedTuple):
         """The same with these settings, which override others; None leaves a setting unchanged."""
         given = {setting: value for setting, value in settings.items() if value is not None}
         return self._replace(overrides={**self.overrides, **given})
+
+
+def read_from(job: JobSource, from_: tuple[str, str] | None, words: list[str]) -> tuple[JobSource, list[str]]:
+    """The job of --from, where there is one, and the words of a command that takes words after JOB: the one
+    typed as JOB is the first of them then."""
+    if from_ is None:
+        return job, words
+    job, words = job.without_source(words)
+    return job.read_flags(*from_), words
 
 
 def command_line(verb: str, source: str | None, settings: Mapping[str, Any]) -> str:
@@ -260,6 +290,13 @@ def with_job(command: Command) -> Command:
     return with_value("job", _job_parameters(), job_source)(command)
 
 
+def describe_job(job: JobSource) -> None:
+    """The job that a command plans, searches or trains: a file or preset, and options that override it.
+
+    Without JOB the options make the job. Every setting has a name for --set; docs/reference.md lists them.
+    """  # shown by `mpctl help job`
+
+
 def job_source(job: str | None, set_: list[str] | None, *, fetch: bool, **flags: Any) -> JobSource:
     """The job of a command line. fetch: download its model's config.json first."""
     overrides = {f.setting: v for f in FLAGS if (v := flags[f.name]) is not None}
@@ -281,15 +318,17 @@ def _job_parameters() -> Iterable[Parameter]:
     yield _parameter("job", Annotated[str | None, argument])
     for flag in FLAGS:
         option = typer.Option(
-            flag.option, help=flag.help, show_default=False, rich_help_panel="Job", autocompletion=_completer(flag)
+            flag.option,
+            help=flag.help,
+            show_default=False,
+            rich_help_panel=JOB_RARE if flag.is_rare else JOB,
+            autocompletion=_completer(flag),
         )
         yield _parameter(flag.name, Annotated[flag.type | None, option])
     text = "Any setting of the job, such as dropout=0.1 or training.dropout=0.1; repeatable."
-    option = typer.Option(
-        "--set", metavar="KEY=VALUE", rich_help_panel="Job", autocompletion=complete.setting, help=text
-    )
+    option = typer.Option("--set", metavar="KEY=VALUE", rich_help_panel=JOB, autocompletion=complete.setting, help=text)
     yield _parameter("set_", Annotated[list[str] | None, option])
-    option = typer.Option("--fetch", help=FETCH_HELP, rich_help_panel="Job")
+    option = typer.Option("--fetch", help=FETCH_HELP, rich_help_panel=JOB)
     yield _parameter("fetch", Annotated[bool, option], default=False)
 
 

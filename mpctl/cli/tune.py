@@ -186,7 +186,7 @@ def _asked(
     out: Path | None,
 ) -> Asked:
     """The command line as read. Raises InputError with everything that is wrong with it."""
-    from mpctl.cli.plan_modes import for_launcher
+    from mpctl.cli.emit import for_launcher
     from mpctl.core.errors import Issue, attempt
     from mpctl.measure.tune.loop import TuneLimits, assumed_start_seconds, time_issue
     from mpctl.measure.tune.state import TuneFolder

@@ -55,7 +55,7 @@ class EmittedPlan:
         return "\n".join([*map(_comment, (f"For {self.software}.", *self.notes)), self.body])
 
     def as_dict(self) -> dict[str, Any]:
-        """Schema mpctl.emit/1: what `mpctl plan --emit TARGET --json` prints."""
+        """Schema mpctl.emit/1: what `mpctl emit JOB TARGET --json` prints."""
         return {
             "schema": "mpctl.emit/1",
             "target": self.target,

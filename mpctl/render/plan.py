@@ -196,8 +196,8 @@ MEMORY_PARTS = {
 }
 MEANS = (
     "States: weights, gradients and optimizer. Temporary: what exists only while a layer is computed or a message is "
-    "sent, buffers that the training software keeps, and workspaces of matrix libraries (--explain memory lists them). "
-    "Reserve: what the allocator holds beyond that. Libraries: the context of the device's own libraries. "
+    "sent, buffers that the training software keeps, and workspaces of matrix libraries (`mpctl explain JOB memory` "
+    "lists them). Reserve: what the allocator holds beyond that. Libraries: the context of the device's own libraries. "
     "Communicators: buffers of process groups."
 )
 NEAR = 4  # a limit that is this many times what is needed is not drawn

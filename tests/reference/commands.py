@@ -46,7 +46,7 @@ def flags_text() -> str:
 def _own(command: Any) -> list[Any]:
     """The parameters of a command other than help and, if it takes a job, the job's options."""
     hidden = COMMON | SHARED if _takes_job(command) else COMMON
-    return [p for p in command.params if not hidden & set(p.opts)]
+    return [p for p in command.params if not hidden & set(p.opts) and not getattr(p, "hidden", False)]
 
 
 def _takes_job(command: Any) -> bool:

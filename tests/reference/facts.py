@@ -19,8 +19,7 @@ EXIT_CODES = {
     "found what would break a launch",
     "2": "bad input: an unknown option, a bad job, an illegal layout, a file that cannot be used",
     "3": "legal, but a rank leaves less than the headroom of its device's memory "
-    "(`cluster.headroom`, allocator and context counted): `plan` (not with `--rank`, "
-    "`--explain`, `--compare`, `--compare-tensor-modes` or `--batch`), `search`, "
+    "(`cluster.headroom`, allocator and context counted): `plan` (not with `--rank`), `emit`, `search`, "
     "`launch --rehearse`",
     "128 + n": "ended by signal n: 130 after Ctrl-C, 143 after SIGTERM, 138 after SIGUSR1",
 }
@@ -93,14 +92,14 @@ SCHEMAS = {
     "mpctl.checkpoint/2": "an older one, which is read: the number of shards and tp",
     "mpctl.checkpoint/3": "manifest.json of a checkpoint: its step, and its shards by name",
     "mpctl.checkpoints/1": "`mpctl checkpoint list`, `verify` and `reshard --json`: what there is",
-    "mpctl.compare/2": "`mpctl plan --compare --json`: settings that differ, figures of each job",
+    "mpctl.compare/2": "`mpctl compare --json`: settings that differ, figures of each job",
     "mpctl.data/1": "`mpctl data prepare --json` and manifest.json of prepared data",
     "mpctl.doctor/1": "`mpctl doctor --json`: a report a host, pairs, all-reduces and findings",
     "mpctl.error/1": "any command with `--json` that refuses its input: `issues`, each with "
     "`rule`, `where`, `message` and `hint`",
     "mpctl.eval/1": "`mpctl eval --json`: loss and perplexity, a row a corpus",
-    "mpctl.explain/2": "`mpctl plan --explain --json`: figures with formula and numbers",
-    "mpctl.emit/1": "`mpctl plan --emit LAUNCHER --json`: the text for another launcher, its notes",
+    "mpctl.explain/2": "`mpctl explain --json`: figures with formula and numbers",
+    "mpctl.emit/1": "`mpctl emit JOB LAUNCHER --json`: the text for another launcher, its notes",
     "mpctl.extension/1": "extension.json beside an extended tokenizer: its new pieces",
     "mpctl.hook/1": "what `launch.hook` reads on its standard input: a failure, a restart, the end",
     "mpctl.hosts/1": "nodes/hosts.json of a run on several hosts: the ranks of each host",
@@ -127,7 +126,7 @@ SCHEMAS = {
     "mpctl.stop/1": "stop-request of a run: `mpctl stop` asks its launcher to stop it",
     "mpctl.submission/1": "`mpctl launch --submit --json`: scheduler, job and run directory; with "
     "`--dry-run` no job, and the script or manifest as `document`",
-    "mpctl.tensor-modes/1": "`mpctl plan --compare-tensor-modes --json`: costs in symbols and this "
+    "mpctl.tensor-modes/1": "`mpctl tensor-modes --json`: costs in symbols and this "
     "job's numbers, an entry a mode",
     "mpctl.trace/2": "`mpctl plan --trace FILE`: the planned step for Perfetto",
     "mpctl.trial/1": "TUNE/trials/NNN.json: a trial of `mpctl tune`, how it was planned and ended",

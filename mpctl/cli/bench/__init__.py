@@ -10,6 +10,7 @@ from mpctl.cli.bench.machine import machine
 from mpctl.cli.bench.reports import compare, report, trace
 from mpctl.cli.bench.scaling import scaling
 from mpctl.cli.bench.verify import verify
+from mpctl.cli.help import OwnHelp
 from mpctl.cli.hints import HintingGroup
 
 app = typer.Typer(cls=HintingGroup, add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
@@ -21,12 +22,12 @@ def bench() -> None:
     scaling by training runs, tensor modes by one layer, the plan by runs, steps as a trace."""
 
 
-app.command()(machine)
-app.command()(scaling)
-app.command()(collectives)
-app.command()(kernels)
-app.command("tensor-modes")(tensor_modes)
-app.command()(verify)
-app.command()(report)
+app.command(cls=OwnHelp)(machine)
+app.command(cls=OwnHelp)(scaling)
+app.command(cls=OwnHelp)(collectives)
+app.command(cls=OwnHelp)(verify)
 app.command()(compare)
 app.command()(trace)
+app.command(rich_help_panel="More", cls=OwnHelp)(kernels)
+app.command("tensor-modes", rich_help_panel="More", cls=OwnHelp)(tensor_modes)
+app.command(rich_help_panel="More")(report)

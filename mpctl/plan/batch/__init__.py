@@ -1,4 +1,4 @@
-"""Estimates of many jobs, one JSON object a line in and one out: `mpctl plan --batch`.
+"""Estimates of many jobs, one JSON object a line in and one out: `mpctl batch`.
 
 A line is a job (the keys of a job file, and `id`), or a row that holds one under `job`. No line can
 end the others: its errors become its issues, and its figures are null.

@@ -1,4 +1,4 @@
-"""One number of an estimate with the formula that gave it: what `mpctl plan --explain` prints.
+"""One number of an estimate with the formula that gave it: what `mpctl explain` prints.
 
 By hand, the gradients of 10 parameters: Figure("memory.stage-0.gradients", 40, "B",
 "parameters x bytes", "10 x 4").

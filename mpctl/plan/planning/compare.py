@@ -54,9 +54,9 @@ def load_variants(texts: Sequence[str], overrides: Overrides) -> list[tuple[str,
     if len(texts) < 2:
         raise InputError.of(
             "usage",
-            "--compare",
+            "OTHER",
             f"{len(texts)} job is nothing to compare",
-            "name two or more: mpctl plan --compare demo tp=1,dp=2",
+            "name two or more: mpctl compare demo tp=1,dp=2",
         )
     plans, issues, first = list[tuple[str, Plan]](), list[Issue](), texts[0].split(",")[0]
     for text in texts:

@@ -1,4 +1,4 @@
-"""The figures of a plan with the formulas that gave them: `mpctl plan JOB --explain [FIGURE ...]`.
+"""The figures of a plan with the formulas that gave them: `mpctl explain JOB [FIGURE ...]`.
 
 A figure's name is a path, `communication.stage-0.tp`; the beginning of a path names all figures
 below it. Those of memory and time come from estimate/, those of communication are computed here.
@@ -49,7 +49,7 @@ def explain(plan: Plan, wanted: Sequence[str]) -> list[Figure]:
     """
     if plan.estimate is None:
         message, hint = "a plan without a model has no figures", "name a job with a model"
-        raise InputError.of("nothing-to-explain", "--explain", message, hint)
+        raise InputError.of("nothing-to-explain", "FIGURE", message, hint)
     figures = list(all_figures(plan.estimate))
     if not wanted:
         return figures
@@ -85,9 +85,9 @@ def _require_known(name: str, figures: Sequence[Figure]) -> None:
     tops = sorted({figure.name.split(".")[0] for figure in figures})
     raise InputError.of(
         "unknown-figure",
-        "--explain",
+        "FIGURE",
         f"no figure is called {name!r}",
-        f"use {', '.join(near or tops)}; --explain alone prints all",
+        f"use {', '.join(near or tops)}; without a name all are printed",
     )
 
 

@@ -140,7 +140,7 @@ class TensorModeEntry(TypedDict):
 
 
 class TensorModesDocument(TypedDict):
-    """Schema mpctl.tensor-modes/1: what `mpctl plan --compare-tensor-modes --json` prints.
+    """Schema mpctl.tensor-modes/1: what `mpctl tensor-modes --json` prints.
 
     columns: what each column of costs means; changed: settings of the job that only 1d has and that
     the other modes leave out.

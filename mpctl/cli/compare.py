@@ -1,0 +1,69 @@
+"""`mpctl compare` and `mpctl tensor-modes`: plans next to each other."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from mpctl.cli import complete
+from mpctl.cli.options import AsJsonOption, FromOption, JobSource, read_from, with_job
+from mpctl.core.errors import InputError
+
+OthersArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="OTHER",
+        help="Other jobs, or settings that change JOB: tp=1,dp=2.",
+        autocompletion=complete.preset_of("jobs"),
+        show_default=False,
+    ),
+]
+TpArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="TP", help="Sizes of tp; JOB's when absent.", show_default=False)
+]
+
+
+@with_job
+def compare(job: JobSource, others: OthersArgument = None, as_json: AsJsonOption = False) -> None:
+    """Show plans next to each other: JOB and other jobs, or JOB with other settings.
+
+    mpctl compare demo tp=1,dp=2 demo-llama
+
+    Options of a job hold for all of them. The exit code is 0 whether they fit or not.
+    """
+    from mpctl.plan.planning.compare import compare_document, load_variants
+    from mpctl.render.output import print_json
+
+    jobs = [*([job.source] if job.source else []), *(others or [])]
+    document = compare_document(load_variants(jobs, job.overrides))
+    if as_json:
+        print_json(document)
+        return
+    from mpctl.render.compare import print_comparison
+
+    print_comparison(document)
+
+
+@with_job
+def tensor_modes(
+    job: JobSource, sizes: TpArgument = None, from_: FromOption = None, as_json: AsJsonOption = False
+) -> None:
+    """Compare 1d, 2d, 2.5d and 3d tensor parallelism, in symbols and with JOB's numbers.
+
+    mpctl tensor-modes demo 4 8 64
+    """
+    from mpctl.plan.planning.tensor_modes import tensor_modes_document
+    from mpctl.render.output import print_json
+
+    job, more = read_from(job, from_, sizes or [])
+    if wrong := [word for word in more if not word.isdecimal() or int(word) < 1]:
+        message = f"{wrong[0]!r} is no size of tp"
+        raise InputError.of("bad-tp", "TP", message, "for example: mpctl tensor-modes demo 4 8")
+    document = tensor_modes_document(job.source, job.overrides, [int(word) for word in more])
+    if as_json:
+        print_json(document)
+        return
+    from mpctl.render.compare import print_tensor_modes
+
+    print_tensor_modes(document)
