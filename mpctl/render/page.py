@@ -71,7 +71,8 @@ def page_text(
 
 def _section(part: Section, content: Sequence[Raw]) -> Raw:
     key = f"h-{part.key}"
-    return el("section", el("h2", part.title, id=key), *content, id=part.key, aria_labelledby=key)
+    below = [details(part.folded, *content)] if part.folded else content
+    return el("section", el("h2", part.title, id=key), *below, id=part.key, aria_labelledby=key)
 
 
 def _drawn(part: Part) -> Raw:

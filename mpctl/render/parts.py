@@ -139,10 +139,12 @@ class Picture(NamedTuple):
 
 
 class Section(NamedTuple):
-    """Begins a section of a page, and is an empty line of a terminal. key: what links lead to."""
+    """Begins a section of a page, and is an empty line of a terminal. key: what links lead to; folded: the
+    words that open the section in a page, which shows its title alone; empty: it is open."""
 
     key: str
     title: str
+    folded: str = ""
     on: Where = "both"
 
 

@@ -1,5 +1,5 @@
-"""A plan: whether it fits and by how much, memory, time and warnings first, then the layout, its groups
-and their messages, the schedule and every check.
+"""A plan: whether it fits and by how much, memory, time and warnings first, then memory by stage and the
+placement of ranks; with `--full` and on a page also groups, their messages, the schedule and every check.
 
 Repetition is folded: nodes, groups and stages that look alike appear once, a kind of group is one
 line, and checks that passed are counted. `--full` prints all of it.
@@ -70,7 +70,7 @@ MARKS = {"ok": "✓ ok", "warning": "! warning", "error": "✗ error"}
 
 class PlanView(NamedTuple):
     """Options for showing a plan. kinds: list every group of these kinds; None: the first groups of each
-    kind. ranks: list every rank. full: fold nothing. others: the layout under other runtimes, in one
+    kind, where there is no estimate or all is shown. ranks: list every rank. full: fold nothing. others: the layout under other runtimes, in one
     line; runtimes: under requested runtimes, as a table. run: the run of `--tokens`. search: the parts
     of the search that found the layout. is_page: include the parts that only a page shows."""
 
@@ -99,7 +99,7 @@ def plan_parts(plan: Plan, topology: Topology, view: PlanView) -> Iterator[Part]
     yield Figures(list(headline_figures(plan)))
     if plan.figures_from:
         yield Sentence(f"figures: {sources_text(plan.figures_from)}")
-    yield Facts([*_runtime_rows(plan, view.others), *_figures(plan, full=view.full or view.is_page)])
+    yield Facts([*_runtime_rows(plan, view.others), *_figures(plan)])
     yield from _warnings(plan)
     yield Facts(list(_layout_rows(plan, topology)))
     yield from view.search
@@ -114,18 +114,21 @@ def plan_parts(plan: Plan, topology: Topology, view: PlanView) -> Iterator[Part]
         yield runtimes_table(view.runtimes)
     if estimate is not None:
         yield from memory_parts(plan, estimate, full=view.full)
-    yield from layout_parts(plan, topology, view.kinds, ranks=view.ranks, full=view.full)
     is_deep = view.full or view.is_page
-    if estimate is not None:
-        if is_deep:
-            yield from _schedule(plan, estimate)
-            yield from _time(estimate)
-        yield from traffic_parts(plan, estimate, topology, is_deep=is_deep)
-    yield Section("checks", "Checks")
+    kinds = () if view.kinds is None and estimate is not None and not is_deep else view.kinds
+    yield from layout_parts(plan, topology, kinds, ranks=view.ranks, full=view.full)
+    if estimate is not None and is_deep:
+        yield from _schedule(plan, estimate)
+        yield from _time(estimate)
+        yield from traffic_parts(plan, estimate, topology)
+    yield Section("checks", "Checks", folded=f"{plural(len(plan.checks), 'rule')} and what each found")
     checks = sorted(plan.checks, key=lambda check: check.status == "ok")
     rows = [(MARKS[check.status], check.rule, _check_text(check)) for check in checks]
     columns = ("", "rule", "answer")
     yield table_of("Every rule and its answer", columns, rows, left=columns, fold="terminal")
+    if not view.full:
+        more = ("rank groups, traffic, schedule", "step time by part") if estimate is not None else ()
+        yield Sentence(f"--full: {', '.join((*more, 'every check'))}", "note", "terminal")
 
 
 def _layout_rows(plan: Plan, topology: Topology) -> Iterator[tuple[str, str]]:
@@ -147,7 +150,7 @@ def _runtime_rows(plan: Plan, others: Sequence[UnderRuntime]) -> Iterator[tuple[
         yield "elsewhere", f"{text} (--runtimes all: a table)"
 
 
-def _figures(plan: Plan, *, full: bool) -> Iterator[tuple[str, str]]:
+def _figures(plan: Plan) -> Iterator[tuple[str, str]]:
     """Memory, step time with its parts and why they may be wrong, speed, and how many checks
     passed."""
     figures = dict(main_figures(plan))
@@ -166,8 +169,7 @@ def _figures(plan: Plan, *, full: bool) -> Iterator[tuple[str, str]]:
     passed = sum(check.status == "ok" for check in plan.checks)
     others = sum(check.status != "ok" and check.rule != "memory-fits" for check in plan.checks)
     noted = f", {plural(others, 'warning')} below" if others else ""
-    where = "" if full else " (--full: what each found)"
-    yield "checks", f"✓ {passed} passed{noted}{where}"
+    yield "checks", f"✓ {passed} passed{noted}"
 
 
 def _warnings(plan: Plan) -> Iterator[Sentence]:
@@ -233,7 +235,7 @@ MEMORY = (
     *(_bytes(MEMORY_PARTS[field], field, is_wide=True) for field in STATES),
     _bytes("states", "state_bytes"),
     *(_bytes(MEMORY_PARTS[field], field) for field in HELD),
-    _bytes("allocated", "allocated_bytes"),
+    _bytes("allocated", "allocated_bytes", is_wide=True),
     *(_bytes(MEMORY_PARTS[field], field, is_wide=True) for field in BEYOND),
     _bytes("on device", "device_bytes"),
 )

@@ -25,17 +25,15 @@ if TYPE_CHECKING:
 DRAWN_RANKS, SHOWN_ROWS, LISTED = 64, 64, 40
 
 
-def traffic_parts(plan: Plan, estimate: Estimate, topology: Topology, *, is_deep: bool) -> Iterator[Part]:
-    """is_deep: with what a terminal shows with `--full` alone."""
-    yield Section("traffic", "Traffic of one step")
-    if is_deep:
-        yield from _by_rank(estimate, topology)
+def traffic_parts(plan: Plan, estimate: Estimate, topology: Topology) -> Iterator[Part]:
+    """All messages of a step."""
+    yield Section("traffic", "Traffic of one step", folded="Messages from rank to rank, of a block, by axis")
+    yield from _by_rank(estimate, topology)
     for block in estimate.blocks:
         yield from _block(block) if block.mode == "1d" else _grid_block(block)
     yield from _pipeline(estimate, topology)
-    if is_deep:
-        yield from _by_axis(estimate)
-        yield from _dispatch(plan, estimate, topology)
+    yield from _by_axis(estimate)
+    yield from _dispatch(plan, estimate, topology)
 
 
 def _block(block: BlockTraffic) -> Iterator[Part]:

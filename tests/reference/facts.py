@@ -126,8 +126,7 @@ SCHEMAS = {
     "mpctl.stop/1": "stop-request of a run: `mpctl stop` asks its launcher to stop it",
     "mpctl.submission/1": "`mpctl launch --submit --json`: scheduler, job and run directory; with "
     "`--dry-run` no job, and the script or manifest as `document`",
-    "mpctl.tensor-modes/1": "`mpctl tensor-modes --json`: costs in symbols and this "
-    "job's numbers, an entry a mode",
+    "mpctl.tensor-modes/1": "`mpctl tensor-modes --json`: costs in symbols and this job's numbers, an entry a mode",
     "mpctl.trace/2": "`mpctl plan --trace FILE`: the planned step for Perfetto",
     "mpctl.trial/1": "TUNE/trials/NNN.json: a trial of `mpctl tune`, how it was planned and ended",
     "mpctl.tune/1": "`mpctl tune --json` and TUNE/report.json: trials, plans and step times, the "

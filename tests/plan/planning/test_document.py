@@ -112,7 +112,7 @@ def test_messages_over_pp_and_their_time_are_in_the_document() -> None:
 def test_the_tables_show_them(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("COLUMNS", "140")
     plan = make_plan(job_of({**PIPE, **T5}))
-    print_plan(plan, plan.require_legal(), PlanView(kinds=(), ranks=True))
+    print_plan(plan, plan.require_legal(), PlanView(kinds=(), ranks=True, full=True))
     text = capsys.readouterr().out
     lines = [line.split() for line in text.splitlines()]
     assert "enc 4-5, dec 0-1" in text and "enc 0-3" in text and "dec 2-5" in text
@@ -123,5 +123,5 @@ def test_the_tables_show_them(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     (parts,) = (line for line in text.splitlines() if line.startswith("parts "))
     assert "bubble" in parts and "pp " in parts
     alone = make_plan(job_of({"cluster": "dgx-a100", "cluster.nodes": 1}))
-    print_plan(alone, alone.require_legal(), PlanView(kinds=()))
+    print_plan(alone, alone.require_legal(), PlanView(kinds=(), full=True))
     assert "Pipeline traffic" not in capsys.readouterr().out
