@@ -1,7 +1,7 @@
 """Published layouts beside what a search finds: `python -m tests.recipes`, docs/recipes.md.
 
-For each run of RECIPES: its layout, measured and planned seconds, no. 1 of a search on the same
-GPUs under the runtime of the publication (its model, batch and data type stay), and by how much
+For each run of RECIPES: its layout, measured and planned seconds, the layout that a search on the same
+GPUs suggests under the runtime of the publication (its model, batch and data type stay), and by how much
 the published layout is behind the fastest of all that was found. Layouts within the error of
 ranking (plan/search/find.py) are a tie. `--write` renews the table in docs/recipes.md; without it
 the parts of each difference are printed too. The runs are rows
@@ -22,7 +22,6 @@ from typing import NamedTuple
 from mpctl.core.units import seconds_text
 from mpctl.plan.planning.layout_settings import LayoutSettings, layout_text
 from mpctl.plan.planning.plan import make_plan
-from mpctl.plan.search.find import ranking_error
 from mpctl.plan.search.request import SearchRequest
 from mpctl.plan.search.result import LayoutReport, SearchResult, answer_search, given_reason
 from mpctl.spec.job import JobSpec
@@ -65,26 +64,30 @@ class Recipe(NamedTuple):
     @property
     def behind(self) -> float:
         """By how much the published layout is planned to be slower than the fastest found."""
-        alike = (one.seconds for report in self.found.best for one in report.alike)
-        fastest = min(*(report.time.total for report in self.found.best), *alike)
-        return self.given.time.total / fastest - 1
+        assert self.found.fastest is not None
+        return self.given.time.total / self.found.fastest.time.total - 1
 
     @property
     def error(self) -> float:
         """The error of ranking where such a step is estimated."""
-        best = min(self.found.best, key=lambda report: report.time.total).time
-        return ranking_error(best.high / best.low)
+        return self.found.error
 
     @property
-    def is_first(self) -> bool:
-        """Whether the published layout is the search's own, whatever the order of axes."""
-        return self.given.layout._replace(order="") == self.found.best[0].layout._replace(order="")
+    def suggested(self) -> LayoutReport:
+        """The layout that the search suggests."""
+        assert self.found.suggested is not None
+        return self.found.suggested
+
+    @property
+    def is_suggested(self) -> bool:
+        """Whether the published layout is that, whatever the order of axes."""
+        return self.given.layout._replace(order="") == self.suggested.layout._replace(order="")
 
     @property
     def verdict(self) -> str:
-        """Whether the published layout is the search's own, among its ties, or behind."""
-        if self.is_first:
-            return "is no. 1"
+        """Whether the published layout is the suggested one, ties with the fastest, or is behind."""
+        if self.is_suggested:
+            return "is suggested"
         if self.behind <= self.error:
             return f"tie ({self.behind:+.1%}, error {self.error:.0%})"
         return f"**behind {self.behind:.1%}** (error {self.error:.0%})"
@@ -121,11 +124,11 @@ def _runs() -> dict[str, tuple[JobSpec, float]]:
 
 def table_lines(recipes: list[Recipe]) -> Iterator[str]:
     """A row for each run."""
-    yield "| run | published layout | measured | planned | search's no. 1 | planned | published |"
+    yield "| run | published layout | measured | planned | suggested by a search | planned | published |"
     yield "|---|---|---|---|---|---|---|"
     for one in recipes:
-        best = one.found.best[0]
-        best_text = "the same" if one.is_first else short_text(best.layout)
+        best = one.suggested
+        best_text = "the same" if one.is_suggested else short_text(best.layout)
         yield (
             f"| {one.name} | {short_text(one.given.layout)} | {seconds_text(one.measured)} | "
             f"{seconds_text(one.given.time.total)} | {best_text} | {seconds_text(best.time.total)} | {one.verdict} |"
@@ -139,9 +142,9 @@ def short_text(layout: LayoutSettings) -> str:
 
 
 def reason_lines(recipes: list[Recipe]) -> Iterator[str]:
-    """How each published layout compares with no. 1, by part."""
+    """How each published layout compares with the suggested one, by part."""
     for one in recipes:
-        yield f"- {one.name}: {given_reason(one.found.best[0], one.given)}"
+        yield f"- {one.name}: {given_reason(one.suggested, one.given)}"
 
 
 def page_with(recipes: list[Recipe]) -> str:

@@ -82,8 +82,8 @@ def test_results_are_shown_in_a_line_or_two(job: str) -> None:
 
 def test_a_search_and_its_layouts_are_shown_in_a_line() -> None:
     found = mpctl.search_layouts("demo", top=2)
-    assert len(repr(found)) < 250 and repr(found.best[0]) in repr(found)
-    assert found.best[0].verdict in repr(found.best[0])
+    assert len(repr(found)) < 250 and repr(found.rows[0]) in repr(found)
+    assert found.rows[0].verdict in repr(found.rows[0])
 
 
 @pytest.mark.parametrize("job", ["demo", "gpt3-175b-1024", "tp8-dp192"])
@@ -113,8 +113,9 @@ def test_another_name_is_refused_with_a_way_out() -> None:
 def test_a_search_in_one_call_finds_what_the_command_finds() -> None:
     job = {"cluster": "dgx-h100", "model": "gpt2", "training.dtype": "bf16", "training.global_batch_size": 8}
     found = mpctl.search_layouts(None, job, fix=["tp=2"], top=2)
-    assert [choice.layout.tp for choice in found.best] == [2, 2]
-    assert found.best[0].time.total <= found.best[1].time.total
+    assert {choice.layout.tp for choice in found.rows} == {2}
+    assert found.fastest == found.rows[0] and found.suggested in found.rows
+    assert found.rows[0].time.total <= found.rows[1].time.total
     with pytest.raises(mpctl.InputError, match="model"):
         mpctl.search_layouts(None, {"cluster": "dgx-h100"})
 
@@ -125,7 +126,7 @@ from mpctl import Topology, load_plan, search_layouts
 plan = load_plan("demo", {"tp": 1})
 reveal_type(plan.estimate)
 reveal_type(Topology.of({"tp": 2}).group(0, "tp"))
-reveal_type(search_layouts("demo").best)
+reveal_type(search_layouts("demo").rows)
 plan.no_such_field
 """
 

@@ -1,4 +1,4 @@
-"""The layout that `mpctl init` writes: the fastest that a short search finds, else a simple one."""
+"""The layout that `mpctl init` writes: the one that a short search suggests, else a simple one."""
 
 from __future__ import annotations
 
@@ -65,12 +65,14 @@ def _searched(request: SearchRequest, patience: float) -> ChosenLayout:
     result = answer_search(request, counts, top=1, objective="tokens", exhaustive=False, on_progress=watch)
     if not result.is_complete:  # Ctrl-C ended the search
         raise KeyboardInterrupt
-    best = result.best[0]
-    layout = _with_plain_order(best.layout)
+    chosen = result.suggested
+    assert chosen is not None, "a search of the fastest suggests one"
+    layout = _with_plain_order(chosen.layout)
+    cost = f" ({result.suggestion})" if result.suggestion else ""
     why = (
-        f"{layout_text(layout)}: the fastest that `mpctl search` finds, "
-        f"{seconds_text(best.time.total)} a step and {bytes_text(best.bytes)} of "
-        f"{bytes_text(best.device_memory)} on the fullest GPU, by estimate"
+        f"{layout_text(layout)}: what `mpctl search` suggests{cost}, "
+        f"{seconds_text(chosen.time.total)} a step and {bytes_text(chosen.bytes)} of "
+        f"{bytes_text(chosen.device_memory)} on the fullest GPU, by estimate"
     )
     return ChosenLayout(_written(layout), why)
 

@@ -28,7 +28,7 @@ GpusOption = Annotated[
     str | None,
     typer.Option(
         metavar="N,...",
-        help="Also find the best layout on each of these numbers of GPUs, in addition to the "
+        help="Also find the fastest layout on each of these numbers of GPUs, in addition to the "
         "job's; all: powers of two.",
         show_default=False,
     ),
@@ -50,11 +50,19 @@ ExhaustiveOption = Annotated[
         "answer, possibly after hours.",
     ),
 ]
-CsvOption = Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the best layouts as CSV.")]
+SortOption = Annotated[
+    Literal["time", "memory", "cost", "plain"] | None,
+    typer.Option(help="Order of the rows; by default the objective's. plain: the simplest first.", show_default=False),
+]
+AllOption = Annotated[
+    bool, typer.Option("--all", help="Also list the layouts that a row stands for, as rows of their own.")
+]
+CsvOption = Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the layouts as CSV.")]
 HtmlOption = Annotated[
     Path | None,
     typer.Option(
-        metavar="FILE", help="Also write an HTML page: the answer, time against memory, the plan of the best layout."
+        metavar="FILE",
+        help="Also write an HTML page: the answers, time against memory, the plan of the fastest layout.",
     ),
 ]
 
@@ -72,11 +80,14 @@ def search(
     price: PriceOption = None,
     tokens: TokensOption = None,
     exhaustive: ExhaustiveOption = False,
+    sort: SortOption = None,
+    every: AllOption = False,
     csv: CsvOption = None,
     html: HtmlOption = None,
     as_json: AsJsonOption = False,
 ) -> None:
-    """Find the fastest layouts of JOB that fit, of all that its runtime can run.
+    """Find the fastest layout of JOB that fits, of all that its runtime can run, and the plainest of those
+    that estimates cannot tell from it.
 
     Searched are tp with its mode, cp, pp, chunks, schedule, micro batch, recomputation, sequence
     parallelism, ZeRO, order and balance. A flag (--tp 8) or a tensor mode other than 1d fixes its setting.
@@ -104,11 +115,13 @@ def search(
             exhaustive=exhaustive,
             on_progress=bar.update,
             on_note=bar.note,
+            sort=sort,
+            ungroup=every,
         )
     document = search_document(result, lambda choice: _line(job, request, choice))
     if csv is not None:
         _write_csv(csv, document)
-    if html is not None and result.best:
+    if html is not None and result.rows:
         options = {
             "--gpus": gpus,
             "--top": top,
@@ -118,9 +131,10 @@ def search(
             "--max-cp": max_cp,
             "--price": price,
             "--tokens": tokens,
+            "--sort": sort,
             "--html": html,
         }
-        again = _again(job, fix or [], options, exhaustive=exhaustive)
+        again = _again(job, fix or [], options, {"--exhaustive": exhaustive, "--all": every})
         _write_page(html, result, document, again)
     _print(document, as_json=as_json)
     if not result.is_complete:
@@ -149,11 +163,11 @@ def _print(document: SearchDocument, *, as_json: bool) -> None:
     print_search(document)
 
 
-def _again(job: JobSource, fix: list[str], options: Mapping[str, object], *, exhaustive: bool) -> str:
+def _again(job: JobSource, fix: list[str], options: Mapping[str, object], switches: Mapping[str, bool]) -> str:
     """The command line that repeats this search."""
     words = [word for text in fix for word in ("--fix", text)]
     words += [str(w) for name, value in options.items() if value is not None for w in (name, value)]
-    words += ["--exhaustive"] * exhaustive
+    words += [name for name, is_on in switches.items() if is_on]
     return f"{command_line('search', job.source, job.overrides)} {shlex.join(words)}"
 
 

@@ -113,7 +113,8 @@ def table(part: DataTable) -> Raw:
         )
         for cells in part.cells()
     ]
-    whole = el("table", el("caption", part.title), el("thead", el("tr", *heads)), el("tbody", *rows))
+    stacked = {"class_": "stacked", "style": f"--figures:{len(sides) - 1}"} if part.is_stacked else {}
+    whole = el("table", el("caption", part.title), el("thead", el("tr", *heads)), el("tbody", *rows), **stacked)
     return scrolling(whole, part.title)
 
 

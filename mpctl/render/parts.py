@@ -47,7 +47,8 @@ class Column(NamedTuple):
 
 class DataTable(NamedTuple):
     """group: the heading above the rows that share it. whole: how many of the first columns are never
-    broken into lines. has_sum: the last row is the total of the others."""
+    broken into lines. has_sum: the last row is the total of the others. is_stacked: on a narrow page the
+    last column stands below the others."""
 
     title: str
     columns: Sequence[Column]
@@ -55,6 +56,7 @@ class DataTable(NamedTuple):
     group: Callable[[Row], str] | None = None
     whole: int = 0
     has_sum: bool = False
+    is_stacked: bool = False
     fold: Fold = "no"
     on: Where = "both"
 

@@ -75,11 +75,13 @@ def write_search_page(
     """
     from mpctl.plan.planning.layout_settings import layout_text
 
-    plan = make_plan(result.best[0].job)
-    front = {choice.layout for choice in result.front}
+    assert result.best is not None, "a page shows a layout"
+    plan, front = make_plan(result.best.job), {choice.layout for choice in result.front}
+    answers = (("suggested", result.suggested), ("fastest", result.fastest))
+    names = {choice.layout: name for name, choice in answers if choice}
     points = [
-        FrontPoint(f"no. {number}", p.seconds, p.bytes, p.layout in front, layout_text(p.layout))
-        for number, p in enumerate(sorted(result.seen), start=1)
+        FrontPoint(names.get(p.layout, ""), p.seconds, p.bytes, p.layout in front, layout_text(p.layout))
+        for p in result.seen
     ]
     search = list(search_parts(document, points))
     page = plan_page(plan, plan.require_legal(), command=command, search=search, on_progress=on_progress)

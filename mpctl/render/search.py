@@ -1,18 +1,19 @@
-"""The answer of a search: the best layouts, why no. 1 is the best, and the cost of less memory."""
+"""The answers of a search: the fastest layout, the suggested one, the best as rows, and the cost of less memory."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from mpctl.core.records import Json
 from mpctl.core.units import bytes_text, count_text, days_text, energy_text, plural, seconds_text
 from mpctl.plan.planning.summary import training_line
 from mpctl.plan.search.document import LayoutEntry, NoLayoutEntry, SearchDocument
-from mpctl.plan.search.find import OPTIMISM, WIDE_BAND, ranking_error
+from mpctl.plan.search.find import OPTIMISM, WIDE_BAND
 from mpctl.render.console import get_console, marked
-from mpctl.render.parts import DataTable, Lines, Part, Section, Sentence, table_of
+from mpctl.render.parts import DataTable, Facts, Lines, Part, Section, Sentence, table_of
 from mpctl.render.terminal import print_parts
 from mpctl.spec.figure_sources import sources_text
 
@@ -25,6 +26,12 @@ OBJECTIVES = {
     "cost": "fewest GPU-hours a token",
     "days": "fewest days",
     "energy": "least energy",
+}
+ORDERS = {
+    "time": "fastest first",
+    "memory": "least memory first",
+    "cost": "fewest GPU-hours first",
+    "plain": "plainest first",
 }
 RUN_COLUMNS = ("run", "energy", "useful")
 # Titles of settings whose name is not clear enough.
@@ -41,79 +48,84 @@ SETTING_NAMES = {
 }
 
 
+def best_of(document: SearchDocument) -> LayoutEntry | None:
+    """Return the layout that is best by the objective; None where none was found."""
+    return document["fastest"] or min(document["rows"], key=lambda entry: entry["peak_bytes"], default=None)
+
+
 def headline(document: SearchDocument) -> str:
     """`gpt3-175b on 1,024 GPUs of NVIDIA A100-SXM4-80GB: most tokens a second`."""
-    name = document["model"] or document["job"] or "the model"
-    gpus = document["best"][0]["gpus"] if document["best"] else document["gpus"]
+    name, best = document["model"] or document["job"] or "the model", best_of(document)
+    gpus = best["gpus"] if best else document["gpus"]
     objective = OBJECTIVES[document["objective"]]
     return f"{name} on {plural(gpus, 'GPU')} of {document['device']}: {objective}"
 
 
+def answers(document: SearchDocument) -> Iterator[tuple[str, str]]:
+    """The answers with their names: the fastest layout and the suggested one, or that of least memory."""
+    best, suggested = best_of(document), document["suggested"]
+    if best is None:
+        return
+    name = "fastest" if document["fastest"] else "least memory"
+    yield name, f"{best['layout']}: {seconds_text(best['step_seconds'])} a step, {best['verdict']}"
+    if suggested and document["suggestion"]:
+        step = seconds_text(suggested["step_seconds"])
+        yield "suggested", f"{suggested['layout']}: {step} a step, {document['suggestion']}"
+    elif suggested:
+        yield "suggested", f"the fastest: none within {100 * document['ranking_error']:g} % of it is plainer"
+    if "run" in best:
+        yield f"{count_text(best['run']['tokens'])} tokens", whole_run_text(best["run"])
+
+
 def header_lines(document: SearchDocument) -> Iterator[str]:
-    """Whether no. 1 fits, what all layouts have in common, the number of estimated layouts, and
-    what was searched."""
-    if document["best"]:
-        yield f"no. 1 {document['best'][0]['verdict']}"
+    """What all layouts have in common, the number of estimated layouts, and what was searched."""
     yield training_line(document["training"])
     if document["figures_from"]:
         yield f"figures: {sources_text(document['figures_from'])}"
     headroom = f"headroom {document['headroom_percent']:g} %"
+    best, here = best_of(document), ""
+    if best and document["by_gpus"]:
+        here = f" ({document['estimated_here']:,} on {plural(best['gpus'], 'GPU')})"
     yield (
-        f"{plural(document['estimated'], 'layout')} estimated, "
+        f"{plural(document['estimated'], 'layout')} estimated{here}, "
         f"{document['too_large']:,} left out for memory ({headroom}), the rest by lower bounds"
     )
-    if document["best"] and "run" in document["best"][0]:
-        run = document["best"][0]["run"]
-        yield f"no. 1 for {count_text(run['tokens'])} tokens: {whole_run_text(run)}"
     if document["searched"]:
         names = (SETTING_NAMES.get(name, name) for name in document["searched"])
         yield f"searched: {', '.join(names)}"
 
 
-def notes(document: SearchDocument) -> Iterator[str]:
-    """How far a measured step may be from the first layout's; the meaning of memory."""
-    first = document["best"][0]
-    low, high = seconds_text(first["step_seconds_low"]), seconds_text(first["step_seconds_high"])
-    yield f"no. 1: in 9 of 10 runs a step takes {low} to {high}"
-    if first["extrapolates"]:
-        yield f"extrapolated: {'; '.join(first['extrapolates'])}"
-    yield from _order_notes(document)
-    if any(has_price(entry) for entry in document["best"]) or document["by_gpus"]:
-        yield "Gtok: a billion tokens"
+def notes(document: SearchDocument) -> Iterator[Sentence]:
+    """How far a measured step may be from the estimate, and the order of the rows from the true one."""
+    best = best_of(document)
+    assert best is not None, "there are rows"
+    low, high = seconds_text(best["step_seconds_low"]), seconds_text(best["step_seconds_high"])
+    far = ", extrapolated" if best["extrapolates"] else ""
+    yield Sentence(f"9 of 10 runs of the {best_name(document)} take {low} to {high} a step{far}", "note")
+    if document["fastest"] and len(document["rows"]) > 1:
+        share = "7" if best["step_seconds_high"] / best["step_seconds_low"] >= WIDE_BAND else "6"
+        error = f"{100 * document['ranking_error']:g} %"
+        yield Sentence(f"differences below {error} are ranked correctly {share} times out of 10: measure both", "note")
+    if document["unsorted"]:
+        left_out = plural(document["unsorted"], "layout")
+        yield Sentence(f"{left_out} left out that a row below beats in time and memory", "note")
+    if best["extrapolates"]:
+        yield Sentence(f"extrapolated: {'; '.join(best['extrapolates'])}", "note", on="page")
+    low, high = (f"{100 * share:g}" for share in OPTIMISM)
+    yield Sentence(
+        f"the lowest of many estimates tends to be too low: in published sweeps by {low} to {high} %", "note", on="page"
+    )
 
 
-def _order_notes(document: SearchDocument) -> Iterator[str]:
-    """How far the order of the layouts can be trusted (plan/search/find.py)."""
-    best = document["best"]
-    if any(entry["alike"] for entry in best):
-        sizes = "tp, pp and ep" if "ep" in document["searched"] else "tp and pp"
-        yield f"a row shows the simplest of the layouts that are about as fast with its {sizes}"
-    if document["objective"] == "memory" or len(best) < 2:
-        return
-    fastest = min(best, key=lambda entry: entry["step_seconds"])
-    band = fastest["step_seconds_high"] / fastest["step_seconds_low"]
-    error = ranking_error(band)
-    is_wide = band >= WIDE_BAND
-    share, where = ("7", " of systems as unsure") if is_wide else ("6", "")
-    order = f"estimates so close put {share} of 10 published pairs{where} in the right order; measure"
-    if document["is_plain_first"]:
-        yield (
-            f"no. 1 is the simplest layout within {100 * error:g} % of the fastest: {order} it and "
-            "a faster one before you choose"
-        )
-    else:
-        most = best[0]["step_seconds"] * (1 + error)
-        near = [n for n, entry in enumerate(best, start=1) if entry["step_seconds"] <= most]
-        if len(near) > 1:
-            link = "and" if near[-1] == 2 else "to"
-            yield f"no. 1 {link} {near[-1]} are within {100 * error:g} %: {order} them"
-    low, high = (100 * share for share in OPTIMISM)
-    yield (f"the lowest of many estimates tends to be too low: in published sweeps by {low:g} to {high:g} %")
+def best_name(document: SearchDocument) -> str:
+    """The name of the layout with which the others are compared."""
+    return "fastest" if document["fastest"] else "smallest"
 
 
 def comparison_lines(document: SearchDocument) -> list[str]:
-    """Each of the other layouts compared with no. 1, then the job as given."""
-    lines = [f"no. {number} {text}" for number, text in enumerate(document["reasons"], start=2)]
+    """Each of the other layouts compared with the best, then the job as given."""
+    rows = enumerate(document["rows"], start=1)
+    lines = [f"no. {number} {entry['difference']}" for number, entry in rows if entry["difference"]]
     return [*lines, *([document["own_reason"]] if document["own_reason"] else [])]
 
 
@@ -143,9 +155,16 @@ def has_price(entry: LayoutEntry | NoLayoutEntry) -> bool:
     return "price_per_billion_tokens" in entry
 
 
-def row_text(entry: LayoutEntry) -> str:
-    """A layout in words, and how many similarly fast ones it represents."""
-    return "; ".join(filter(None, (entry["layout"], entry["alike_text"])))
+def row_text(entry: LayoutEntry, name: str = "") -> str:
+    """A layout in words after its name, and how many similarly fast ones it represents."""
+    text = f"{name}: {entry['layout']}" if name else entry["layout"]
+    return "; ".join(filter(None, (text, entry["alike_text"])))
+
+
+def names_of(document: SearchDocument) -> dict[str, str]:
+    """Return the names of the two answers by the line that plans them."""
+    found = ((document["suggested"], "suggested"), (document["fastest"], "fastest"))
+    return {entry["command"]: name for entry, name in found if entry}
 
 
 def figure_cells(entry: LayoutEntry, *, has_cost: bool) -> list[str]:
@@ -171,25 +190,29 @@ def print_search(document: SearchDocument) -> None:
 
 
 def search_parts(document: SearchDocument, points: Sequence[FrontPoint] = ()) -> Iterator[Part]:
-    """The best layouts, what sets them apart, and the line that runs each. points: the layouts that were
-    estimated, for a page."""
-    best, by_gpus = document["best"], document["by_gpus"]
+    """The answers, the best layouts, what sets them apart, and the line that runs each. points: the layouts
+    that were estimated, for a page."""
+    rows, by_gpus, names = document["rows"], document["by_gpus"], names_of(document)
     yield Section("search", "Search")
     yield Sentence(headline(document), "lead")
+    yield Facts(list(answers(document)))
     yield from map(Sentence, header_lines(document))
-    if best:
-        yield _table("Best layouts", best, first="#")
-        yield from (Sentence(line, "note") for line in notes(document))
+    if rows:
+        yield _table(f"Layouts, {ORDERS[document['sort']]}", rows, names, first="#")
+        yield from notes(document)
         if lines := comparison_lines(document):
-            yield Lines("Compared with no. 1", lines)
-        yield Lines("Ready to type", [entry["command"] for entry in best], are_commands=True)
+            yield Lines(f"Compared with the {best_name(document)}", lines)
+        marks = ((entry["command"], names.get(entry["command"], "")) for entry in rows)
+        commands = [f"{line}  # {name}" if name else line for line, name in marks]
+        yield Lines("Ready to type", commands, are_commands=True)
     if points:
         yield from front_parts(points)
     if len(document["front"]) > 1:
-        yield _table("The fastest layout for less and less memory", document["front"])
+        yield _table("No estimated layout beats one of these in both time and memory", document["front"], names)
     if by_gpus:
-        yield _table("Best by number of GPUs", by_gpus, first="GPUs")
-        shown = best[0]["gpus"] if best else None
+        best = "Fastest" if document["objective"] != "memory" else "Least memory"
+        yield _table(f"{best} by number of GPUs", by_gpus, first="GPUs")
+        shown = rows[0]["gpus"] if rows else None
         commands = [
             f"{entry['command']}  # {plural(entry['gpus'], 'GPU')}"  # behind it, a shell's comment
             for entry in by_gpus
@@ -199,8 +222,15 @@ def search_parts(document: SearchDocument, points: Sequence[FrontPoint] = ()) ->
             yield Lines("Ready to type, by number of GPUs", commands, are_commands=True)
 
 
-def _table(title: str, entries: Sequence[LayoutEntry | NoLayoutEntry], *, first: str = "") -> DataTable:
-    """A row for each layout; first: the first column, `#` its place or `GPUs` their number."""
+def _table(
+    title: str,
+    entries: Sequence[LayoutEntry | NoLayoutEntry],
+    names: Mapping[str, str] = MappingProxyType({}),
+    *,
+    first: str = "",
+) -> DataTable:
+    """A row for each layout; names: of the answers, by their lines; first: the first column, `#` its place or
+    `GPUs` their number."""
     is_priced = any(has_price(entry) for entry in entries)
     has_cost = is_priced or first == "GPUs"
     figures = ["step", "tokens/s", "MFU", "memory"] + ["GPU-h/Gtok"] * has_cost
@@ -214,11 +244,11 @@ def _table(title: str, entries: Sequence[LayoutEntry | NoLayoutEntry], *, first:
             rows.append((*lead, *[""] * (len(figures) - len(lead)), entry["reason"]))
         else:
             cells = figure_cells(entry, has_cost=has_cost) + run_cells(entry) * has_runs
-            rows.append((*lead, *cells, row_text(entry)))
-    return table_of(title, (*figures, "layout"), rows, left=("layout",), whole=len(figures))
+            rows.append((*lead, *cells, row_text(entry, names.get(entry["command"], ""))))
+    return table_of(title, (*figures, "layout"), rows, left=("layout",), whole=len(figures), is_stacked=True)
 
 
-FRONT = "no other beats it in both time and memory"
+FRONT = "no other estimated layout beats it in both"
 DRAWN, LISTED = 1500, 200
 
 
@@ -243,8 +273,8 @@ def front_parts(points: Sequence[FrontPoint]) -> Iterator[Part]:
         (p.label, p.layout, seconds_text(p.seconds), bytes_text(p.bytes), "yes" * p.is_on_front)
         for p in [*front, *sorted(others, key=lambda p: p.seconds)][:LISTED]
     ]
-    some = "All" if len(rows) == len(points) else f"The first {len(rows)} of"
-    title = f"{some} {len(points)} layouts that were estimated, those on the front first"
+    some = "All" if len(rows) == len(points) else f"The first {len(rows)} of the"
+    title = f"{some} {plural(len(points), 'layout')} that were estimated here, those on the front first"
     columns = ("name", "layout", "step time", "memory", "front")
     yield table_of(title, columns, rows, left=columns[:2], fold="both")
 
@@ -266,4 +296,4 @@ def front_chart(front: Sequence[FrontPoint], others: Sequence[FrontPoint]) -> Ch
 
 def _point_text(point: FrontPoint) -> str:
     figures = f"{seconds_text(point.seconds)}, {bytes_text(point.bytes)}"
-    return f"{point.label}: {point.layout}, {figures}"
+    return f"{point.label}: {point.layout}, {figures}" if point.label else f"{point.layout}, {figures}"

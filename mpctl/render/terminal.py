@@ -40,7 +40,17 @@ def print_parts(parts: Iterable[Part], *, full: bool = False, console: Console |
             console.print()
         is_first, gap = False, False
         for drawn in _drawn(part, full=full):
-            console.print(drawn, soft_wrap=isinstance(part, Lines))
+            _print(console, drawn, soft_wrap=isinstance(part, Lines))
+
+
+def _print(console: Console, drawn: RenderableType, *, soft_wrap: bool) -> None:
+    """Print; into a pipe or a file without the blanks with which rich fills lines."""
+    if console.is_terminal or console.record:
+        console.print(drawn, soft_wrap=soft_wrap)
+        return
+    with console.capture() as captured:
+        console.print(drawn, soft_wrap=soft_wrap)
+    console.file.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
 
 
 def _drawn(part: Part, *, full: bool) -> Iterable[RenderableType]:

@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Le, MinLen
+from annotated_types import Ge, Le, MaxLen, MinLen
 from pydantic import Field, ValidationError
 
 from mpctl.core.axes import Axis
@@ -271,8 +271,9 @@ class RuntimeSupport(StrictModel):
     )
     sequence: bool = Field(False, description="sequence parallelism")
     context: bool = Field(False, description="context parallelism (parallel.cp above 1)")
-    zero: Annotated[list[ZeroStage], MinLen(1)] = Field([0], description="ZeRO stages; the first where dp x cp is 1")
+    zero: Annotated[list[ZeroStage], MinLen(1)] = Field([0], description="ZeRO stages")
     zero_sizes: bool = Field(False, description="ZeRO over a part of dp x cp (parallel.zero_size; HSDP)")
+    zero_over_cp: bool = Field(False, description="each of these groups has all of cp: zero_size is a multiple of it")
     tensor_modes: list[TensorMode] = Field(
         ["1d"], description="values of parallel.tensor_mode; empty where tp is always 1"
     )
@@ -316,6 +317,18 @@ class RuntimeSupport(StrictModel):
     def tensor(self) -> bool:
         """Whether it runs tensor parallelism (parallel.tp above 1)."""
         return bool(self.tensor_modes)
+
+
+class PlainLayout(StrictModel):
+    """What users of the software call a plain layout: of the layouts that estimates cannot tell apart, a
+    search suggests the plainest (plan/search/plain.py). The defaults are Megatron's habits."""
+
+    zero: Annotated[list[Annotated[float, Ge(0), Le(10)]], MinLen(4), MaxLen(4)] = Field(
+        [0, 0, 2, 4], description="complexity of ZeRO 0 to 3; a doubling of tp counts 0.5, full recomputation 2"
+    )
+    unusual: list[Literal["tp", "pp", "cp", "ep"]] = Field(
+        [], description="axes that users leave at 1 where they can; more ranks count 2 in addition"
+    )
 
 
 class CommunicatorMemory(StrictModel):
@@ -391,6 +404,10 @@ class RuntimeProfile(StrictModel):
 
     name: str = Field(description="the software")
     runs: RuntimeSupport = Field(default_factory=RuntimeSupport, description="the layouts that it runs")
+    searched: RuntimeSupport | None = Field(
+        None, description="what a search tries of them where settings are not asked for; all when absent"
+    )
+    plain: PlainLayout = Field(default_factory=PlainLayout, description="the layouts that its users call plain")
     gradient_dtype: DType | None = Field(
         None, description="data type in which gradients are reduced; that of the job when absent"
     )

@@ -77,7 +77,7 @@ def test_the_layout_is_the_one_that_search_finds(mpctl: Mpctl) -> None:
     }
     chosen = choose_layout(settings, patience=600).settings
     flags = ("--cluster=dgx-2x8", "--model=gpt2-xl", "--global-batch-size=64", "--dtype=bf16")
-    best = mpctl("search", *flags, "--top", 1, "--json").document["best"][0]["settings"]
+    best = mpctl("search", *flags, "--top", 1, "--json").document["suggested"]["settings"]
     assert {name: chosen[f"parallel.{name}"] for name in ("tp", "pp", "dp")} == {
         name: best[name] for name in ("tp", "pp", "dp")
     }

@@ -56,19 +56,21 @@ def test_a_search_as_json(mpctl: Mpctl) -> None:
     said = mpctl("search", *SMALL, "--top", 3, "--json")
     assert said.code == 0 and said.err == ""
     found = said.document
-    assert found["schema"] == "mpctl.search/2" and found["is_complete"]
-    seconds = [entry["step_seconds"] for entry in found["best"]]
-    assert len(seconds) == 3 and seconds[1:] == sorted(seconds[1:])
-    assert seconds[0] <= min(seconds) * (1 + WIDE_ERROR)  # no. 1 is the plainest of a tie, and the band wide
-    assert len(found["reasons"]) == 2 and found["front"]
+    assert found["schema"] == "mpctl.search/3" and found["is_complete"]
+    rows, fastest, suggested = found["rows"], found["fastest"], found["suggested"]
+    seconds = [entry["step_seconds"] for entry in rows]
+    assert len(seconds) == 3 + (suggested not in rows[:3]) and seconds == sorted(seconds)
+    assert fastest == rows[0] and suggested in rows and found["sort"] == "time"
+    assert suggested["step_seconds"] <= seconds[0] * (1 + WIDE_ERROR)  # the band is wide
+    assert bool(found["suggestion"]) == (suggested != fastest)
+    assert [bool(row["difference"]) for row in rows] == [False, *[True] * (len(rows) - 1)] and found["front"]
     assert found["own"] is None  # nobody gave a layout: flags leave it to the search
-    best = found["best"][0]
-    assert best["settings"]["cp"] == 1
-    assert sum(best["breakdown"].values()) == pytest.approx(best["step_seconds"])
+    assert fastest["settings"]["cp"] == 1
+    assert sum(fastest["breakdown"].values()) == pytest.approx(fastest["step_seconds"])
 
 
 def test_its_lines_lead_to_its_layouts(mpctl: Mpctl) -> None:
-    for entry in mpctl("search", *SMALL, "--top", 3, "--json").document["best"]:
+    for entry in mpctl("search", *SMALL, "--top", 3, "--json").document["rows"]:
         program, verb, *typed = shlex.split(entry["command"])
         assert (program, verb) == ("mpctl", "launch")
         said = mpctl("plan", *typed, "--json", "--groups", "none")
@@ -81,7 +83,7 @@ def test_no_launch_is_offered_that_launch_refuses(mpctl: Mpctl) -> None:
     given = ("--cluster", "dgx-b200", "--nodes", 1, "--model", "gpt2", "--dtype", "mxfp8")
     document = mpctl("search", *given, "--max-pp", 2, "--json").document
     assert [w["rule"] for w in document["warnings"]] == ["job-launched"]
-    assert all(entry["command"].startswith("mpctl plan ") for entry in document["best"])
+    assert all(entry["command"].startswith("mpctl plan ") for entry in document["rows"])
 
 
 def test_a_table_says_why_and_a_page_shows_it(mpctl: Mpctl, tmp_path: Path) -> None:
@@ -89,7 +91,7 @@ def test_a_table_says_why_and_a_page_shows_it(mpctl: Mpctl, tmp_path: Path) -> N
     said = mpctl("search", *SMALL, "--top", 2, "--price", 2, "--html", page)
     assert said.code == 0
     assert "Step time against memory" in page.read_text("utf-8")
-    for words in ("Best layouts", "mpctl launch --nodes 1 --cluster selene", "price/Gtok"):
+    for words in ("Layouts, fastest first", "mpctl launch --nodes 1 --cluster selene", "price/Gtok"):
         assert words in said.out
 
 
@@ -104,7 +106,7 @@ def test_by_number_of_gpus_and_cost(mpctl: Mpctl, tmp_path: Path) -> None:
     assert [entry["gpus"] for entry in by_gpus] == [1, 2, 8]
     assert {entry["settings"]["pp"] for entry in by_gpus} == {1}
     hours = [entry["gpu_hours_per_billion_tokens"] for entry in by_gpus]
-    assert found["best"][0]["gpu_hours_per_billion_tokens"] == min(hours)
+    assert found["fastest"]["gpu_hours_per_billion_tokens"] == min(hours)
     for entry in by_gpus:
         product = 2.5 * entry["gpu_hours_per_billion_tokens"]
         assert entry["price_per_billion_tokens"] == pytest.approx(product)
@@ -130,14 +132,14 @@ def _overrides(command: str) -> dict[str, Any]:
 
 
 def test_other_numbers_of_gpus_are_told_beside_the_jobs_own(mpctl: Mpctl, tmp_path: Path) -> None:
-    """No. 1 is on the job's own GPUs, whatever else is asked for, and its row in the table of
+    """The fastest is on the job's own GPUs, whatever else is asked for, and its row in the table of
     numbers is the same answer; each other number has a line to type."""
     asked = ("search", *SMALL, "--fix", "tp=1", "--max-pp", 1, "--top", 1)
-    alone = mpctl(*asked, "--json").document["best"]
+    alone = mpctl(*asked, "--json").document["fastest"]
     found = mpctl(*asked, "--gpus", "4,16", "--json").document
-    assert found["best"] == alone
+    assert found["fastest"] == alone
     assert [entry["gpus"] for entry in found["by_gpus"]] == [4, 8, 16]
-    assert found["by_gpus"][1] == alone[0]
+    assert found["by_gpus"][1] == alone
     page = tmp_path / "found.html"
     said = mpctl(*asked, "--gpus", "4,16", "--html", page).out
     assert all(html.escape(e["command"]) in page.read_text("utf-8") for e in found["by_gpus"])
@@ -166,7 +168,7 @@ def test_where_the_jobs_own_gpus_are_too_few_the_largest_number_answers(mpctl: M
     )
     kept = ("--cp", 1, "--fix", "tp=8", "--fix", "vpp=1", "--recompute", "full", "--gpus", 64)
     found = mpctl("search", *job, *kept, "--top", 1, "--json").document
-    assert found["best"][0]["gpus"] == 64
+    assert found["fastest"]["gpus"] == 64
     assert found["by_gpus"][0] == {"gpus": 8, "settings": None, "reason": "nothing fits"}
 
 
@@ -337,8 +339,8 @@ def test_headroom_leaves_layouts_out(mpctl: Mpctl) -> None:
         "--json",
     )
     whole, less = (mpctl(*asked, "--headroom", share).document for share in (0, 50))
-    assert max(entry["peak_bytes"] for entry in whole["best"]) > 4 * 2**30
-    assert all(entry["peak_bytes"] <= 4 * 2**30 and entry["fits"] for entry in less["best"])
+    assert max(entry["peak_bytes"] for entry in whole["rows"]) > 4 * 2**30
+    assert all(entry["peak_bytes"] <= 4 * 2**30 and entry["fits"] for entry in less["rows"])
     assert less["headroom_percent"] == 50 and less["too_large"] > 0
 
 

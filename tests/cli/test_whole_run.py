@@ -241,9 +241,9 @@ def test_days_and_energy_prefer_what_they_name() -> None:
     energy = search_layouts(None, SMALL, objective="energy", gpus=[2, 16], tokens=10**10, top=1)
     for found, objective in ((days, "days"), (energy, "energy")):
         costs = {g: cost_of(c, objective) for g, c in found.by_gpus.items() if c is not None}
-        assert found.best[0].job.world_size == min(costs, key=lambda gpus: costs[gpus])
-    assert days.best[0].job.world_size == 16
-    assert energy.best[0].job.world_size == 2
+        assert found.rows[0].job.world_size == min(costs, key=lambda gpus: costs[gpus])
+    assert days.rows[0].job.world_size == 16
+    assert energy.rows[0].job.world_size == 2
 
 
 @pytest.mark.parametrize(
@@ -299,7 +299,7 @@ def test_a_search_tells_the_same_run_everywhere(mpctl: Mpctl, tmp_path: Path) ->
         "2.5",
     ]
     found = json.loads(mpctl(*command, "--csv", sheet, "--html", page, "--json").out)
-    best = found["best"][0]
+    best = found["fastest"]
     run = WholeRun(**best["run"])
     assert best["gpus"] == 8 and run.price == pytest.approx(2.5 * run.gpu_hours)
     assert run.gpu_hours_ideal == pytest.approx(10 * best["gpu_hours_per_billion_tokens"], rel=1e-3)

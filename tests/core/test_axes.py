@@ -94,8 +94,8 @@ print(json.dumps({
     "document": document,
     "rank": rank_document(plan, topology, 5),
     "refused": refused,
-    "given": given.best[0].layout._asdict(),
-    "free": free.best[0].layout._asdict(),
+    "given": given.fastest.layout._asdict(),
+    "free": free.fastest.layout._asdict(),
     "searched": free.searched,
 }))
 """

@@ -43,7 +43,7 @@ Phi(-(0.049 + 0.02) / 0.10) = 25 %, a rival. Measured at 1.06 s with 1 % of nois
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import zip_longest
 from math import exp, log, log2, sqrt
@@ -51,7 +51,9 @@ from statistics import NormalDist, fmean
 from typing import TYPE_CHECKING, NamedTuple
 
 from mpctl.plan.planning.layout_settings import LayoutSettings
-from mpctl.plan.search.find import class_of, complexity
+from mpctl.plan.search.find import LayoutClass, class_of
+from mpctl.plan.search.plain import complexity
+from mpctl.spec.runtime import PlainLayout
 
 if TYPE_CHECKING:
     import numpy as np
@@ -162,21 +164,25 @@ class Belief:
     """Step times of some layouts, inferred from plans and trials.
 
     candidates: layouts that may be measured; measured: layouts already measured, not necessarily among
-    the candidates; scale: a factor on all spreads.
+    the candidates; scale: a factor on all spreads; plain: what is plain under the runtime.
     """
 
     candidates: Sequence[Candidate]
     measured: Sequence[MeasuredLayout]
     scale: float = 1.0
+    plain: PlainLayout = field(default_factory=PlainLayout)
 
     @classmethod
-    def of(cls, candidates: Sequence[Candidate], measured: Sequence[MeasuredLayout]) -> Belief:
+    def of(
+        cls, candidates: Sequence[Candidate], measured: Sequence[MeasuredLayout], plain: PlainLayout | None = None
+    ) -> Belief:
         """The belief with the scale that makes the trials the most likely."""
+        plain = plain or PlainLayout()
         if not measured:
-            return cls(candidates, measured)
+            return cls(candidates, measured, plain=plain)
         every = (cls((), measured, scale) for scale in SCALES)
         likeliest = max(every, key=lambda one: one._solved[1] - log2(one.scale) ** 2 / 2)
-        return cls(candidates, measured, likeliest.scale)
+        return cls(candidates, measured, likeliest.scale, plain)
 
     @cached_property
     def noise(self) -> float:
@@ -281,7 +287,7 @@ class Belief:
             measured[at] = MeasuredLayout(point, (*measured[at].seconds, measured[at].mean))
         else:
             measured.append(MeasuredLayout(point, (seconds,)))
-        return Belief(self.candidates, measured, self.scale)
+        return Belief(self.candidates, measured, self.scale, self.plain)
 
 
 def is_settled(belief: Belief) -> bool:
@@ -297,7 +303,7 @@ def is_settled(belief: Belief) -> bool:
 def choose(belief: Belief) -> NextTrial | None:
     """The next trial; None where the search is settled or nothing is left to measure."""
     if not belief.measured:
-        return _by_plan(belief.candidates)
+        return _by_plan(belief)
     if is_settled(belief):
         return None
     best, free = belief.best, {one.layout for one in belief.candidates}
@@ -315,14 +321,18 @@ def choose(belief: Belief) -> NextTrial | None:
     gains = [(belief.gain(at, among), at) for at in (among if can_repeat else considered)]
     gain = max(gain for gain, _ in gains)
     near = [at for found, at in gains if found >= 0.95 * gain]
-    at = min(near, key=lambda at: (complexity(belief.points[at].layout), belief.means[at]))
+    at = min(near, key=lambda at: (complexity(belief.points[at].layout, belief.plain), belief.means[at]))
     return NextTrial(belief.points[at], gain, _why(belief, at))
 
 
 def _of_new_classes(belief: Belief, numbers: Iterable[int]) -> Iterator[int]:
     """Yield the points that split the ranks in a way not yet measured."""
-    known = {class_of(one.candidate.layout) for one in belief.measured}
-    return (at for at in numbers if class_of(belief.points[at].layout) not in known)
+    known = {_way(one.candidate.layout) for one in belief.measured}
+    return (at for at in numbers if _way(belief.points[at].layout) not in known)
+
+
+def _way(layout: LayoutSettings) -> tuple[LayoutClass, int]:
+    return class_of(layout), layout.cp
 
 
 def choose_several(belief: Belief, count: int) -> list[NextTrial]:
@@ -340,13 +350,13 @@ def choose_several(belief: Belief, count: int) -> list[NextTrial]:
     return chosen
 
 
-def _by_plan(candidates: Sequence[Candidate]) -> NextTrial | None:
+def _by_plan(belief: Belief) -> NextTrial | None:
     """The plainest of the layouts that are planned to be as fast as the fastest."""
-    if not candidates:
+    if not belief.candidates:
         return None
-    least = min(one.seconds for one in candidates) * (1 + WORTH)
-    near = [one for one in candidates if one.seconds <= least]
-    plainest = min(near, key=lambda one: (complexity(one.layout), one.seconds))
+    least = min(one.seconds for one in belief.candidates) * (1 + WORTH)
+    near = [one for one in belief.candidates if one.seconds <= least]
+    plainest = min(near, key=lambda one: (complexity(one.layout, belief.plain), one.seconds))
     return NextTrial(plainest, 0.0, "the fastest by plan")
 
 

@@ -42,6 +42,7 @@ from mpctl.plan.search.result import why_nothing
 from mpctl.plan.search.space import SearchSpace
 from mpctl.records.rundir.summary import WARM_UP_STEPS
 from mpctl.spec.job import JobSpec
+from mpctl.spec.runtime import get_profile
 
 SHARES = 16  # trials among which a budget is shared where their number is not given
 START_SECONDS = {"local": 10.0, "auto": 10.0}
@@ -188,7 +189,7 @@ class Tuning:
             if not self._planned:
                 raise why_nothing(self.request, self.before.evaluator, self.watch.on_progress)
         allowed = list(without_failed(self._planned, self.records))
-        self.belief = Belief.of(allowed, self.measured())
+        self.belief = Belief.of(allowed, self.measured(), get_profile(self.request.job.training.runtime).plain)
 
     def learn(self) -> None:
         """Fit the planner to the trials so far, and write its presets to the folder; nothing where

@@ -1,4 +1,4 @@
-"""The result of a search as data: schema mpctl.search/2, and the same as rows of a table.
+"""The result of a search as data: schema mpctl.search/3, and the same as rows of a table.
 
 Seconds and bytes are those of `mpctl plan` for the same layout.
 """
@@ -16,7 +16,7 @@ from mpctl.plan.planning.summary import training_settings
 from mpctl.plan.rules.launched import why_not_launched
 from mpctl.plan.rules.runtime import runtime_rules
 from mpctl.plan.rules.training import slow_dtype
-from mpctl.plan.search.result import LayoutReport, given_reason, reasons
+from mpctl.plan.search.result import LayoutReport, difference_text, given_reason
 from mpctl.spec.figure_sources import figure_sources
 from mpctl.spec.runtime import is_launched
 
@@ -45,8 +45,9 @@ class LayoutEntry(TypedDict):
 
     step_seconds_low, step_seconds_high: 9 of 10 measured steps are between them. peak_bytes: on the
     device of the fullest rank. breakdown: seconds of the step by part. layout: the settings in
-    words. alike: layouts that this one represents, the fastest first, with the same keys. price:
-    only if that of a GPU-hour is known. run: of `--tokens` (WholeRun).
+    words. alike: layouts that this one represents, the fastest first, with the same keys. difference:
+    from the fastest layout, in words; empty for that one. price: only if that of a GPU-hour is known.
+    run: of `--tokens` (WholeRun).
     """
 
     fits: bool
@@ -67,6 +68,7 @@ class LayoutEntry(TypedDict):
     layout: str
     alike: list[Json]
     alike_text: str
+    difference: str
     command: str
 
 
@@ -80,21 +82,23 @@ class NoLayoutEntry(TypedDict):
 
 
 class SearchDocument(TypedDict):
-    """Schema mpctl.search/2: what `mpctl search --json` prints.
+    """Schema mpctl.search/3: what `mpctl search --json` prints.
 
-    training: settings that all layouts share. figures_from: the user's presets behind the
-    figures. fixed: settings of a layout that the request fixes.
-    searched: those that varied. estimated: number of layouts whose step was estimated. too_large:
+    training: settings that all layouts share. figures_from: the user's presets behind the figures. fixed:
+    settings of a layout that the request fixes. searched: those that varied. estimated: number of layouts
+    whose step was estimated, estimated_here of them on the GPUs of the rows. too_large:
     number of layouts left out for their memory, of those that no bound on time had ruled out
-    before. is_complete: false after Ctrl-C. best: fastest first, or what the objective prefers;
-    each has a different combination of tp, pp, ep and tensor mode. is_plain_first: the first
-    is the plainest of those within the error of ranking, not the fastest. reasons: a
-    sentence for each of best but the first. own: the layout of the job as written, if it sets
-    one. front: for less and less memory, the fastest layout. by_gpus: with `--gpus`, the best
+    before. is_complete: false after Ctrl-C. fastest: the fastest layout. suggested: the plainest of those
+    that estimates cannot tell from the fastest, whose difference is at most the share ranking_error;
+    suggestion: what it costs and saves, in words, empty where it is the fastest. Both layouts are null for
+    the objective memory. rows: the best layouts and the suggested one, in the order of sort; each has a
+    different combination of tp, pp, ep and tensor mode. unsorted: rows left out because a row below beat
+    them in time and memory. own: the layout of the job as written, if it sets one. front: the estimated
+    layouts that no other beats in time and memory, the fastest first. by_gpus: with `--gpus`, the fastest
     layout of each number of GPUs.
     """
 
-    schema: Literal["mpctl.search/2"]
+    schema: Literal["mpctl.search/3"]
     training: TrainingEntry
     figures_from: list[FigureSource]
     job: str | None
@@ -110,12 +114,17 @@ class SearchDocument(TypedDict):
     searched: list[str]
     warnings: list[IssueEntry]
     objective: str
+    sort: str
     is_complete: bool
-    is_plain_first: bool
     estimated: int
+    estimated_here: int
     too_large: int
-    best: list[LayoutEntry]
-    reasons: list[str]
+    ranking_error: float
+    fastest: LayoutEntry | None
+    suggested: LayoutEntry | None
+    suggestion: str
+    rows: list[LayoutEntry]
+    unsorted: int
     own: LayoutEntry | None
     own_reason: str | None
     front: list[LayoutEntry]
@@ -125,14 +134,15 @@ class SearchDocument(TypedDict):
 def search_document(result: SearchResult, command: CommandLine) -> SearchDocument:
     """The result as JSON. command: the line to type for a layout."""
 
-    def entries(choices: list[LayoutReport]) -> list[LayoutEntry]:
-        return [_layout_entry(choice, command) for choice in choices]
-
     job, best, given = result.request.job, result.best, result.given
+
+    def entry(choice: LayoutReport) -> LayoutEntry:
+        return _layout_entry(choice, best, command)
+
     device = job.cluster.device
     return {
-        "schema": "mpctl.search/2",
-        "training": training_settings(best[0].job if best else job, result.searched),
+        "schema": "mpctl.search/3",
+        "training": training_settings(best.job if best else job, result.searched),
         "figures_from": figure_sources(job, result.request.presets),
         "job": job.name,
         "model": job.model.name if job.model else None,
@@ -147,37 +157,40 @@ def search_document(result: SearchResult, command: CommandLine) -> SearchDocumen
         "searched": result.searched,
         "warnings": [issue.as_dict() for issue in _warnings(result)],
         "objective": result.objective,
+        "sort": result.sort,
         "is_complete": result.is_complete,
-        "is_plain_first": result.is_plain_first,
         "estimated": result.estimated,
+        "estimated_here": len(result.seen),
         "too_large": result.too_large,
-        "best": entries(best),
-        "reasons": list(reasons(best[0], best[1:])) if best else [],
-        "own": _layout_entry(given, command) if given else None,
-        "own_reason": given_reason(best[0], given) if given and best else None,
-        "front": entries(result.front),
+        "ranking_error": result.error,
+        "fastest": entry(result.fastest) if result.fastest else None,
+        "suggested": entry(result.suggested) if result.suggested else None,
+        "suggestion": result.suggestion,
+        "rows": list(map(entry, result.rows)),
+        "unsorted": result.unsorted,
+        "own": entry(given) if given else None,
+        "own_reason": given_reason(best, given) if given and best else None,
+        "front": list(map(entry, result.front)),
         "by_gpus": [
-            _layout_entry(choice, command)
-            if choice
-            else {"gpus": gpus, "settings": None, "reason": result.why_none[gpus]}
+            entry(choice) if choice else {"gpus": gpus, "settings": None, "reason": result.why_none[gpus]}
             for gpus, choice in result.by_gpus.items()
         ],
     }
 
 
 def _warnings(result: SearchResult) -> list[Issue]:
-    """Warnings of the job, before its layouts, and of fixed settings in the best one that the
+    """Warnings of the job, before its layouts, and of fixed settings in the first one that the
     runtime does not run."""
     request = result.request
     job, checks = request.job, [*slow_dtype(LayoutDraft(request.job))]
-    if result.best:
-        checks += runtime_rules(LayoutDraft(result.best[0].job))
+    if result.rows:
+        checks += runtime_rules(LayoutDraft(result.rows[0].job))
     if is_launched(job.training.runtime):
         checks += why_not_launched(job)
     return [*request.warnings, *(check.issue for check in checks)]
 
 
-def _layout_entry(choice: LayoutReport, command: CommandLine) -> LayoutEntry:
+def _layout_entry(choice: LayoutReport, best: LayoutReport | None, command: CommandLine) -> LayoutEntry:
     time, price = choice.time, choice.price_per_billion
     entry: LayoutEntry = {
         "fits": choice.fits,
@@ -196,6 +209,7 @@ def _layout_entry(choice: LayoutReport, command: CommandLine) -> LayoutEntry:
         "layout": layout_text(choice.layout),
         "alike": [_alike_entry(*point) for point in choice.alike],
         "alike_text": choice.alike_text,
+        "difference": difference_text(best, choice) if best and choice.layout != best.layout else "",
         "command": command(choice),
     }
     if price is not None:
@@ -210,14 +224,15 @@ def _alike_entry(seconds: float, size: int, layout: LayoutSettings) -> Json:
 
 
 def csv_rows(document: SearchDocument) -> Iterator[list[object]]:
-    """A row of titles, then the best, the front and the best of each number of GPUs, one layout a
-    row; where no layout was found, no row."""
-    first = document["best"][0] if document["best"] else None
+    """A row of titles, then the two answers, the rows, the front and the fastest of each number of GPUs, one
+    layout a row; where no layout was found, no row."""
+    first = document["rows"][0] if document["rows"] else None
     settings = list(first["settings"]) if first else []
     run = [f"run_{name}" for name in CSV_RUN] if first and "run" in first else []
     yield ["list", *CSV_FIGURES, *run, *settings, "command"]
     lists = {
-        "best": document["best"],
+        **{name: [entry] for name in ("fastest", "suggested") if (entry := document[name])},
+        "rows": document["rows"],
         "front": document["front"],
         "by_gpus": [entry for entry in document["by_gpus"] if "command" in entry],
     }

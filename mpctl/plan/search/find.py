@@ -11,11 +11,13 @@ values, so that the answer is the same every time.
 The exhaustive search evaluates every layout that passes the rules; tests compare the two on small
 spaces.
 
-An estimate cannot tell layouts apart that differ by less than its own error, and users cannot
-choose between five spellings of one layout. So a search looks for *classes*: layouts with the same
-tp, cp, pp, ep and tensor mode. Of a class it keeps the layouts within ALIKE of the fastest one, and
-shows the plainest of them (`complexity`). Classes within the error of ranking are a tie, and the
-plainest of them is no. 1.
+Users cannot choose between five spellings of one layout. So a search looks for *classes*: layouts
+with the same tp, pp, ep and tensor mode. Of a class it keeps the layouts within ALIKE of the fastest
+one, which stands for them.
+
+An estimate cannot tell layouts apart that differ by less than its own error. So there is a second
+answer beside the fastest layout: the plainest of all layouts within that error of it (plain.py). A
+second queue, the plainest sizes first, finds it.
 
 That error and what is plain were measured on the published sweeps: several layouts of one model on
 one cluster, estimated by constants that had not seen the run (tests/measure/calibrate/test_accuracy.py).
@@ -23,23 +25,24 @@ Of pairs of layouts whose estimates differ by less than RANKING_ERROR, six in te
 estimated order; of those that differ by more, nine in ten did. On clusters that nobody tuned, and
 where constants had not seen the cluster, seven in ten of the pairs up to WIDE_ERROR did: there, as
 a wide band says, that is a tie. The plainest of a tie is no slower than its fastest: over all
-sweeps it ran 6.5 % slower than the best run, the fastest estimate 6.6 %; by constants that had not
-seen the cluster 6.5 and 6.9 %.
+sweeps it ran 6.7 % slower than the best run, the fastest estimate 6.6 %; by constants that had not
+seen the table 6.3 and 6.9 %, or the cluster 6.7 and 6.9 %.
 """
 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
-from math import inf, log2
+from math import inf
 from typing import Literal, NamedTuple
 
 from mpctl.core.units import seconds_text
 from mpctl.plan.planning.layout_settings import LayoutSettings
 from mpctl.plan.search.bound import StepTimeBound
 from mpctl.plan.search.evaluate import LayoutEvaluator
+from mpctl.plan.search.plain import complexity, least_complexity
 from mpctl.plan.search.space import SearchSpace
 
 Objective = Literal["tokens", "memory"]
@@ -54,29 +57,18 @@ ALIKE = 0.01
 RANKING_ERROR, WIDE_ERROR = 0.04, 0.1
 WIDE_BAND = 1.5
 """A band is wide if the ratio of its ends is at least this."""
-TIES = 8
-"""Rows that a search compares at least before it shows the best."""
 OPTIMISM = (0.01, 0.07)
 """Optimism of the fastest of several estimates relative to its sweep: the mean over the sweeps of tuned
 software, and over those of nanotron's cluster, which nobody tuned."""
-RECOMPUTE = {"none": 0.0, "selective": 1.0, "full": 2.0}
-SHARED_STATES = (0.0, 0.0, 2.0, 4.0)  # by ZeRO stage
-PLAIN_SCHEDULES, PLAIN_BALANCE = ("1f1b", "interleaved"), "even"
 
 
 class LayoutClass(NamedTuple):
-    """The settings that layouts of one row of an answer share, and cp."""
+    """The settings that layouts of one row of an answer share."""
 
     tensor_mode: str
     tp: int
     pp: int
     ep: int = 1
-    cp: int = 1
-
-    @property
-    def row(self) -> LayoutClass:
-        """The same for every cp."""
-        return self._replace(cp=0)
 
 
 class EvaluatedLayout(NamedTuple):
@@ -87,41 +79,16 @@ class EvaluatedLayout(NamedTuple):
     layout: LayoutSettings
 
 
-def complexity(layout: LayoutSettings) -> float:
-    """How far a layout is from the plainest one, replicas alone: half for each doubling of tp, pp,
-    cp or ep and of chunks, half less for one of the micro batch (fewer of them), 2 for one of etp,
-    plus recomputation, more sharded states than ZeRO 1's, and unusual settings.
-
-    >>> plain = LayoutSettings(tp=4, dp=32, pp=2, vpp=4, sequence_parallel=True, zero=1)
-    >>> complexity(plain), complexity(plain._replace(vpp=20, zero=2))
-    (2.5, 6.660964047443681)
-    """
-    sizes = (layout.pp, layout.cp, layout.vpp, layout.micro_batch_size)
-    unusual = (
-        any(size & (size - 1) for size in sizes)
-        + 2 * (layout.schedule not in PLAIN_SCHEDULES)
-        + (layout.stage_balance != PLAIN_BALANCE)
-        + (layout.copies > 1)
-    )
-    splits = layout.tp * layout.pp * layout.cp * layout.ep * layout.vpp
-    states = RECOMPUTE[layout.recompute] + SHARED_STATES[layout.zero]
-    return log2(splits / layout.micro_batch_size) / 2 + 2 * log2(layout.etp) + states + unusual
-
-
 class LayoutGroup(NamedTuple):
-    """Layouts of one class or row that are as fast as each other. members: the fastest first."""
+    """Layouts of one class that are as fast as each other. members: the first one stands for them, the
+    fastest or, for least memory, the smallest."""
 
     members: tuple[EvaluatedLayout, ...]
 
     @property
-    def plainest(self) -> EvaluatedLayout:
-        """The plainest; of equally plain ones the fastest."""
-        return min(self.members, key=lambda point: (complexity(point.layout), point))
-
-    @property
-    def others(self) -> tuple[EvaluatedLayout, ...]:
-        """The layouts of the group other than its plainest."""
-        return tuple(point for point in self.members if point != self.plainest)
+    def first(self) -> EvaluatedLayout:
+        """The layout that stands for the group."""
+        return self.members[0]
 
 
 def without_other_orders(points: Sequence[EvaluatedLayout], point: EvaluatedLayout) -> list[EvaluatedLayout] | None:
@@ -135,7 +102,7 @@ def without_other_orders(points: Sequence[EvaluatedLayout], point: EvaluatedLayo
 @dataclass
 class BestClasses:
     """The best so far of the layouts that need at most `limit` bytes: those within ALIKE of the
-    fastest of each class, of the classes up to the `count`-th row."""
+    fastest of each class, of the `count` fastest classes."""
 
     limit: float
     count: int
@@ -160,17 +127,14 @@ class BestClasses:
         insort(kept, point)
         least = kept[0].seconds * (1 + ALIKE)
         self.classes[class_of(point.layout)] = [one for one in kept if one.seconds <= least]
-        rows: dict[LayoutClass, float] = {}
-        for layout_class, points in self.classes.items():
-            rows[layout_class.row] = min(points[0].seconds, rows.get(layout_class.row, inf))
-        if len(rows) >= self.count:
-            self.worst = sorted(rows.values())[self.count - 1] * (1 + ALIKE)
+        if len(self.classes) >= self.count:
+            fastest = sorted(points[0].seconds for points in self.classes.values())
+            self.worst = fastest[self.count - 1] * (1 + ALIKE)
 
     def groups(self) -> list[LayoutGroup]:
-        """The best classes, in the order of their plainest layouts' seconds."""
-        last = self.worst / (1 + ALIKE)
-        every = (points for points in self.classes.values() if points[0].seconds <= last)
-        return sorted((LayoutGroup(tuple(points)) for points in every), key=lambda g: g.plainest)
+        """The best classes, the fastest first."""
+        groups = sorted((LayoutGroup(tuple(points)) for points in self.classes.values()), key=lambda g: g.first)
+        return groups[: self.count]
 
 
 def ranking_error(band: float) -> float:
@@ -178,23 +142,13 @@ def ranking_error(band: float) -> float:
     return WIDE_ERROR if band >= WIDE_BAND else RANKING_ERROR
 
 
-def plainest_first(groups: Sequence[LayoutGroup], band: float) -> list[LayoutGroup]:
-    """A group for each row, fastest first, but before all the plainest of those that cannot be
-    distinguished from the fastest; groups of a row, which differ in cp, that cannot be either are
-    one. groups: fastest first; band: the ratio of the ends of the first one's band."""
-    if not groups:
-        return []
-    most = groups[0].plainest.seconds * (1 + ranking_error(band))
-    rows: dict[LayoutClass, list[LayoutGroup]] = {}
-    for group in groups:
-        row = rows.setdefault(class_of(group.plainest.layout).row, [])
-        if not row or group.plainest.seconds <= most:
-            row.append(group)
-    merged = [LayoutGroup(tuple(sorted(p for g in row for p in g.members))) for row in rows.values()]
-    best = sorted(merged, key=lambda group: group.plainest)
-    near = [group for group in best if group.plainest.seconds <= most] or best[:1]
-    first = min(near, key=lambda group: (complexity(group.plainest.layout), group.plainest))
-    return [first, *(group for group in best if group is not first)]
+def non_dominated(points: Iterable[EvaluatedLayout]) -> list[EvaluatedLayout]:
+    """Return the points that no other beats in time and memory, the fastest first."""
+    front: list[EvaluatedLayout] = []
+    for point in sorted(points):
+        if not front or point.bytes < front[-1].bytes:
+            front.append(point)
+    return front
 
 
 @dataclass
@@ -202,21 +156,29 @@ class FoundLayouts:
     """The result of a search of one space.
 
     groups: for each class the layouts that are equally fast or, for least memory, one layout each;
-    best first. front: the first one, then the best of each memory budget that is slower and needs
-    less. evaluated: every evaluated layout. is_complete: false after Ctrl-C. too_large: layouts
-    that were left out for their memory, of those that no bound on time had ruled out before.
+    best first. suggested: the plainest layout within `error`, a share, of the fastest; None for least
+    memory. evaluated: every layout that fits and was evaluated. is_complete: false after Ctrl-C.
+    too_large: layouts that were left out for their memory, of those that no bound on time had ruled out
+    before.
     """
 
     groups: list[LayoutGroup] = field(default_factory=list)
-    front: list[EvaluatedLayout] = field(default_factory=list)
+    suggested: EvaluatedLayout | None = None
+    error: float = 0.0
     is_complete: bool = True
     evaluated: list[EvaluatedLayout] = field(default_factory=list)
     too_large: int = 0
 
     @property
     def best(self) -> list[EvaluatedLayout]:
-        """The layouts to show, best first."""
-        return [group.plainest for group in self.groups]
+        """The first layout of each group, best first."""
+        return [group.first for group in self.groups]
+
+    @property
+    def front(self) -> list[EvaluatedLayout]:
+        """The evaluated layouts that no other beats in time and memory, the fastest first. Those of each
+        memory budget are the fastest of all layouts within it."""
+        return non_dominated(self.evaluated)
 
 
 @dataclass
@@ -247,6 +209,7 @@ def find_layouts(
     top: int = 5,
     budgets: int = BUDGETS,
     objective: Objective = "tokens",
+    suggest: bool = True,
     exhaustive: bool = False,
     on_progress: Progress | None = None,
     on_note: Note | None = None,
@@ -255,6 +218,7 @@ def find_layouts(
     """The layouts of the `top` fastest classes, or the `top` layouts of least memory.
 
     budgets: equal shares of the device's memory for each of which the best layout is found too.
+    suggest: also find the plainest layout within the error of the fastest.
     exhaustive: evaluate every layout. on_note: is called with the best so far, in words. Ctrl-C
     ends the search with the layouts found so far. Raises MissingFigure where the device states no
     rate.
@@ -270,6 +234,8 @@ def find_layouts(
             search.minimize_memory(report)
         else:
             search.minimize_time(report)
+        if suggest and objective == "tokens":
+            search.find_plainest(report)
     except KeyboardInterrupt:
         search.is_complete = False
     return search.result(objective)
@@ -284,6 +250,9 @@ class BranchAndBound:
         self.space, self.evaluator, self.bound = space, evaluator, StepTimeBound(evaluator)
         self.evaluated: list[EvaluatedLayout] = []
         self.is_complete = True
+        self.suggested: EvaluatedLayout | None = None
+        self.error = 0.0
+        self.axes: list[tuple[float, LayoutSettings]] = []  # with lower bounds of their seconds
         self.on_note, self.fastest = on_note, inf
         self.too_large_count = 0
         memory = evaluator.usable_memory
@@ -296,12 +265,14 @@ class BranchAndBound:
 
     def minimize_time(self, report: Progress) -> None:
         """Find the fastest layouts under each budget."""
-        queue: list[tuple[float, int, Level, LayoutSettings]] = []
         every = list(self.space.axes())
         for number, axes in enumerate(every):
-            queue.append((self.bound.of_axes_quickly(axes), number, "axes", axes))
+            self.axes.append((self.bound.of_axes_quickly(axes), axes))
             if number % REPORT_EVERY == 0:
                 report("bounds", number, len(every))
+        queue: list[tuple[float, int, Level, LayoutSettings]] = [
+            (least, number, "axes", axes) for number, (least, axes) in enumerate(self.axes)
+        ]
         heapify(queue)
         number, taken, least = len(every), 0, queue[0][0] if queue else 0.0
         while queue:
@@ -385,16 +356,66 @@ class BranchAndBound:
         if self._wants(bound, size, layout_class):
             self._add(layout, size, self.budgets)
 
-    def _add(self, layout: LayoutSettings, size: int, budgets: Sequence[BestClasses | LeastMemory]) -> None:
+    def _add(
+        self, layout: LayoutSettings, size: int, budgets: Sequence[BestClasses | LeastMemory]
+    ) -> EvaluatedLayout | None:
+        """Evaluate a layout and take it in where it is among the best; None where it cannot be timed."""
         seconds = self.evaluator.step_seconds(layout)
-        if seconds is not None and self.evaluator.is_legal(layout):
-            point = EvaluatedLayout(seconds, size, layout)
-            self.evaluated.append(point)
-            if self.on_note and size <= self.budgets[0].limit:
-                self.fastest = min(self.fastest, point.seconds)
-                self.on_note(f"{len(self.evaluated)} estimated, best {seconds_text(self.fastest)}")
-            for budget in budgets:
-                budget.add(point)
+        if seconds is None or not self.evaluator.is_legal(layout):
+            return None
+        point = EvaluatedLayout(seconds, size, layout)
+        self.evaluated.append(point)
+        if self.on_note:
+            self.fastest = min(self.fastest, point.seconds)
+            self.on_note(f"{len(self.evaluated)} estimated, best {seconds_text(self.fastest)}")
+        for budget in budgets:
+            budget.add(point)
+        return point
+
+    def find_plainest(self, report: Progress) -> None:
+        """Find the plainest layout that fits and takes at most the ranking's error longer than the
+        fastest; of equally plain ones the fastest. Sizes, pipelines and layouts are taken the plainest
+        first."""
+        groups = self.budgets[0].groups()
+        if not groups:
+            return
+        fastest, plain = groups[0].first, self.evaluator.profile.plain
+        time = self.evaluator.step_time(fastest.layout)
+        assert time is not None, "it was timed before"
+        self.error = ranking_error(time.high / time.low)
+        most, limit = fastest.seconds * (1 + self.error), self.budgets[0].limit
+
+        def key(point: EvaluatedLayout) -> tuple[float, EvaluatedLayout]:
+            return complexity(point.layout, plain), point
+
+        known = {point.layout for point in self.evaluated}
+        best = min(key(point) for point in self.evaluated if point.seconds <= most)
+        self.suggested = best[1]
+        queue: list[tuple[float, float, int, Level, LayoutSettings]] = [
+            (least_complexity(axes, plain), bound, number, "axes", axes)
+            for number, (bound, axes) in enumerate(self.axes)
+            if bound <= most
+        ]
+        heapify(queue)
+        number = len(self.axes)
+        while queue and queue[0][:2] <= (best[0], best[1].seconds):
+            least, bound, _, level, part = heappop(queue)
+            children: Iterable[tuple[float, Level, LayoutSettings]] = ()
+            if level == "axes" and (bound := self.bound.of_axes(part)) <= most:
+                children = ((self.bound.of_family(family), "family", family) for family in self.space.families(part))
+            elif level == "family" and self.evaluator.min_bytes(part, max(self.space.zero_stages(part))) <= limit:
+                layouts = self.bound.of_members(part, bound, self.space.members(part))
+                children = ((bound, "layout", layout) for bound, layout in layouts)
+            elif level == "layout" and part not in known and self.evaluator.min_bytes(part, part.zero) <= limit:
+                size = self.evaluator.device_bytes(part)
+                if size <= limit and (point := self._add(part, size, [])) is not None and point.seconds <= most:
+                    best = min(best, key(point))
+                    self.suggested = best[1]
+            for bound, child_level, child in children:
+                number += 1
+                of_child = complexity if child_level == "layout" else least_complexity
+                if bound <= most and (least := of_child(child, plain)) <= best[0]:
+                    heappush(queue, (least, bound, number, child_level, child))
 
     def minimize_memory(self, report: Progress) -> None:
         """Find the layouts of least memory, smaller micro batches first: a family too large for one
@@ -427,23 +448,19 @@ class BranchAndBound:
         """Evaluate every layout of the space."""
         for layout in self.space.layouts():
             size = self.evaluator.device_bytes(layout)
-            self.too_large_count += size > self.budgets[0].limit
-            self._add(layout, size, [*self.budgets, self.least_memory])
+            if size > self.budgets[0].limit:
+                self.too_large_count += 1
+            else:
+                self._add(layout, size, [*self.budgets, self.least_memory])
 
     def result(self, objective: Objective) -> FoundLayouts:
         """The result so far."""
-        found = FoundLayouts([], [], self.is_complete, self.evaluated, self.too_large_count)
+        groups = self.budgets[0].groups()
         if objective == "memory":
-            found.groups = [LayoutGroup((point,)) for point in self.least_memory.best]
-            return found
-        found.groups = self.budgets[0].groups()
-        rest = {group.plainest for budget in self.budgets[1:] for group in budget.groups()}
-        for point in (*found.best[:1], *sorted(rest)):
-            if not found.front or (point.seconds > found.front[-1].seconds and point.bytes < found.front[-1].bytes):
-                found.front.append(point)
-        return found
+            groups = [LayoutGroup((point,)) for point in self.least_memory.best]
+        return FoundLayouts(groups, self.suggested, self.error, self.is_complete, self.evaluated, self.too_large_count)
 
 
 def class_of(layout: LayoutSettings) -> LayoutClass:
     """The class that the layout belongs to."""
-    return LayoutClass(layout.tensor_mode, layout.tp, layout.pp, layout.ep, layout.cp)
+    return LayoutClass(layout.tensor_mode, layout.tp, layout.pp, layout.ep)

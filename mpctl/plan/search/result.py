@@ -7,7 +7,7 @@ more wherever they do not make the step faster in proportion.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any, Literal, get_args
@@ -24,23 +24,26 @@ from mpctl.plan.planning.whole_run import MOST_TOKENS, WholeRun, whole_run
 from mpctl.plan.search.evaluate import LayoutEvaluator, missing_link
 from mpctl.plan.search.find import (
     BUDGETS,
-    TIES,
     EvaluatedLayout,
     FoundLayouts,
     Note,
     Objective,
     Progress,
     find_layouts,
-    plainest_first,
+    non_dominated,
 )
 from mpctl.plan.search.nearest import nothing_fits
+from mpctl.plan.search.plain import complexity, savings
 from mpctl.plan.search.request import OVER_COUNTS, SearchRequest, gpu_counts, read_request, require_answerable, varied
 from mpctl.spec.cluster import link_hint
 from mpctl.spec.job import JobSpec
+from mpctl.spec.runtime import get_profile
 
 SHOWN_PARTS = 3
 SHOWN_SHARE = 0.002  # of a step: a part that differs by less is not named
 BILLION = 1e9
+Goal = Literal["tokens", "memory", "cost", "days", "energy"]
+Sort = Literal["time", "memory", "cost", "plain"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -48,9 +51,8 @@ class LayoutReport:
     """A layout with its figures.
 
     job: the job under this layout; time: of its step; bytes: on the device of the fullest rank;
-    price: of a GPU-hour, if known; alike: layouts of the same tp, pp, ep and tensor mode that
-    are about as fast and less plain (plan/search/find.py); run: of the request's tokens, if it names
-    any.
+    price: of a GPU-hour, if known; alike: slower layouts of the same tp, pp, ep and tensor mode that
+    are about as fast (plan/search/find.py); run: of the request's tokens, if it names any.
     """
 
     job: JobSpec
@@ -136,11 +138,24 @@ def given_report(evaluator: LayoutEvaluator, request: SearchRequest) -> LayoutRe
     return LayoutReport(plan.job, layout_of(plan.job), time, size, request.price, run=run)
 
 
-def reasons(best: LayoutReport, others: Iterable[LayoutReport]) -> Iterator[str]:
-    """A sentence for each other layout: how much slower, in which parts, what memory it saves."""
-    for other in others:
-        settings = changes_text(changed_settings(best.layout, other.layout))
-        yield f"with {settings or 'the same settings'}: {_difference(best, other)}"
+def difference_text(best: LayoutReport, other: LayoutReport) -> str:
+    """Return how another layout differs: in settings, in seconds by part, and in memory."""
+    settings = changes_text(changed_settings(best.layout, other.layout))
+    return f"with {settings or 'the same settings'}: {_difference(best, other)}"
+
+
+def suggestion_text(fastest: LayoutReport, suggested: LayoutReport, error: float) -> str:
+    """Return what the suggested layout costs in time and saves in complexity and memory.
+
+    `4.1% slower than the fastest, within the 10 % that estimates cannot tell apart; no pipeline, 12.4 GiB less`.
+    """
+    plain = get_profile(suggested.job.training.runtime).plain
+    slower = suggested.time.total / fastest.time.total - 1
+    saved = savings(fastest.layout, suggested.layout, plain)
+    more = suggested.bytes - fastest.bytes
+    saved.append(f"{bytes_text(abs(more))} {'less' if more < 0 else 'more'}")
+    tie = f"within the {100 * error:g} % that estimates cannot tell apart"
+    return f"{slower:.1%} slower than the fastest, {tie}; {', '.join(saved)}"
 
 
 def given_reason(best: LayoutReport, given: LayoutReport) -> str:
@@ -177,19 +192,28 @@ def _difference(best: LayoutReport, other: LayoutReport) -> str:
 class SearchResult:
     """The result of a search.
 
-    best, front: on the job's number of GPUs; for the objective cost, and where nothing was found on
-    that number, on the number that the objective prefers; each of best has a different combination
-    of tp, pp, ep and tensor mode, and represents `alike` ones (plan/search/find.py). by_gpus: the best
-    layout of each number, None where none was found; why_none has the reasons. given: the layout
-    that the job sets. seen: every layout that was estimated for `best`. estimated: how many in all.
-    too_large: how many were left out for their memory. is_complete: false where it was interrupted.
-    searched: the fields of a layout that varied. is_plain_first: the first of best is the plainest
-    of a tie, not the fastest.
+    fastest: the fastest layout. suggested: the plainest one within `error`, a share, of the fastest, which
+    estimates cannot tell apart; often the fastest itself. Both are None for the objective memory. rows: the
+    best layouts in the order of `sort`, with the suggested one; each has a different combination of tp, pp,
+    ep and tensor mode, and represents `alike` ones (plan/search/find.py). unsorted: rows left out because
+    a row below beat them in time and memory. front: all evaluated layouts that no other beats in both.
+
+    rows and front are on the job's number of GPUs; for the objectives cost, days and energy, and where
+    nothing was found on that number, on the number that the objective prefers. by_gpus: the fastest
+    layout of each number, None where none was found; why_none has the reasons. given: the layout that the
+    job sets. seen: every layout that was estimated for `rows`. estimated: how many in all. too_large: how
+    many were left out for their memory. is_complete: false where it was interrupted. searched: the fields
+    of a layout that varied.
     """
 
     request: SearchRequest
     objective: str
-    best: list[LayoutReport] = field(default_factory=list)
+    sort: Sort = "time"
+    fastest: LayoutReport | None = None
+    suggested: LayoutReport | None = None
+    error: float = 0.0
+    rows: list[LayoutReport] = field(default_factory=list)
+    unsorted: int = 0
     front: list[LayoutReport] = field(default_factory=list)
     by_gpus: dict[int, LayoutReport | None] = field(default_factory=dict)
     why_none: dict[int, str] = field(default_factory=dict)
@@ -199,11 +223,45 @@ class SearchResult:
     too_large: int = 0
     is_complete: bool = True
     searched: list[str] = field(default_factory=list)
-    is_plain_first: bool = False
 
     def __repr__(self) -> str:
-        best = f"best {self.best[0]!r} of " if self.best else ""
-        return f"SearchResult({best}{plural(self.estimated, 'layout')} estimated)"
+        first = f"{self.rows[0]!r} of " if self.rows else ""
+        return f"SearchResult({first}{plural(self.estimated, 'layout')} estimated)"
+
+    @property
+    def best(self) -> LayoutReport | None:
+        """The layout that is best by the objective: the fastest, or for memory the smallest."""
+        return self.fastest or min(self.rows, key=lambda row: (row.bytes, row.time.total), default=None)
+
+    @property
+    def suggestion(self) -> str:
+        """What the suggested layout costs and saves, in words; empty where it is the fastest."""
+        if self.fastest is None or self.suggested is None or self.suggested.layout == self.fastest.layout:
+            return ""
+        return suggestion_text(self.fastest, self.suggested, self.error)
+
+
+def in_order(rows: Iterable[LayoutReport], sort: Sort) -> tuple[list[LayoutReport], int]:
+    """Return the rows in this order, without those that a row below beats in time and memory, and how many
+    these were."""
+    every = sorted(rows, key=_ORDERS[sort])
+    kept: list[LayoutReport] = []
+    for row in reversed(every):
+        if not any(one.time.total < row.time.total and one.bytes < row.bytes for one in kept):
+            kept.append(row)
+    return kept[::-1], len(every) - len(kept)
+
+
+def _complexity(row: LayoutReport) -> float:
+    return complexity(row.layout, get_profile(row.job.training.runtime).plain)
+
+
+_ORDERS: dict[Sort, Callable[[LayoutReport], tuple[float, ...]]] = {
+    "time": lambda row: (row.time.total, row.bytes),
+    "memory": lambda row: (row.bytes, row.time.total),
+    "cost": lambda row: (row.gpu_hours_per_billion, row.bytes),
+    "plain": lambda row: (_complexity(row), row.time.total, row.bytes),
+}
 
 
 def answer_search(
@@ -215,8 +273,11 @@ def answer_search(
     exhaustive: bool,
     on_progress: Progress,
     on_note: Note | None = None,
+    sort: Sort | None = None,
+    ungroup: bool = False,
 ) -> SearchResult:
-    """Search each number of GPUs in counts. top: layouts wanted; exhaustive: evaluate every layout.
+    """Search each number of GPUs in counts. top: layouts wanted; exhaustive: evaluate every layout; sort:
+    of the rows, by default the objective's; ungroup: a row for each layout of a group.
 
     On one number of GPUs the layout of least days, cost or energy is the fastest one, as nearly as
     a save stops training equally long under all of them. Raises InputError where the objective
@@ -224,23 +285,26 @@ def answer_search(
     or InputError where on none of the counts there is a layout that fits and can be timed.
     """
     require_answerable(request, objective)
-    result = SearchResult(request, objective)
+    result = SearchResult(request, objective, sort or ("memory" if objective == "memory" else "time"))
     aim: Objective = "memory" if objective == "memory" else "tokens"
     evaluators = {gpus: _evaluator(request, gpus) for gpus in counts}
+    seen: dict[int, set[EvaluatedLayout]] = {gpus: set() for gpus in counts}
 
-    def search(gpus: int, *, top: int, budgets: int) -> FoundLayouts:
+    def search(gpus: int, *, top: int, budgets: int, suggest: bool) -> FoundLayouts:
         found = find_layouts(
             evaluators[gpus].space,
             top=top,
             budgets=budgets,
             objective=aim,
+            suggest=suggest,
             exhaustive=exhaustive,
             evaluator=evaluators[gpus],
             on_note=on_note,
             on_progress=lambda stage, done, n: on_progress(f"{stage}, {gpus} GPUs", done, n),
         )
-        result.estimated += len(found.evaluated)
-        result.too_large += found.too_large
+        result.too_large += found.too_large if not seen[gpus] else 0
+        seen[gpus].update(found.evaluated)
+        result.estimated = sum(map(len, seen.values()))
         result.is_complete &= found.is_complete
         return found
 
@@ -248,18 +312,18 @@ def answer_search(
     own = request.job.world_size
     for gpus in sorted(counts, key=lambda gpus: gpus != own) if len(counts) > 1 else ():
         if result.is_complete:
-            found = search(gpus, top=1, budgets=1)
+            found = search(gpus, top=1, budgets=1, suggest=False)
             _add_count(result, evaluators[gpus], found)
     result.by_gpus = dict(sorted(result.by_gpus.items()))
     preferred = counts[0] if len(counts) == 1 else _preferred_count(result)
     if preferred is not None and result.is_complete:
-        most = top if aim == "memory" else max(top, TIES)
-        found = search(preferred, top=most, budgets=BUDGETS)
+        found = search(preferred, top=top, budgets=BUDGETS, suggest=True)
     if preferred is None or not found.best:
         if result.is_complete:
             raise _no_time(request, evaluators) or nothing_fits(request, counts, on_progress)
         return result
-    _add_best(result, evaluators[preferred], found, top)
+    result.seen = sorted(seen[preferred])
+    _add_rows(result, evaluators[preferred], found, ungroup=ungroup)
     return result
 
 
@@ -272,26 +336,29 @@ def _add_count(result: SearchResult, evaluator: LayoutEvaluator, found: FoundLay
         result.why_none[gpus] = untimed if level else "nothing fits"
 
 
-def _add_best(result: SearchResult, evaluator: LayoutEvaluator, found: FoundLayouts, top: int) -> None:
+def _add_rows(result: SearchResult, evaluator: LayoutEvaluator, found: FoundLayouts, *, ungroup: bool) -> None:
     request = result.request
-    result.searched = varied(evaluator.space)
-    groups = found.groups
-    if groups and result.objective != "memory":
-        (first,) = layout_reports(evaluator, found.best[:1], request)
-        groups = plainest_first(groups, first.time.high / first.time.low)
-        result.is_plain_first = groups[0].plainest.seconds > found.groups[0].plainest.seconds
-    result.best = [
-        replace(report, alike=group.others)
-        for group, report in zip(
-            groups[:top], layout_reports(evaluator, (group.plainest for group in groups[:top]), request), strict=True
-        )
-    ]
-    result.front = layout_reports(evaluator, found.front, request)
-    result.seen = found.evaluated
-    world, own = evaluator.space.world, result.request.job.world_size
-    if world in result.by_gpus and result.best:
-        result.by_gpus[world] = result.best[0]  # the same answer in both tables
-    if world == own and result.request.gives_layout:
+    result.searched, result.error = varied(evaluator.space), found.error
+    alike = {group.first: group.members[1:] for group in found.groups}
+    if ungroup:
+        alike = {point: () for group in found.groups for point in group.members}
+    if found.suggested is not None:  # a row of its own
+        alike = {point: tuple(p for p in others if p != found.suggested) for point, others in alike.items()}
+        alike.setdefault(found.suggested, ())
+    front = non_dominated(result.seen)
+    points = dict.fromkeys((*alike, *front))
+    reports = dict(zip(points, layout_reports(evaluator, points, request), strict=True))
+    rows = [replace(reports[point], alike=others) for point, others in alike.items()]
+    result.front = [reports[point] for point in front]
+    if result.objective != "memory":
+        by_layout = {row.layout: row for row in rows}
+        result.fastest = by_layout[found.best[0].layout]
+        result.suggested = by_layout[found.suggested.layout] if found.suggested else None
+    result.rows, result.unsorted = in_order(rows, result.sort)
+    world, own = evaluator.space.world, request.job.world_size
+    if world in result.by_gpus and result.fastest:
+        result.by_gpus[world] = result.fastest  # the same answer in both tables
+    if world == own and request.gives_layout:
         result.given = given_report(evaluator, request)
 
 
@@ -340,9 +407,6 @@ def _no_time(request: SearchRequest, evaluators: Mapping[int, LayoutEvaluator]) 
     return None
 
 
-Goal = Literal["tokens", "memory", "cost", "days", "energy"]
-
-
 def search_layouts(
     source: str | None,
     overrides: Mapping[str, Any] | None = None,
@@ -357,19 +421,20 @@ def search_layouts(
     price: float | None = None,
     tokens: int | None = None,
     exhaustive: bool = False,
+    sort: Sort | None = None,
     on_progress: Callable[[str, int, int], None] | None = None,
 ) -> SearchResult:
-    """The best layouts of a job, in `best` of the result.
+    """Search the layouts of a job: the fastest, the suggested, and the best as `rows` of the result.
 
     source: a job file, a job preset's name, or None. overrides: settings over it, by full or short
     name, `{"tp": 8, "headroom": 10}`; those of a layout are fixed. top: how many layouts.
     objective: most tokens a second, least memory, fewest GPU-hours, or fewest days or least energy
-    of a run of `tokens`. gpus: also find the best layout on each of these numbers of GPUs, in
-    `by_gpus`; "all": powers of two, the default for cost, days and energy. `best` is on the job's
+    of a run of `tokens`. gpus: also find the fastest layout on each of these numbers of GPUs, in
+    `by_gpus`; "all": powers of two, the default for cost, days and energy. `rows` are on the job's
     number of GPUs except for these. fix: settings not to vary, as text: `["pp=4"]`. max_tp, max_pp,
     max_cp: largest sizes to try. price: of a GPU-hour; layouts then have `price_per_billion`
     tokens. tokens: of a whole run; layouts then have its days, cost and failures in `run`.
-    exhaustive: rule nothing out by bounds. on_progress: is
+    exhaustive: rule nothing out by bounds. sort: the order of the rows. on_progress: is
     called with a description, the amount done, and the total.
 
     Raises InputError where the job is not legal, names no model or no device, or where no layout of
@@ -377,7 +442,7 @@ def search_layouts(
     """
     sizes = {"tp": max_tp, "pp": max_pp, "cp": max_cp}
     most = {axis: size for axis, size in sizes.items() if size is not None}
-    _require_possible(objective, price, tokens, {"top": top} | {f"max_{a}": n for a, n in most.items()})
+    _require_possible(objective, sort, price, tokens, {"top": top} | {f"max_{a}": n for a, n in most.items()})
     request = read_request(source, overrides or {}, fix, most, price, tokens)
     return answer_search(
         request,
@@ -386,19 +451,22 @@ def search_layouts(
         objective=objective,
         exhaustive=exhaustive,
         on_progress=on_progress or (lambda stage, done, total: None),
+        sort=sort,
     )
 
 
-def _require_possible(objective: str, price: float | None, tokens: int | None, counts: Mapping[str, int]) -> None:
+def _require_possible(
+    objective: str, sort: str | None, price: float | None, tokens: int | None, counts: Mapping[str, int]
+) -> None:
     """Raises InputError for values that the options of the command refuse as well."""
     issues = [
         Issue("bad-value", name, f"{count!r} is no number from 1", "use 1 or more")
         for name, count in counts.items()
         if not isinstance(count, int) or count < 1
     ]
-    if objective not in get_args(Goal):
-        known = ", ".join(get_args(Goal))
-        issues.append(Issue("bad-value", "objective", f"{objective!r} is none", f"use {known}"))
+    for name, value, known in (("objective", objective, get_args(Goal)), ("sort", sort, (None, *get_args(Sort)))):
+        if value not in known:
+            issues.append(Issue("bad-value", name, f"{value!r} is none", f"use {', '.join(filter(None, known))}"))
     if tokens is not None and not (isinstance(tokens, int) and 1 <= tokens <= MOST_TOKENS):
         message = f"{tokens!r} is not from 1 to 1e18"
         issues.append(Issue("bad-value", "tokens", message, "use a whole number such as 10**12"))

@@ -4,9 +4,9 @@ A layout is everything that may differ between two ways to run one job: axis siz
 the pipeline is cut and run, micro batch, recomputation, sequence parallelism, ZeRO, tensor mode.
 Everything else of the job stays. By default only layouts that the job's runtime runs are searched
 ([runs] of its preset): for ours those that `mpctl launch` accepts, for others those that their
-papers and sources describe. Two settings are left out unless they are fixed: GPipe, which takes as
-long as 1F1B and needs more memory, and selective recomputation where it saves none, as with fused
-attention.
+papers and sources describe, less what their launcher's config cannot say ([searched]). Two settings
+are left out unless they are fixed: GPipe, which takes as long as 1F1B and needs more memory, and
+selective recomputation where it saves none, as with fused attention.
 
 The space is a tree, so that a bound can rule out many layouts at once (bound.py). A node of it is
 the plainest of its layouts:
@@ -132,8 +132,9 @@ class SearchSpace:
 
     @cached_property
     def runs(self) -> RuntimeSupport:
-        """The settings that the job's runtime runs."""
-        return get_profile(self.job.training.runtime).runs
+        """The settings of the job's runtime to try."""
+        profile = get_profile(self.job.training.runtime)
+        return profile.searched or profile.runs
 
     @property
     def member_settings(self) -> tuple[MemberSetting, ...]:
@@ -289,14 +290,18 @@ class SearchSpace:
 
     def zero_sizes(self, layout: LayoutSettings) -> list[int | None]:
         """Numbers of ranks to divide ZeRO's states over: all replicas (None), and those of a group
-        that are in one NVLink domain, whose messages stay inside of it."""
+        that are in one NVLink domain, whose messages stay inside of it, where both views of the ranks
+        have as many of these domains."""
         if "zero_size" in self.fixed:
             return [self.fixed["zero_size"]]
         if not layout.zero or not self._cuts_states:
             return [None]
         key = "share", *layout.sizes.values(), layout.order
         inside = self._once(key, lambda: self._in_domain(layout))
-        return [None, inside] if 1 < inside < layout.replicas else [None]
+        cuts = 1 < inside < layout.replicas and not (self.runs.zero_over_cp and inside % layout.cp)
+        if self.model.experts is not None:
+            cuts = cuts and layout.edp % (layout.replicas // inside) == 0
+        return [None, inside] if cuts else [None]
 
     def _in_domain(self, layout: LayoutSettings) -> int:
         """Consecutive ranks of a group of replicas that are in one domain.
@@ -434,9 +439,9 @@ class SearchSpace:
         return self.job.model is not None and job_cut(self.job.model, pp).loss_stage == pp - 1
 
     def zero_stages(self, family: LayoutSettings) -> list[int]:
-        """ZeRO stages; with a single replica all are the same, and one is tried."""
+        """ZeRO stages; 0 where no parameter has two replicas."""
         several = family.replicas > 1 or (self.model.experts is not None and family.edp > 1)
-        stages = self.runs.zero if several else self.runs.zero[:1]
+        stages = self.runs.zero if several else [0]
         if family.tensor_mode != "1d":
             stages = [stage for stage in stages if self._shards(family.grid, stage)]
         return list(self._fixed_or("zero", stages))

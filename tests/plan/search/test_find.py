@@ -18,26 +18,25 @@ from mpctl.plan.search.bound import StepTimeBound
 from mpctl.plan.search.evaluate import LayoutEvaluator
 from mpctl.plan.search.find import (
     ALIKE,
-    RANKING_ERROR,
+    BUDGETS,
     WIDE_BAND,
-    WIDE_ERROR,
     EvaluatedLayout,
     FoundLayouts,
     LayoutClass,
-    LayoutGroup,
     class_of,
-    complexity,
     find_layouts,
-    plainest_first,
+    non_dominated,
+    ranking_error,
 )
 from mpctl.plan.search.nearest import SETTINGS, nearest_that_fit, with_nearest
+from mpctl.plan.search.plain import complexity, least_complexity, savings
 from mpctl.plan.search.request import varied
-from mpctl.plan.search.result import LayoutReport, layout_reports, reasons
+from mpctl.plan.search.result import LayoutReport, difference_text, layout_reports
 from mpctl.plan.search.space import MemberSetting, SearchSpace
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job
 from mpctl.spec.presets import preset_names
-from mpctl.spec.runtime import get_profile
+from mpctl.spec.runtime import PlainLayout, get_profile
 from tests.cli.calls import Mpctl, caller
 
 SMALL = {
@@ -204,17 +203,19 @@ def test_a_fixed_ep_stays_and_one_that_does_not_divide_leaves_nothing() -> None:
 
 @pytest.mark.parametrize("runtime", preset_names("runtimes"))
 def test_each_runtime_is_asked_for_what_it_runs(runtime: str) -> None:
-    runs = get_profile(runtime).runs
+    profile = get_profile(runtime)
+    runs = profile.searched or profile.runs
     layouts = list(SearchSpace(job_of(training__runtime=runtime)).layouts())
     assert layouts
-    assert {layout.zero for layout in layouts} <= {*runs.zero}
+    assert {layout.zero for layout in layouts if layout.replicas > 1} <= {*runs.zero}
+    assert {layout.zero for layout in layouts if layout.replicas == 1} <= {0}
     recompute = {layout.recompute for layout in layouts}
     assert {*runs.recompute} - {"selective"} <= recompute <= {*runs.recompute}
     assert runs.tensor or {layout.tp for layout in layouts} == {1}
     assert runs.pipeline or {layout.pp for layout in layouts} == {1}
     assert runs.context or {layout.cp for layout in layouts} == {1}
     assert runs.sequence == any(layout.sequence_parallel for layout in layouts)
-    assert runs.chunks == any(layout.vpp > 1 for layout in layouts)
+    assert (runs.chunks and runs.pipeline) == any(layout.vpp > 1 for layout in layouts)
     assert runs.by_cost == any(layout.stage_balance == "cost" for layout in layouts)
 
 
@@ -392,6 +393,18 @@ def test_the_bound_by_hand() -> None:
         assert bound == pytest.approx(time.total - time.optimizer - time.other, rel=0.02)
 
 
+def assert_equal_answers(space: SearchSpace, pruned: FoundLayouts, every: FoundLayouts, objective: str) -> None:
+    """The same rows and suggestion, and the fastest layout within each budget of memory."""
+    assert pruned.groups == every.groups and every.groups
+    assert (pruned.suggested, pruned.error) == (every.suggested, every.error)
+    memory = LayoutEvaluator(space).usable_memory
+    for share in range(BUDGETS, 0, -1) if objective == "tokens" else ():
+        limit = memory * share / BUDGETS
+        fastest = [min((p for p in found.evaluated if p.bytes <= limit), default=None) for found in (pruned, every)]
+        assert fastest[0] == fastest[1]
+        assert fastest[0] is None or fastest[0] in pruned.front
+
+
 def answers(job: JobSpec, fixed: dict[str, Any], **asked: Any) -> tuple[FoundLayouts, FoundLayouts]:
     space = SearchSpace(job, fixed)
     return find_layouts(space, **asked), find_layouts(space, exhaustive=True, **asked)
@@ -429,8 +442,7 @@ def test_the_pruned_search_finds_what_the_exhaustive_one_does(
     name: str, objective: Any, fixed: dict[str, Any], more: dict[str, Any]
 ) -> None:
     pruned, every = answers(model_job(name, **more), fixed, top=3, objective=objective)
-    assert pruned.groups == every.groups and every.groups
-    assert pruned.front == every.front
+    assert_equal_answers(SearchSpace(model_job(name, **more), fixed), pruned, every, objective)
     assert len(pruned.evaluated) <= len(every.evaluated)
     assert find_layouts(SearchSpace(model_job(name, **more), fixed), top=3, objective=objective) == pruned
 
@@ -444,7 +456,7 @@ def test_chunks_that_count_embedding_and_loss_as_layers_are_tried(runtime: str, 
     )
     fixed = {"cp": 1, "tp": 2, "recompute": "none", "micro_batch_size": 1}
     pruned, every = answers(job, fixed, top=3)
-    assert pruned.groups == every.groups and pruned.front == every.front
+    assert_equal_answers(SearchSpace(job, fixed), pruned, every, "tokens")
     chunks = {(p.layout.pp, p.layout.vpp) for p in every.evaluated}
     assert ((2, 4) in chunks) == tried and (2, 3) in chunks
 
@@ -455,7 +467,7 @@ def test_chunks_that_count_embedding_and_loss_as_layers_are_tried(runtime: str, 
 def test_on_larger_spaces_too(name: str, objective: Any) -> None:
     fixed = {"cp": 1, "recompute": "full"} if name == "t5" else {"cp": 1}
     pruned, every = answers(model_job(name), fixed, top=8, objective=objective)
-    assert pruned.groups == every.groups and pruned.front == every.front
+    assert_equal_answers(SearchSpace(model_job(name), fixed), pruned, every, objective)
 
 
 @pytest.fixture(scope="module")
@@ -558,9 +570,9 @@ def test_reasons_name_the_parts_that_differ() -> None:
     evaluator = LayoutEvaluator(space)
     best, *others = layout_reports(evaluator, find_layouts(space, top=4, evaluator=evaluator).best)
     slower = best.time._replace(bubble=best.time.bubble + best.time.total)
-    (told,) = reasons(best, [LayoutReport(best.job, best.layout, slower, 2 * best.bytes)])
+    told = difference_text(best, LayoutReport(best.job, best.layout, slower, 2 * best.bytes))
     assert "100.0%) slower (bubble +" in told and "more memory" in told
-    assert len(list(reasons(best, others))) == 3
+    assert all(" slower" in difference_text(best, other) for other in others) and len(others) == 3
     assert layout_text(best.layout).count("micro batch") == 1
 
 
@@ -586,10 +598,11 @@ def test_a_searched_setting_is_one_row() -> None:
     assert all(layout.zero == (layout.dp > 1) for layout in layouts)
     assert {"order", "zero"} <= set(varied(space))
     pruned, every = (find_layouts(space, top=3, exhaustive=way) for way in (False, True))
-    assert pruned.best == every.best and pruned.best
+    assert_equal_answers(space, pruned, every, "tokens")
 
 
 PLAIN = LayoutSettings(tp=4, dp=8, pp=2, vpp=4, sequence_parallel=True, zero=1)
+MEGATRON, FSDP = PlainLayout(), PlainLayout(zero=[2, 2, 1, 0], unusual=["tp", "pp"])
 
 
 @pytest.fixture
@@ -603,6 +616,7 @@ def call(capsys: pytest.CaptureFixture[str]) -> Mpctl:
         {"vpp": 8},
         {"vpp": 5},
         {"cp": 2, "dp": 4},
+        {"order": "tp-cp-pp-dp"},
         {"micro_batch_size": 3},
         {"recompute": "selective"},
         {"recompute": "full"},
@@ -618,18 +632,41 @@ def call(capsys: pytest.CaptureFixture[str]) -> Mpctl:
 )
 def test_every_change_of_a_plain_layout_makes_it_less_plain(changes: dict[str, Any]) -> None:
     base = PLAIN._replace(vpp=1) if "schedule" in changes else PLAIN
-    assert complexity(base._replace(**changes)) > complexity(base)
+    changed = base._replace(**changes)
+    assert complexity(changed, MEGATRON) > complexity(base, MEGATRON)
+    assert savings(changed, base, MEGATRON) and not savings(base, changed, MEGATRON)
 
 
-def test_larger_micro_batches_are_plainer_and_make_up_for_tp() -> None:
-    assert complexity(PLAIN._replace(micro_batch_size=2)) == complexity(PLAIN) - 0.5
-    assert complexity(PLAIN._replace(tp=8, dp=4, micro_batch_size=2)) == complexity(PLAIN)
-    assert complexity(PLAIN._replace(zero=0)) == complexity(PLAIN)
+def test_what_is_plain_depends_on_the_runtime() -> None:
+    """FSDP: ZeRO 3, neither tp nor pp. Megatron: ZeRO 0 or 1, any tp."""
+    whole = PLAIN._replace(tp=1, pp=1, vpp=1, dp=64, sequence_parallel=False)
+    for zero in range(3):
+        layout = whole._replace(zero=zero)
+        assert complexity(layout, FSDP) > complexity(layout._replace(zero=3), FSDP) == 0
+        assert complexity(layout, MEGATRON) < complexity(layout._replace(zero=3), MEGATRON)
+    assert complexity(PLAIN._replace(zero=0), MEGATRON) == complexity(PLAIN, MEGATRON)
+    fsdp = {name for name in preset_names("runtimes") if get_profile(name).plain == FSDP}
+    assert fsdp == {"fsdp", "fsdp2", "fsdp2-automodel", "torchtitan", "maxtext-gpu", "pax-gpu"}
+    assert savings(PLAIN, whole._replace(zero=3), FSDP) == [
+        "no tensor parallelism",
+        "no pipeline",
+        "ZeRO 3 instead of 1",
+    ]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_no_layout_is_plainer_than_its_sizes(name: str) -> None:
+    space = SearchSpace(model_job(name))
+    plain = get_profile(space.job.training.runtime).plain
+    for layout in samples(space, 200):
+        family = layout._replace(zero=0, zero_size=None, order="")
+        axes = family._replace(vpp=1, schedule="1f1b", stage_balance="even")
+        bounds = [least_complexity(node, plain) for node in (axes, family)]
+        assert bounds[0] <= bounds[1] <= complexity(layout, plain)
 
 
 def test_groups_are_what_a_list_of_all_layouts_gives() -> None:
-    """By hand: the fastest of each tp, pp and mode that fits (cp is 1), what is within 1 % of it,
-    and the plainest of those."""
+    """By hand: the fastest of each tp, pp and mode that fits (cp is 1), and what is within 1 % of it."""
     space = SearchSpace(job_of(), {"cp": 1, "recompute": "none", "zero": 1})
     found = find_layouts(space, top=4, exhaustive=True)
     limit = 0.95 * 24 * 2**30
@@ -639,19 +676,16 @@ def test_groups_are_what_a_list_of_all_layouts_gives() -> None:
             by_class.setdefault(class_of(point.layout), []).append(point)
     fastest = sorted(by_class.values(), key=lambda points: min(points))[:4]
     assert len(fastest) == len(found.groups) == 4
-    assert {class_of(group.plainest.layout) for group in found.groups} == {
+    assert [class_of(group.first.layout) for group in found.groups] == [
         class_of(points[0].layout) for points in fastest
-    }
+    ]
     for group in found.groups:
-        points = by_class[class_of(group.plainest.layout)]
+        points = by_class[class_of(group.first.layout)]
         near = [p for p in points if p.seconds <= min(points).seconds * (1 + ALIKE)]
         unordered = {p.layout._replace(order="") for p in near}  # one order of each stays
         assert {p.layout._replace(order="") for p in group.members} == unordered
-        assert group.members[0] == min(points)
-        least = min(complexity(p.layout) for p in group.members)
-        assert complexity(group.plainest.layout) == least
-        assert group.plainest not in group.others and len(group.others) == len(group.members) - 1
-    steps = [group.plainest.seconds for group in found.groups]
+        assert group.first == min(points)
+    steps = [group.first.seconds for group in found.groups]
     assert steps == sorted(steps)
 
 
@@ -663,28 +697,26 @@ def test_a_search_reports_the_best_so_far() -> None:
     assert said[-1].endswith(f"estimated, best {seconds_text(fastest)}") and len(said) > 2
 
 
-def group_of(seconds: float, **changes: Any) -> LayoutGroup:
-    return LayoutGroup((EvaluatedLayout(seconds, 7, PLAIN._replace(**changes)),))
+@pytest.mark.parametrize("runtime", ["megatron-core", "torchtitan", "fsdp2"])
+def test_the_suggested_layout_is_the_plainest_within_the_error_of_the_fastest(runtime: str) -> None:
+    """4 % or, where the band is wide, 10 %; of equally plain ones the fastest."""
+    job = job_of(training__runtime=runtime, cluster="dgx-h100", cluster__nodes=1)
+    space = SearchSpace(job, {"cp": 1, "recompute": "none"})
+    found, every = (find_layouts(space, top=1, exhaustive=way) for way in (False, True))
+    plain = get_profile(runtime).plain
+    time = LayoutEvaluator(space).step_time(every.best[0].layout)
+    assert time is not None and found.error == ranking_error(time.high / time.low)
+    assert (found.error == 0.1) == (time.high / time.low >= WIDE_BAND)
+    near = [p for p in every.evaluated if p.seconds <= every.best[0].seconds * (1 + found.error)]
+    assert found.suggested == min(near, key=lambda p: (complexity(p.layout, plain), p))
+    assert found.suggested.layout.zero == 3 if plain == FSDP else found.suggested.layout.zero <= 1
 
 
-def test_the_plainest_of_a_tie_goes_first() -> None:
-    """Within 4 % or, where the band is wide, 10 %; slow is 20 % behind."""
-    odd, near = group_of(1.0, pp=8, vpp=20), group_of(1.03, pp=4)
-    plain, slow = group_of(1.09), group_of(1.2, pp=1, vpp=1)
-    groups = [odd, near, plain, slow]
-    assert plainest_first(groups, WIDE_BAND - 0.1) == [near, odd, plain, slow]
-    assert plainest_first(groups, WIDE_BAND) == [plain, odd, near, slow]
-    assert plainest_first([], 5.0) == []
-
-
-def test_a_row_is_the_plainest_of_the_context_sizes_that_tie() -> None:
-    split, whole, far = group_of(1.0, cp=4), group_of(1.03, cp=1), group_of(1.08, cp=2)
-    other = group_of(1.02, pp=4, cp=2)
-    row, second = plainest_first([split, other, whole, far], 1.1)
-    assert row.members == (*split.members, *whole.members) and second == other
-    assert row.plainest == whole.plainest and row.others == split.members
-    later = group_of(1.1, pp=4, cp=1)  # 8 % behind its row's fastest, 10 % behind all
-    assert plainest_first([split, other, later], 1.1) == [split, other]
+def test_a_front_is_the_points_that_no_other_beats() -> None:
+    """By hand: of two as fast the smaller, and none that is slower and not smaller."""
+    points = [EvaluatedLayout(s, b, PLAIN) for s, b in ((2.0, 5), (1.0, 9), (1.0, 8), (3.0, 5), (4.0, 1))]
+    assert [(p.seconds, p.bytes) for p in non_dominated(points)] == [(1.0, 8), (2.0, 5), (4.0, 1)]
+    assert non_dominated([]) == []
 
 
 SEARCH = (
@@ -703,30 +735,30 @@ SEARCH = (
 
 @pytest.mark.slow
 def test_rows_are_different_layouts_and_say_what_they_stand_for(call: Mpctl) -> None:
-    said = call(*SEARCH, "megatron-core", "--json")
-    best = said.document["best"]
-    classes = [tuple(e["settings"][k] for k in ("tensor_mode", "tp", "pp")) for e in best]
+    found = call(*SEARCH, "megatron-core", "--json").document
+    rows, fastest, suggested = found["rows"], found["fastest"], found["suggested"]
+    assert fastest == rows[0] and suggested in rows
+    others = [row for row in rows if row != suggested]
+    classes = [tuple(e["settings"][k] for k in ("tensor_mode", "tp", "pp")) for e in others]
     assert len(set(classes)) == len(classes) > 2
-    seconds = [entry["step_seconds"] for entry in best]
-    assert said.document["is_plain_first"] == (seconds[0] > min(seconds))
-    assert seconds[0] <= min(seconds) * (1 + RANKING_ERROR)
-    (first, *_) = [entry for entry in best if entry["alike"]]
+    seconds = [entry["step_seconds"] for entry in rows]
+    assert seconds == sorted(seconds)
+    assert suggested["step_seconds"] <= seconds[0] * (1 + found["ranking_error"])
+    (first, *_) = [entry for entry in rows if entry["alike"]]
     assert f"{len(first['alike'])} similar one" in first["alike_text"]
     for one in first["alike"]:
-        assert abs(one["step_seconds"] / first["step_seconds"] - 1) <= RANKING_ERROR + ALIKE
+        assert 0 <= one["step_seconds"] / first["step_seconds"] - 1 <= ALIKE
         assert one["settings"]["tp"] == first["settings"]["tp"]
-    text = " ".join(call(*SEARCH, "megatron-core").out.split())
-    assert "simplest of the layouts that are about as fast with its tp and pp" in text
-    assert "too low: in published sweeps by 1 to 7 %" in text
+    every = call(*SEARCH, "megatron-core", "--all", "--json").document["rows"]
+    assert len(every) == len(rows) + sum(len(row["alike"]) for row in rows)
+    assert not any(row["alike"] for row in every)
 
 
 @pytest.mark.slow
 def test_a_wide_band_is_said(call: Mpctl) -> None:
-    said = call(*SEARCH, "torchtitan", "--json")
-    best = said.document["best"]
-    assert best[0]["step_seconds_high"] / best[0]["step_seconds_low"] > WIDE_BAND
-    most = (1 + WIDE_ERROR) * min(entry["step_seconds"] for entry in best)
-    near = [LayoutSettings(**e["settings"]) for e in best if e["step_seconds"] <= most]
-    assert complexity(near[0]) == min(map(complexity, near))
-    if said.document["is_plain_first"]:
-        assert "no. 1 is the simplest layout within 10 %" in call(*SEARCH, "torchtitan").out
+    found = call(*SEARCH, "torchtitan", "--json").document
+    fastest = found["fastest"]
+    assert fastest["step_seconds_high"] / fastest["step_seconds_low"] > WIDE_BAND
+    assert found["ranking_error"] == 0.1
+    text = " ".join(call(*SEARCH, "torchtitan").out.split())
+    assert "differences below 10 % are ranked correctly 7 times out of 10" in text

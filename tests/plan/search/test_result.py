@@ -18,6 +18,7 @@ CASES: list[tuple[list[object], dict[str, Any]]] = [
     (["--gpus", "all", "--price", 2.5], {"gpus": "all", "price": 2.5}),
     (["--objective", "cost", "--max-tp", 1], {"objective": "cost", "max_tp": 1}),
     (["--max-pp", 1, "--max-cp", 1, "--exhaustive"], {"max_pp": 1, "max_cp": 1, "exhaustive": True}),
+    (["--sort", "plain", "--top", 3], {"sort": "plain", "top": 3}),
     (["--headroom", 30, "--tp", 2], {"overrides": {"headroom": 30.0, "tp": 2}}),
 ]
 
@@ -44,10 +45,11 @@ def test_the_command_and_the_function_find_the_same(
 
 
 def test_what_a_billion_tokens_cost() -> None:
-    (best,) = search_layouts("demo", price=2.5, top=1).best
-    assert best.price_per_billion == pytest.approx(2.5 * best.gpu_hours_per_billion)
-    (unpriced,) = search_layouts("demo", top=1).best
-    assert unpriced.price_per_billion is None
+    fastest = search_layouts("demo", price=2.5, top=1).fastest
+    assert fastest is not None
+    assert fastest.price_per_billion == pytest.approx(2.5 * fastest.gpu_hours_per_billion)
+    unpriced = search_layouts("demo", top=1).fastest
+    assert unpriced is not None and unpriced.price_per_billion is None
 
 
 def test_progress_is_reported() -> None:
@@ -62,6 +64,7 @@ def test_progress_is_reported() -> None:
         ({"top": 0}, ["top"]),
         ({"max_tp": 0, "max_pp": 1.5}, ["max_tp", "max_pp"]),
         ({"objective": "speed"}, ["objective"]),
+        ({"sort": "name"}, ["sort"]),
         ({"price": -1.0}, ["price"]),
         ({"price": float("nan"), "top": -1}, ["top", "price"]),
         ({"gpus": []}, ["--gpus"]),
