@@ -81,6 +81,7 @@ def submit_there(
     """Check a job as far as that is possible here, and let a login host submit it."""
     from mpctl.core.errors import InputError, Issue
     from mpctl.run.clusters.registry import find_submitter
+    from mpctl.run.launch.preflight import runtime_issues
     from mpctl.spec.load import load_as_written
 
     issues = []
@@ -97,7 +98,10 @@ def submit_there(
     written = load_as_written(job.source, job.overrides)
     if issues := _unreachable(written):
         raise InputError(issues)
-    find_submitter(job.plan().job, {})
+    plan = job.plan()
+    find_submitter(plan.job, {})
+    if issues := [] if resume else list(runtime_issues(plan)):
+        raise InputError(issues)
     run_there(via, context, job=written, without=OF_THE_JOB)
 
 
@@ -119,7 +123,7 @@ def _unreachable(job: JobSpec) -> list[Issue]:
     runtime = find_file("runtimes", job.training.runtime)
     if runtime is not None and not runtime.is_bundled:
         message = f"{job.training.runtime} is a preset of this machine"
-        hint = "use --runtime mpctl, which is what trains; a runtime is for planning"
+        hint = "use a bundled runtime, or copy the preset to the login host and submit there"
         issues.append(Issue("via-preset", "training.runtime", message, hint))
     return issues
 

@@ -198,6 +198,11 @@ def _body(plan: Plan) -> str:
     return "\n".join(lines)
 
 
+def _config(plan: Plan) -> str:
+    """The configuration as the JSON that --deepspeed_config names; empty with a pipeline, which only code sets up."""
+    return "" if plan.job.parallel.pp > 1 else json.dumps(nested(written(plan.job, ROWS)), indent=2)
+
+
 def _lines(table: Mapping[str, object], indent: str) -> Iterator[str]:
     for key, value in table.items():
         if isinstance(value, dict):
@@ -274,4 +279,15 @@ LOG = LauncherLog(
     beside=("megatron", BAR),
 )
 """Lines printed by runtime/pipe/engine.py and by ThroughputTimer in utils/timer.py."""
-LAUNCHER = ForeignLauncher("deepspeed", "DeepSpeed 0.19", "python", _refusals, _notes, _body, read_deepspeed, LOG)
+LAUNCHER = ForeignLauncher(
+    "deepspeed",
+    "DeepSpeed 0.19",
+    "python",
+    _refusals,
+    _notes,
+    _body,
+    read_deepspeed,
+    LOG,
+    given="--deepspeed_config {deepspeed}",
+    config=_config,
+)

@@ -31,6 +31,8 @@ from mpctl.spec.runtime import get_profile
 from mpctl.spec.schedules import SCHEDULES
 
 WIDTH = 98
+OWN_SCRIPT = "train.py"
+"""What a trainer of the user's own is called in examples of `--program`."""
 Language = Literal["shell", "yaml", "python"]
 
 
@@ -40,7 +42,8 @@ class EmittedPlan:
 
     target: its name, `megatron`. software: name and version that the spelling was checked with.
     language: of the text, in all of which a comment begins with `#`. notes: what a reader must
-    know: derived sizes, approximations. body: flags, file or snippet.
+    know: derived sizes, approximations. body: flags, file or snippet. config: the JSON that its
+    programs read, empty where they read the text.
     """
 
     target: str
@@ -48,6 +51,7 @@ class EmittedPlan:
     language: Language
     notes: tuple[str, ...]
     body: str
+    config: str = ""
 
     @property
     def text(self) -> str:
@@ -81,7 +85,8 @@ class ForeignLauncher:
     software: with the version that the spelling was checked with. refusals: issues of settings that
     it cannot express. notes: comments on a plan that it can express; body: the text. read: the job
     of its flags or file, which the settings on mpctl's command line override; None where it is not
-    read. log: how its log reads.
+    read. log: how its log reads. script: the software's own training script, empty where every user
+    writes one or `{NAME}` is it; given: how a script gets the plan, `{NAME}` when empty. config: see EmittedPlan.
     """
 
     name: str
@@ -92,6 +97,30 @@ class ForeignLauncher:
     body: Callable[[Plan], str]
     read: Callable[[str, Overrides], ReadJob] | None = None
     log: LauncherLog | None = None
+    script: str = ""
+    given: str = ""
+    config: Callable[[Plan], str] | None = None
+
+    @property
+    def program(self) -> str:
+        """The usual command of a rank, as `mpctl launch --program` takes it: `python pretrain_gpt.py {megatron}`."""
+        placeholder = f"{{{self.name}}}"
+        given = "" if self.script == placeholder else f" {self.given or placeholder}"
+        return f"python {self.script or OWN_SCRIPT}{given}"
+
+
+def usual_launcher(plan: Plan) -> ForeignLauncher | None:
+    """The launcher of a legal plan's runtime: the first that can express the plan, else the first; None where there
+    is none."""
+    launchers = [get_launcher(name) for name in get_profile(plan.job.training.runtime).runs.emit]
+    able = (launcher for launcher in launchers if not any(launcher.refusals(plan)))
+    return next(able, launchers[0] if launchers else None)
+
+
+def usual_program(plan: Plan) -> str:
+    """The command that usually trains a legal plan under its runtime, for `mpctl launch --program`."""
+    launcher = usual_launcher(plan)
+    return launcher.program if launcher else f"python {OWN_SCRIPT}"
 
 
 def get_launcher(name: str) -> ForeignLauncher:
@@ -110,7 +139,8 @@ def emit_plan(plan: Plan, target: str) -> EmittedPlan:
     if issues := list(launcher.refusals(plan)):
         raise InputError(issues)
     notes = (*_runtime_note(plan, launcher), *launcher.notes(plan))
-    return EmittedPlan(target, launcher.software, launcher.language, notes, launcher.body(plan))
+    config = launcher.config(plan) if launcher.config else ""
+    return EmittedPlan(target, launcher.software, launcher.language, notes, launcher.body(plan), config)
 
 
 def launcher_runtime(job: JobSpec, target: str) -> str | None:

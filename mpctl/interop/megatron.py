@@ -204,4 +204,6 @@ def _expert_flags(job: JobSpec) -> Iterator[str]:
             yield from words_of([(flag, value)])
 
 
-LAUNCHER = ForeignLauncher("megatron", SOFTWARE, "shell", megatron_refusals, _notes, _body, read_megatron, LOG)
+LAUNCHER = ForeignLauncher(
+    "megatron", SOFTWARE, "shell", megatron_refusals, _notes, _body, read_megatron, LOG, "pretrain_gpt.py"
+)

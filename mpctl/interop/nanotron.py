@@ -267,5 +267,14 @@ LOG = LauncherLog(
     job=_printed_job,
 )
 LAUNCHER = ForeignLauncher(
-    "nanotron", "nanotron (main of 2026-04)", "yaml", _refusals, _notes, _body, read_nanotron, LOG
+    "nanotron",
+    "nanotron (main of 2026-04)",
+    "yaml",
+    _refusals,
+    _notes,
+    _body,
+    read_nanotron,
+    LOG,
+    script="run_train.py",
+    given="--config-file {nanotron}",
 )

@@ -58,6 +58,16 @@ LIMITS = LauncherLimits(
     ep=True,
     zero_size="dp",
 )
+MAIN = (
+    "    import sys",
+    "",
+    "    from torchtitan.train import main",
+    "",
+    '    sys.argv += ["--module", "__main__", "--config", "mpctl_plan"]',
+    "    main()",
+)
+"""Starts torchtitan's own command with the plan, where the text is run as a script."""
+LACKING = ('    raise SystemExit("lay_out needs a config of this model: call it in a function of yours")',)
 RECOMPUTE = {"none": "None", "selective": "SelectiveAC.Config()", "full": "FullAC.Config()"}
 
 
@@ -107,7 +117,8 @@ def _notes(plan: Plan) -> Iterator[str]:
     if model is not None and model.router_bias:
         yield "approximated: torchtitan centres each change of the biases over the experts"
     yield "main since 2026-08-20 counts batches in tokens: num_tokens_per_microbatch_per_dp_rank"
-    yield "in a config_registry.py: python -m torchtitan.train --module M --config mpctl_plan"
+    if job.model is not None and find_flavor(job.model) is not None:
+        yield "start it: torchrun ... FILE --hf_assets_path FOLDER; FILE is this text"
 
 
 def _body(plan: Plan) -> str:
@@ -131,6 +142,10 @@ def _body(plan: Plan) -> str:
             *(_layer_lines(job, job.model) if job.model else []),
             "    return config",
             *ready,
+            "",
+            "",
+            'if __name__ == "__main__":',
+            *(MAIN if ready else LACKING),
         ]
     )
 
@@ -232,4 +247,6 @@ def _optimizer_lines(plan: Plan) -> Iterator[str]:
     yield f"    config.lr_scheduler = {rate}"
 
 
-LAUNCHER = ForeignLauncher("torchtitan", "torchtitan 0.3", "python", _refusals, _notes, _body, read_torchtitan, LOG)
+LAUNCHER = ForeignLauncher(
+    "torchtitan", "torchtitan 0.3", "python", _refusals, _notes, _body, read_torchtitan, LOG, "{torchtitan}"
+)

@@ -32,6 +32,7 @@ from mpctl.run.launch.preflight import (
     chosen_device,
     launch_warnings,
     not_of_program,
+    runtime_issues,
 )
 from mpctl.run.launch.resume import Resumption
 
@@ -63,7 +64,10 @@ def launch_issues(
         lacking = list(host_issues(plan, machine, device))
     else:
         lacking = []
-    if only_measures:
+    missing = [] if run is None else list(runtime_issues(plan, resumption))
+    if missing:
+        issues = missing  # what mpctl's own workers would lack does not matter
+    elif only_measures:
         issues = check_ranks(plan, lacking)
     else:
         issues = check_launch(plan, lacking, run, resumption=resumption, replaced=overwrite, is_elsewhere=is_elsewhere)

@@ -89,6 +89,25 @@ def check_launch(
     return list(chain.from_iterable(checks))
 
 
+def runtime_issues(plan: Plan, resumption: Resumption | None = None) -> Iterator[Issue]:
+    """Yield the issue of a job that is planned for other software, and names no program that is it. Not of a run
+    that mpctl's own layers have trained under such a runtime so far."""
+    job = plan.job
+    if job.launch.program or job.model is None or is_launched(job.training.runtime):
+        return
+    before = None if resumption is None else job_before(resumption.run)
+    if before and not before.launch.program and before.training.runtime == job.training.runtime:
+        return
+    from mpctl.interop.emitted import usual_program
+
+    yield Issue(
+        "runtime-needs-program",
+        "training.runtime",
+        f"the plan is for {job.training.runtime}, and no program is named that starts it",
+        f'add --program "{usual_program(plan)}", or train with mpctl\'s own layers: --runtime mpctl',
+    )
+
+
 def not_of_program(job: JobSpec, what: str) -> list[Issue]:
     """The issue of a job with a program where mpctl's own workers are needed. what: `a bench
     measures`."""

@@ -3,7 +3,8 @@ words with the plan's flags.
 
 `{megatron}` as a word of the program becomes the flags that `mpctl plan --emit megatron` prints,
 each a word of its own, without a shell. For launchers that read a file, such as `{torchtitan}` or
-`{nanotron}`, the text is written to RUN/program, and the placeholder becomes its path.
+`{nanotron}`, the text is written to RUN/program, and the placeholder becomes its path. `{torchtitan}`
+is a script: `python {torchtitan}` trains.
 
 What only mpctl's own workers do is refused where the job asks for it (ONLY_OWN), since nothing
 would happen; settings that the plan alone reads are a warning.
@@ -26,6 +27,7 @@ from mpctl.core.errors import InputError, Issue
 from mpctl.interop.emitted import EmittedPlan, emit_plan, get_launcher
 from mpctl.interop.registry import TARGETS
 from mpctl.plan.planning.plan import Plan
+from mpctl.plan.rules.check import listed
 from mpctl.records.rundir.directory import RunDir
 from mpctl.records.rundir.program import script_words
 from mpctl.run.launch.node.torchrun import RANK_VARIABLES
@@ -33,6 +35,7 @@ from mpctl.spec.job import JobSpec
 
 SETTING = "launch.program"
 PLACEHOLDER = re.compile(r"\{(" + "|".join(map(re.escape, TARGETS)) + r")\}")
+ANY_PLACEHOLDER = re.compile(r"(?:[^{]*=)?\{([a-z][a-z0-9_-]*)\}")
 ASSIGNMENT = re.compile(r"([A-Z][A-Z0-9_]*)=(.*)", re.DOTALL)
 SUFFIXES = {"python": "py", "yaml": "yaml", "shell": "sh"}
 ONLY_OWN = {
@@ -74,7 +77,7 @@ def program_words(plan: Plan, run: RunDir) -> ProgramWords:
             continue
         argv.append(PLACEHOLDER.sub(lambda found: str(_path(run, emitted[found[1]])), word))
     written = (text for text in emitted.values() if text.language != "shell")
-    files = {f"program/{_file(text)}": text.text + "\n" for text in written}
+    files = {f"program/{_file(text)}": (text.config or text.text) + "\n" for text in written}
     return ProgramWords(argv, files, env)
 
 
@@ -95,7 +98,9 @@ def _named(job: JobSpec) -> list[str]:
 
 
 def _file(emitted: EmittedPlan) -> str:
-    return f"{emitted.target.replace('-', '_')}.{SUFFIXES[emitted.language]}"
+    """The name of the file; that of a module would hide the module from a file that is run."""
+    suffix = "json" if emitted.config else SUFFIXES[emitted.language]
+    return f"{emitted.target.replace('-', '_')}_plan.{suffix}"
 
 
 def _path(run: RunDir, emitted: EmittedPlan) -> Path:
@@ -117,7 +122,7 @@ def _is_of_image(job: JobSpec) -> bool:
     mount, words = job.launch.kubernetes.mount_path, script_words(job.launch.program)
     if job.launch.on != "kubernetes" or mount is None:
         return False
-    if words is None or words[0] == "-m":
+    if words is None or words[0] == "-m" or PLACEHOLDER.fullmatch(words[0]):
         return True
     script = Path(job.launch.program_dir or ".", words[0]).absolute()
     return not script.is_relative_to(mount)
@@ -143,6 +148,10 @@ def _placeholder_issues(plan: Plan) -> Iterator[Issue]:
             if get_launcher(name).language == "shell" and word != f"{{{name}}}":
                 message = f"{word!r} has {{{name}}} inside of a word, and it becomes several"
                 yield Issue("program-placeholder", SETTING, message, f"write {{{name}}} by itself")
+        unknown = ANY_PLACEHOLDER.fullmatch(word)
+        if unknown and unknown[1] not in TARGETS:
+            known = listed([f"{{{name}}}" for name in TARGETS])
+            yield Issue("program-placeholder", SETTING, f"{word!r} is no placeholder of a plan", f"use {known}")
     for name in _named(plan.job):
         try:
             emit_plan(plan, name)
@@ -175,7 +184,7 @@ def _missing(argv: Sequence[str], folder: Path) -> Iterator[Issue]:
                 f"there is no module {top!r} here",
                 "install it for the Python that runs mpctl, or name another Python by its path",
             )
-    elif not (folder / words[0]).exists():
+    elif not PLACEHOLDER.fullmatch(words[0]) and not (folder / words[0]).exists():
         yield Issue(
             "no-such-program",
             SETTING,

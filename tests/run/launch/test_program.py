@@ -51,7 +51,7 @@ def test_a_trainer_gets_its_place_its_variables_and_its_records(tmp_path: Path) 
         print(json.dumps(found))
         """,
     )
-    hostile = ["$(touch no)", "; touch no", "a b", "*", "--run-dir", "", "{tp}", "ä\n"]
+    hostile = ["$(touch no)", "; touch no", "a b", "*", "--run-dir", "", "a{tp}", "ä\n"]
     command = shlex.join(["python", "show.py", *hostile])
     run = ended(run_program(tmp_path / "run", command, "--tp", "2"), "finished")
     said = [json.loads(RunDir(run.run_dir).log(rank).read_text()) for rank in range(2)]

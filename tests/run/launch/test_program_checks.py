@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,13 +17,15 @@ from mpctl.records.rundir.directory import RunDir
 from mpctl.records.rundir.heartbeat import parse_report
 from mpctl.records.rundir.program import program_variables, recording_ranks, script_words
 from mpctl.records.rundir.rank_files import StepRecord
+from mpctl.run.clusters.connect import launch_issues
 from mpctl.run.hosts.machine import Machine
 from mpctl.run.launch.attempt import RankState
 from mpctl.run.launch.launch_plan import LaunchPlan, plan_launch
-from mpctl.run.launch.preflight import check_launch, launch_warnings
+from mpctl.run.launch.preflight import check_launch, launch_warnings, runtime_issues
 from mpctl.run.launch.program import program_words
 from mpctl.run.launch.program_records import ProgramRecords
 from mpctl.run.launch.program_watch import ProgramWatch, with_places
+from mpctl.run.launch.resume import Resumption
 from mpctl.run.launch.verdict import Verdict
 from mpctl.spec.launch import LaunchSpec
 
@@ -82,6 +86,8 @@ def test_what_only_own_workers_do_is_refused_all_at_once() -> None:
         (["python", "-m", "no_such_module.train"], "no module 'no_such_module'"),
         ([""], "not a program"),
         (["python", "x{megatron}"], "write {megatron} by itself"),
+        (["bash", "-c", "x", "{megatrn}"], "use {megatron}, "),
+        (["bash", "-c", "x", "--config={titan}"], "{torchtitan}"),
     ],
 )
 def test_a_program_that_is_not_there(program: list[str], said: str) -> None:
@@ -97,6 +103,7 @@ def test_a_program_that_is_not_there(program: list[str], said: str) -> None:
         ["bash", "-c", "x"],
         ["python", "-u", "-m", "tests"],
         ["python3", "-c", "pass"],
+        ["bash", "-c", 'echo ${x} {"a": 1}', "step-{n}", '{"a": 1}'],
     ],
 )
 def test_a_program_that_is_there(program: list[str]) -> None:
@@ -136,11 +143,95 @@ def test_a_launcher_that_reads_a_file_gets_its_path(tmp_path: Path) -> None:
         parallel__pp=1,
     )
     launch = launched(plan, tmp_path / "run")
-    text = launch.files["program/torchtitan.py"]
+    text = launch.files["program/torchtitan_plan.py"]
     assert "tensor_parallel_degree=2" in text
     compile(text, "torchtitan.py", "exec")
-    path = tmp_path / "run" / "program" / "torchtitan.py"
+    path = tmp_path / "run" / "program" / "torchtitan_plan.py"
     assert launch.job.launch.program_argv[-1] == f"--config={path}"
+
+
+def test_deepspeed_gets_json_and_with_a_pipeline_python(tmp_path: Path) -> None:
+    settings = {"model": "llama-3-8b", "training__dtype": "bf16", "parallel__zero": 1}
+    program = ["python", "-m", "this", "--deepspeed_config", "{deepspeed}"]
+    files = launched(planned(program, **settings, parallel__pp=1), tmp_path / "run").files
+    read = json.loads(files["program/deepspeed_plan.json"])
+    assert read["zero_optimization"]["stage"] == 1 and read["tensor_parallel"] == {"autotp_size": 2}
+    files = launched(planned(program, **settings), tmp_path / "run").files
+    assert "PipeModelDataParallelTopology(num_pp=2" in files["program/deepspeed_plan.py"]
+
+
+TITAN = {
+    "__init__": "",
+    "components/__init__": "",
+    "components/optimizer": "LRSchedulersContainer = OptimizersContainer = ParamGroupConfig = None",
+    "config": "ParallelismConfig = None",
+    "distributed/__init__": "",
+    "distributed/activation_checkpoint": "FullAC = SelectiveAC = None",
+    "models/__init__": "",
+    "models/llama3/__init__": "",
+    "models/llama3/config_registry": "llama3_8b = None",
+    "train": """
+import importlib, sys
+
+def main():
+    options = dict(zip(sys.argv[-4::2], sys.argv[-3::2]))
+    module = importlib.import_module(options["--module"])
+    print(sys.argv[1:-4], getattr(module, options["--config"]).__name__, module.__file__)
+""",
+}
+"""The names that a file for torchtitan imports; its `main` finds the config as torchtitan's ConfigManager does."""
+
+
+def test_the_file_for_torchtitan_starts_it(tmp_path: Path) -> None:
+    settings = {"model": "llama-3-8b", "training__dtype": "bf16", "parallel__zero": 3, "parallel__pp": 1}
+    plan = planned(["python", "{torchtitan}", "--hf_assets_path", "a"], **settings, training__runtime="torchtitan")
+    assert issues(plan) == {}
+    launch = launched(plan, tmp_path / "run")
+    script = Path(launch.job.launch.program_argv[1])
+    script.parent.mkdir(parents=True)
+    script.write_text(launch.files["program/torchtitan_plan.py"])
+    for name, text in TITAN.items():
+        file = tmp_path / "torchtitan" / f"{name}.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    command = [sys.executable, script, *launch.job.launch.program_argv[2:]]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, env={"PYTHONPATH": str(tmp_path)})
+    assert said.stdout == f"['--hf_assets_path', 'a'] mpctl_plan {script}\n"
+
+
+@pytest.mark.parametrize(
+    ("runtime", "program"),
+    [
+        ("megatron-core", "python pretrain_gpt.py {megatron}"),
+        ("torchtitan", "python {torchtitan}"),
+        ("fsdp2", "python train.py {accelerate}"),
+        ("megatron-deepspeed", "python train.py --deepspeed_config {deepspeed}"),
+        ("nanotron", "python run_train.py --config-file {nanotron}"),
+        ("megatron-2021", "python train.py"),
+    ],
+)
+def test_a_plan_for_other_software_starts_that_or_nothing(tmp_path: Path, runtime: str, program: str) -> None:
+    layout = {"parallel__pp": 1, "parallel__tp": 1, "training__dtype": "bf16"}
+    settings = {"model": "llama-3-8b", "training__runtime": runtime, **layout}
+    (issue,) = launch_issues(planned([], **settings), MACHINE, None, run=RunDir(tmp_path))
+    assert issue.rule == "runtime-needs-program" and runtime in issue.message
+    assert issue.hint is not None and f'--program "{program}"' in issue.hint and "--runtime mpctl" in issue.hint
+    with_one = planned(["python", "-m", "this"], **settings)
+    assert launch_issues(with_one, MACHINE, None, run=RunDir(tmp_path)) == []
+    own = planned([], **{**settings, "training__runtime": "mpctl"})
+    assert "runtime-needs-program" not in {i.rule for i in launch_issues(own, MACHINE, None, run=RunDir(tmp_path))}
+
+
+def test_a_run_that_own_layers_have_trained_for_another_runtime_goes_on(tmp_path: Path) -> None:
+    """Runs of older versions: job.json names the runtime, and no program."""
+    plan, run = planned([], model="gpt2", training__runtime="megatron-core"), RunDir(tmp_path)
+    (tmp_path / "job.json").write_text(plan.job.model_dump_json())
+    resumption = Resumption(run)
+    assert list(runtime_issues(plan, resumption)) == [] != list(runtime_issues(plan))
+    other = planned([], model="gpt2", training__runtime="torchtitan")
+    assert list(runtime_issues(other, resumption))
+    (tmp_path / "job.json").write_text(planned(["python", "-m", "this"], model="gpt2").job.model_dump_json())
+    assert list(runtime_issues(plan, resumption))
 
 
 def test_words_of_this_python() -> None:
