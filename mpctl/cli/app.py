@@ -2,7 +2,8 @@
 
 A subcommand's module is imported only when it is used, so that `mpctl plan` never pays for
 `mpctl launch`. Exit codes: 0 done; 1 the run failed; 2 bad input; 3 legal, but it does
-not fit the devices' memory (`plan`, `emit`, `search`, `launch --rehearse`); 128 + n on signal n.
+not fit the devices' memory (`plan`, `emit`, `search`, `launch --rehearse`); 4 a gate failed
+(`compare --fail-if`); 128 + n on signal n.
 """
 
 from __future__ import annotations

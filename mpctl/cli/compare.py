@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from mpctl.cli import complete
+from mpctl.cli.gates import FailIfOption, exit_if_failed
 from mpctl.cli.options import AsJsonOption, FromOption, JobSource, read_from, with_job
 from mpctl.core.errors import InputError
 
@@ -25,24 +26,30 @@ TpArgument = Annotated[
 
 
 @with_job
-def compare(job: JobSource, others: OthersArgument = None, as_json: AsJsonOption = False) -> None:
+def compare(
+    job: JobSource, others: OthersArgument = None, fail_if: FailIfOption = None, as_json: AsJsonOption = False
+) -> None:
     """Show plans next to each other: JOB and other jobs, or JOB with other settings.
 
-    mpctl compare demo tp=1,dp=2 demo-llama
+    mpctl compare demo tp=1,dp=2 demo-llama --fail-if "step>+5%"
 
-    Options of a job hold for all of them. The exit code is 0 whether they fit or not.
+    Options of a job hold for all of them. Exit codes: 0 whether they fit or not; 2 bad input; 4 a gate of
+    --fail-if failed.
     """
     from mpctl.plan.planning.compare import compare_document, load_variants
+    from mpctl.plan.planning.gates import read_gates
     from mpctl.render.output import print_json
 
+    gates = read_gates(fail_if or [])
     jobs = [*([job.source] if job.source else []), *(others or [])]
-    document = compare_document(load_variants(jobs, job.overrides))
+    document = compare_document(load_variants(jobs, job.overrides), gates)
     if as_json:
         print_json(document)
-        return
-    from mpctl.render.compare import print_comparison
+    else:
+        from mpctl.render.compare import print_comparison
 
-    print_comparison(document)
+        print_comparison(document)
+    exit_if_failed(document)
 
 
 @with_job

@@ -4,6 +4,8 @@ MpctlError                 exit code 1 unless a subclass says otherwise
 |- InputError              exit code 2: carries every Issue found, not the first one
 |  '- DoesNotFit           exit code 3: legal, but needs more memory than the devices have
 '- RunFailed               exit code 1: a worker died or a bench did not finish
+
+Exit code 4: a gate of `mpctl compare --fail-if` failed.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import Literal, NamedTuple, TypeVar
 from typing_extensions import TypedDict  # pydantic needs it to validate them before Python 3.12
 
 MOST_OF_A_RULE = 10
-DOES_NOT_FIT = 3  # the exit code
+DOES_NOT_FIT, GATE_FAILED = 3, 4  # exit codes
 Status = Literal["ok", "warning", "error"]
 Result = TypeVar("Result")
 

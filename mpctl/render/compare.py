@@ -6,16 +6,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from mpctl.core.units import bytes_text, count_text, seconds_text
+from mpctl.plan.planning.gates import FIGURES as FIGURES_OF_GATES
 from mpctl.plan.planning.runtimes import UnderRuntime
 from mpctl.plan.planning.summary import plan_summary, training_line
 from mpctl.plan.planning.tensor_modes import COSTS
-from mpctl.render.parts import Column, DataTable, Part, Sentence, table_of
+from mpctl.render.parts import Column, DataTable, Part, Sentence, Style, table_of
 from mpctl.render.terminal import print_parts
 from mpctl.spec.figure_sources import sources_text
 
 if TYPE_CHECKING:
     from mpctl.core.errors import IssueEntry
     from mpctl.plan.planning.compare import CompareDocument
+    from mpctl.plan.planning.gates import GateEntry
     from mpctl.plan.planning.tensor_modes import TensorModeEntry, TensorModesDocument
 
 
@@ -30,6 +32,7 @@ TITLES = {
     "step_seconds": "step time",
     "tokens_per_second": "tokens/s",
     "mfu": "MFU",
+    "price_per_billion_tokens": "price/Gtok",
 }
 DTYPE = ("dtype", "dtype_is_auto")
 UNSHOWN = (*DTYPE, "runtime_is_default")  # DTYPE is one row
@@ -57,6 +60,16 @@ def comparison_parts(document: CompareDocument) -> Iterator[Part]:
     for jobs, warning in _warnings(document):
         said = f"{jobs}{warning['rule']}: {warning['message']} → {warning['hint']}"
         yield Sentence(said.removesuffix(" → "), "warning")
+    yield from (_gate_sentence(gate, document["jobs"][0]) for gate in document["gates"])
+
+
+def _gate_sentence(gate: GateEntry, first: str) -> Sentence:
+    """`job.toml: memory 103.0 GiB (+3.0%), 100.0 GiB in base.toml; limit: memory>+2%`."""
+    text = _formatter(FIGURES_OF_GATES.get(gate["figure"], gate["figure"]))
+    change = f" ({gate['change']:+.1%})" if gate["change"] else ""
+    value = f"{gate['job']}: {gate['figure']} {text(gate['value'])}{change}, {text(gate['base'])} in {first}"
+    style: Style = "failed" if gate["failed"] else "passed"
+    return Sentence(f"{value}; {gate['gate']} {style}", style)
 
 
 def _warnings(document: CompareDocument) -> Iterator[tuple[str, IssueEntry]]:

@@ -21,6 +21,7 @@ EXIT_CODES = {
     "3": "legal, but a rank leaves less than the headroom of its device's memory "
     "(`cluster.headroom`, allocator and context counted): `plan` (not with `--rank`), `emit`, `search`, "
     "`launch --rehearse`",
+    "4": "a gate of `--fail-if` failed",
     "128 + n": "ended by signal n: 130 after Ctrl-C, 143 after SIGTERM, 138 after SIGUSR1",
 }
 READ = {

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Literal, TypedDict
 
 from mpctl.core.axes import MESSAGE_GROUPS
 from mpctl.core.errors import InputError, Issue, IssueEntry
+from mpctl.plan.planning.gates import Gate, GateEntry, judge
 from mpctl.plan.planning.plan import Overrides, Plan, load_plan
 from mpctl.plan.planning.summary import TrainingEntry, training_settings
 from mpctl.plan.planning.traffic import sent_bytes
+from mpctl.plan.planning.whole_run import gpu_hours_per_billion
 from mpctl.spec.load import parse_settings
 
 if TYPE_CHECKING:
@@ -28,7 +30,8 @@ class CompareDocument(TypedDict):
     runs: whether the job's runtime runs all of its settings; the estimate is as if it did.
     figures_from: the user's presets behind its figures. warnings: those of `mpctl plan`. settings: those that
     differ, by full name; figures: by name: `seconds.tp`; `bytes.dp_cp`: of messages; `sent_bytes.dp_cp`: what a
-    rank sends in a step.
+    rank sends in a step; price_per_billion_tokens: where a GPU-hour has a price. gates: the answers of
+    `--fail-if`, for each job but the first.
     """
 
     schema: Literal["mpctl.compare/2"]
@@ -40,6 +43,7 @@ class CompareDocument(TypedDict):
     warnings: list[list[IssueEntry]]
     settings: dict[str, list[object]]
     figures: list[dict[str, float | None]]
+    gates: list[GateEntry]
 
 
 NOT_RUN = ("runtime-runs", "model-launched", "job-launched")
@@ -81,23 +85,27 @@ def _split(text: str, first: str) -> list[str]:
     return words if "=" not in words[0] else [first, *words]
 
 
-def compare_document(variants: Sequence[tuple[str, Plan]]) -> CompareDocument:
-    """The variants as JSON, each list with an entry a variant; settings: only those that differ."""
+def compare_document(variants: Sequence[tuple[str, Plan]], gates: Sequence[Gate] = ()) -> CompareDocument:
+    """The variants as JSON, each list with an entry a variant; settings: only those that differ. Raises
+    InputError where a gate asks for a figure that is not known."""
+    names = [name for name, _ in variants]
+    figures = [
+        {"ranks": plan.job.world_size, **(_figures(plan.estimate) if plan.estimate else {})} for _, plan in variants
+    ]
     settings = [_flat(plan.job.model_dump()) for _, plan in variants]
-    names = dict.fromkeys(name for values in settings for name in values)
-    differ = [n for n in names if len({repr(values.get(n)) for values in settings}) > 1]
+    every = dict.fromkeys(name for values in settings for name in values)
+    differ = [n for n in every if len({repr(values.get(n)) for values in settings}) > 1]
     return {
         "schema": "mpctl.compare/2",
-        "jobs": [name for name, _ in variants],
+        "jobs": names,
         "training": [training_settings(plan.job) for _, plan in variants],
         "fits": [plan.fits for _, plan in variants],
         "runs": [not any(c.rule in NOT_RUN for c in plan.checks) for _, plan in variants],
         "figures_from": [plan.figures_from for _, plan in variants],
         "warnings": [_warnings(plan) for _, plan in variants],
         "settings": {name: [values.get(name) for values in settings] for name in differ},
-        "figures": [
-            {"ranks": plan.job.world_size, **(_figures(plan.estimate) if plan.estimate else {})} for _, plan in variants
-        ],
+        "figures": figures,
+        "gates": judge(gates, names, figures),
     }
 
 
@@ -125,7 +133,10 @@ def _figures(estimate: Estimate) -> dict[str, float | None]:
     figures["peak_bytes"] = estimate.fullest_stage.device_bytes
     if not isinstance(time, str):
         figures["step_seconds"] = time.total
-        figures["tokens_per_second"] = estimate.layout.tokens_per_step / time.total
+        figures["tokens_per_second"] = tokens = estimate.layout.tokens_per_step / time.total
+        job = estimate.layout.job
+        if (price := job.cluster.operations.price_per_gpu_hour) is not None:
+            figures["price_per_billion_tokens"] = price * gpu_hours_per_billion(job.world_size, tokens)
         figures["mfu"] = time.mfu
         figures |= {f"seconds.{name}": seconds for name, seconds in time.parts().items()}
     grid, ranks = dict.fromkeys(estimate.layout.grid.groups, "tp"), estimate.layout.group_sizes

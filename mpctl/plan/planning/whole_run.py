@@ -127,6 +127,15 @@ def read_tokens(text: str) -> int:
     raise InputError.of("bad-value", "--tokens", message, "such as 15T, 300B or 1.4e12")
 
 
+def gpu_hours_per_billion(ranks: int, tokens_per_second: float) -> float:
+    """GPU-hours that a billion tokens take.
+
+    >>> gpu_hours_per_billion(36, 1e6)
+    10.0
+    """
+    return ranks * 1e9 / tokens_per_second / 3600
+
+
 def plan_whole_run(plan: Plan, tokens: int) -> WholeRun:
     """The run of a plan. Raises InputError where its step has no time."""
     estimate = plan.estimate

@@ -20,7 +20,7 @@ from mpctl.plan.estimate.memory import fit_text
 from mpctl.plan.estimate.step import StepTime
 from mpctl.plan.planning.layout_settings import LayoutSettings, changed_settings, changes_text, layout_of, layout_text
 from mpctl.plan.planning.plan import make_plan
-from mpctl.plan.planning.whole_run import MOST_TOKENS, WholeRun, whole_run
+from mpctl.plan.planning.whole_run import MOST_TOKENS, WholeRun, gpu_hours_per_billion, whole_run
 from mpctl.plan.search.evaluate import LayoutEvaluator, missing_link
 from mpctl.plan.search.find import (
     BUDGETS,
@@ -41,7 +41,6 @@ from mpctl.spec.runtime import get_profile
 
 SHOWN_PARTS = 3
 SHOWN_SHARE = 0.002  # of a step: a part that differs by less is not named
-BILLION = 1e9
 Goal = Literal["tokens", "memory", "cost", "days", "energy"]
 Sort = Literal["time", "memory", "cost", "plain"]
 
@@ -103,7 +102,7 @@ class LayoutReport:
     @property
     def gpu_hours_per_billion(self) -> float:
         """GPU-hours that a billion tokens take."""
-        return self.job.world_size * BILLION / self.tokens_per_second / 3600
+        return gpu_hours_per_billion(self.job.world_size, self.tokens_per_second)
 
     @property
     def price_per_billion(self) -> float | None:
