@@ -77,6 +77,11 @@ def count_text(amount: float) -> str:
     return f"{amount:.4g}"
 
 
+MFU_CONVENTION = "attention counted in full"
+"""What MFU and HFU count: every pair of a query and a key, as Megatron-LM does, although a causal mask
+hides half of them."""
+
+
 def rate_text(per_second: float) -> str:
     """`312e12` -> `312.0 TFLOP/s`."""
     for bound, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G")):

@@ -6,7 +6,16 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from mpctl.core.units import bytes_text, plural, ranges_text, ranks_text, rate_text, seconds_span_text, seconds_text
+from mpctl.core.units import (
+    MFU_CONVENTION,
+    bytes_text,
+    plural,
+    ranges_text,
+    ranks_text,
+    rate_text,
+    seconds_span_text,
+    seconds_text,
+)
 from mpctl.measure.bench.machine import MachineFindings, MachineReport
 from mpctl.measure.bench.scaling import ScalingReport, ScalingRow
 from mpctl.measure.bench.trace import STEP, TraceReport, TraceRow
@@ -27,7 +36,8 @@ MODES = {
     "weak": "Weak scaling: the global batch grows with the ranks",
 }
 RATES_TITLE = (
-    "Model FLOP/s of a rank, processor time of rank 0, and what a rank waits in collectives; both as shares of a step"
+    f"Model FLOP/s of a rank ({MFU_CONVENTION}), processor time of rank 0, and what a rank waits in collectives; "
+    "both as shares of a step"
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from mpctl.core.units import bytes_text, count_text, seconds_text
+from mpctl.core.units import MFU_CONVENTION, bytes_text, count_text, seconds_text
 from mpctl.plan.planning.gates import FIGURES as FIGURES_OF_GATES
 from mpctl.plan.planning.runtimes import UnderRuntime
 from mpctl.plan.planning.summary import plan_summary, training_line
@@ -28,10 +28,10 @@ TITLES = {
     "micro_batch_size": "micro batch",
     "micro_batches": "micro batches a step",
     "zero": "ZeRO",
-    "peak_bytes": "memory on the device",
+    "peak_bytes": "on device",
     "step_seconds": "step time",
     "tokens_per_second": "tokens/s",
-    "mfu": "MFU",
+    "mfu": f"MFU, {MFU_CONVENTION}",
     "price_per_billion_tokens": "price/Gtok",
 }
 DTYPE = ("dtype", "dtype_is_auto")
@@ -153,11 +153,11 @@ FIGURES = ("step", "9 of 10 runs", "MFU", "memory", "fits")
 
 
 def runtimes_table(runtimes: Sequence[UnderRuntime]) -> DataTable:
-    """A row for each runtime: its step with the band, MFU, memory on the device, and the option
+    """A row for each runtime: its step with the band, MFU, memory on device, and the option
     that writes the plan for it; or why it does not run the layout."""
     columns = ("runtime", *FIGURES, "how to run it")
     return table_of(
-        "This layout under other software",
+        f"This layout under other software (MFU: {MFU_CONVENTION})",
         columns,
         [(under.runtime, *_runtime_cells(under), _how(under)) for under in runtimes],
         left=("runtime", "fits", "how to run it"),
@@ -200,7 +200,7 @@ STEP: tuple[tuple[str, str, Formatter], ...] = (
     ("sent", "sent_bytes", bytes_text),
     ("time of messages", "tensor_seconds", seconds_text),
     ("step", "step_seconds", seconds_text),
-    ("memory on the device", "peak_bytes", bytes_text),
+    ("on device", "peak_bytes", bytes_text),
 )
 
 

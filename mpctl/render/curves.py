@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from rich.text import Text
 
 from mpctl.core.errors import InputError
+from mpctl.core.units import MFU_CONVENTION
 from mpctl.render.charts import Chart, ChartAxis, ChartSeries, Look, Mark, Panel, write_chart
 from mpctl.render.console import get_console, visible
 from mpctl.run.history.show import Series
@@ -35,7 +36,7 @@ LABELS = {
     "cpu_seconds": "CPU time of a step, rank 0",
     "memory_bytes": "peak memory of the fullest rank",
     "loss_scale": "loss scale",
-    "mfu": "MFU",
+    "mfu": f"MFU, {MFU_CONVENTION}",
     "hfu": "HFU",
     "aux_loss": "auxiliary loss of experts",
     "expert_load": "load of the fullest expert",

@@ -151,13 +151,9 @@ def _runtime_rows(plan: Plan, others: Sequence[UnderRuntime]) -> Iterator[tuple[
 
 
 def _figures(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Memory, step time with its parts and why they may be wrong, speed, and how many checks
-    passed."""
-    figures = dict(main_figures(plan))
-    if "memory" in figures:
-        yield "memory", figures.pop("memory")
+    """Step time with its parts and why they may be wrong, speed, and how many checks passed."""
     time = plan.estimate.time if plan.estimate else ""
-    for name, text in figures.items():
+    for name, text in main_figures(plan):
         yield name, text
         if name == "step time" and not isinstance(time, str):
             parts = time.parts().items()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from mpctl.core.units import bytes_text, count_text, plural, seconds_text
+from mpctl.core.units import MFU_CONVENTION, bytes_text, count_text, plural, seconds_text
 from mpctl.records.rundir.directory import RunDir
 from mpctl.records.rundir.rank_files import StepRecord, loss_text
 from mpctl.records.rundir.summary import STATES, ExpertSummary, PlanAndRun, RankComparison, RunSummary, SaveSummary
@@ -165,7 +165,7 @@ def _utilization(summary: PlanAndRun) -> Iterator[tuple[str, str]]:
     gpu = next((name for r in summary["plan_beside_run"] if (name := r.get("device"))), None)
     if mfu is not None and hfu is not None:
         of = "the device's data sheet" if gpu is None else f"the data sheet of {gpu}"
-        yield "MFU, HFU", f"{mfu:.1%}, {hfu:.1%} of {of}"
+        yield "MFU, HFU", f"{mfu:.1%}, {hfu:.1%} of {of}, {MFU_CONVENTION}"
     elif gpu is not None:
         yield "MFU, HFU", f"not known: no device preset has the peak of {gpu}; name cluster.device"
 

@@ -11,7 +11,7 @@ from typing import Any
 from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.text import Text
 
-from mpctl.core.units import bytes_text, count_text, plural, ranks_text, seconds_text
+from mpctl.core.units import MFU_CONVENTION, bytes_text, count_text, plural, ranks_text, seconds_text
 from mpctl.records.rundir.goodput import TimeSpent, time_spent
 from mpctl.records.rundir.metrics import ordered, points
 from mpctl.render.console import get_console, marked
@@ -180,7 +180,7 @@ def _headline(document: ShownRun, spent: TimeSpent | None) -> Iterator[tuple[str
     if document["tokens_per_second"] is not None:
         yield "tokens/s", count_text(document["tokens_per_second"])
     if document["mfu"] is not None:
-        yield "MFU", f"{document['mfu']:.1%}"
+        yield "MFU", f"{document['mfu']:.1%}, {MFU_CONVENTION}"
     if spent is not None:
         yield "goodput", f"{spent.steps / spent.wall:.1%}"
     if document["attempts"]:
@@ -352,7 +352,8 @@ def _status_rows(status: StatusDocument) -> Iterator[Row]:
         rate = f", {speed:,.0f} tokens/s" if speed else ""
         yield "step time", f"{seconds_text(status['step_seconds'])}{rate}"
     if status["mfu"] is not None and status["hfu"] is not None:
-        yield "MFU, HFU", f"{status['mfu']:.1%}, {status['hfu']:.1%} of the device's data sheet"
+        rates = f"{status['mfu']:.1%}, {status['hfu']:.1%} of the device's data sheet"
+        yield "MFU, HFU", f"{rates}, {MFU_CONVENTION}"
     yield from expert_rows(status["experts"])
     if status["last_step_seconds"] is not None:
         yield "last step", f"{age_text(status['last_step_seconds'])} ago"

@@ -42,7 +42,7 @@ def test_the_plan_in_words(mpctl: Mpctl) -> None:
     for words in (
         "fits: 4.6 of 80.0 GiB, 75.4 GiB free (headroom 5 %)",
         "16 ranks on 2 nodes x 8 GPUs of NVIDIA A100",
-        "bf16, global batch 64, micro batch 4 x 8, recompute none, ZeRO 0, runtime mpctl",
+        "bf16, sequence 1,024, global batch 64, micro batch 4 x 8, recompute none, ZeRO 0, runtime",
         "planned for   mpctl, as no --runtime was given; never measured on NVIDIA A100",
         "elsewhere     torchtitan ",
         " megatron-core ",
@@ -119,10 +119,11 @@ def test_a_large_plan_is_short_and_whole_with_full(mpctl: Mpctl) -> None:
     lines = mpctl("plan", LARGE).out.splitlines()
     assert len(lines) <= 35
     assert lines[1] == "✓ fits: 31.9 of 80.0 GiB, 48.1 GiB free (headroom 5 %)"
-    assert lines[2] == (
-        "dtype fp16, global batch 1,536, micro batch 1 x 192, recompute full, ZeRO 0, runtime megatron-2021"
+    assert " ".join(map(str.strip, lines[2:4])) == (
+        "dtype fp16, sequence 2,048, global batch 1,536, micro batch 1 x 192, recompute full, ZeRO 0, "
+        "runtime megatron-2021"
     )
-    assert [line.split("  ")[0] for line in lines[3:6]] == ["memory", "step time", "parts"]
+    assert [line.split("  ")[0] for line in lines[4:6]] == ["step time", "parts"]
     assert any(line.startswith("checks     ✓ 9 passed") for line in lines[:11])
     assert "nodes 1 to 127: as node 0, 8 ranks on each" in lines
     assert any(re.match(r"2-14 +12-89 ", line) for line in lines)
@@ -165,8 +166,9 @@ def test_text_json_and_page_tell_the_same_figures(mpctl: Mpctl, tmp_path: Path) 
     for words in (
         seconds_text(s["step_seconds"]),
         count_text(s["tokens_per_second"]),
-        f"{rate_text(s['model_flops_per_second'])} of model FLOP a rank",
-        f"{rate_text(s['hardware_flops_per_second'])} of hardware FLOP a rank",
+        f"{s['mfu']:.0%}, {rate_text(s['model_flops_per_second'])} a rank; {s['mfu_convention']}",
+        f"causal {s['mfu_causal']:.0%}",
+        f"{s['hfu']:.0%}, {rate_text(s['hardware_flops_per_second'])} a rank, with recomputation",
         bytes_text(s["device_bytes"]),
         bytes_text(s["allocated_bytes"]),
         found["verdict"],

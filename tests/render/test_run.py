@@ -76,7 +76,7 @@ def test_a_run_on_a_gpu_says_its_utilization_and_what_the_allocator_took() -> No
         return dict(summary_rows(summary))
 
     known = rows({"mfu": 0.451, "hfu": 0.5}, "NVIDIA H200")
-    assert known["MFU, HFU"] == "45.1%, 50.0% of the data sheet of NVIDIA H200"
+    assert known["MFU, HFU"] == "45.1%, 50.0% of the data sheet of NVIDIA H200, attention counted in full"
     assert known["peak memory"].endswith("12.0 GiB reserved by the allocator")
     assert "name cluster.device" in rows({}, "a GPU of tomorrow")["MFU, HFU"]
     assert "MFU, HFU" not in rows({}, None) and "reserved" not in rows({}, None)["peak memory"]

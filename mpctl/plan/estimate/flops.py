@@ -55,6 +55,21 @@ def model_and_hardware_flops(layout: JobLayout) -> tuple[float, float]:
     return plain * share, (plain + repeated) * share
 
 
+def causal_model_flops(layout: JobLayout) -> float:
+    """Model FLOP of a rank on the average in one step, without the pairs that a causal mask hides.
+
+    By hand, Llama 3 70B at 8,192 tokens: products of 69.5e9 parameters and scores are 6 x 69.5e9 +
+    12 x 80 x 8192 x 8192 = 481.4e9 FLOP a token in full, 449.2e9 without the hidden half of the scores.
+    """
+    hidden = 0.0
+    for table in layout.table.flows:
+        runs = [(len(run), kind) for run, kind in table.runs] + [(1, end) for end in table.ends]
+        for count, flow in runs:
+            hidden += count * sum(_core_flops(layout, core, flow, ALL) for core in flow.cores if core.is_causal) / 2
+    share = layout.num_microbatches / layout.job.parallel.pp
+    return model_and_hardware_flops(layout)[0] - hidden * share
+
+
 def _repeated(layout: JobLayout, flow: GradFlow) -> float:
     if is_repeated(layout, layout.profile, flow):
         return part_flops(layout, flow, FORWARD)

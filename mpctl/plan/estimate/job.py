@@ -14,6 +14,7 @@ from mpctl.core.units import seconds_text
 from mpctl.model.layout.job_layout import JobLayout
 from mpctl.plan.estimate.advice import next_measurement
 from mpctl.plan.estimate.communication import MessageCount
+from mpctl.plan.estimate.flops import causal_model_flops
 from mpctl.plan.estimate.host_memory import HostMemory, host_bytes, host_memory
 from mpctl.plan.estimate.layer_messages import BlockTraffic, block_traffic
 from mpctl.plan.estimate.memory import StageMemory, fit_text, fullest_stage, layout_memory
@@ -160,9 +161,15 @@ class Estimate:
 
     @property
     def mfu(self) -> float | None:
-        """Model FLOP utilization: model FLOP/s over the devices' peak; None where no time can be
-        stated."""
+        """Model FLOP utilization: model FLOP/s, attention counted in full, over the devices' peak; None
+        where no time can be stated."""
         return self.time.mfu if isinstance(self.time, StepTime) else None
+
+    @cached_property
+    def causal_mfu(self) -> float | None:
+        """MFU where causal attention counts for the pairs alone that its mask leaves."""
+        time = self.time
+        return causal_model_flops(self.layout) / time.total / time.peak if isinstance(time, StepTime) else None
 
     @property
     def hfu(self) -> float | None:

@@ -2,21 +2,21 @@
 output.
 
 Text, JSON and page take them from here, so that they cannot disagree. There are two figures of
-memory: `allocated` counts the job's tensors at the peak, `on the device` is the figure of the
-device's tools (with the allocator's reserve and the libraries' context); only the second decides
-whether a job fits. And two of speed: model FLOP are those of the model, hardware FLOP include
-recomputation (arXiv 2205.05198, section 6.1).
+memory: `allocated` counts the job's tensors at the peak, `on device` is the figure of the device's
+tools (with the allocator's reserve and the libraries' context); only the second decides whether a
+job fits. And two of speed: model FLOP are those of the model, hardware FLOP include recomputation
+(arXiv 2205.05198, section 6.1); both count attention in full.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING, NamedTuple, NotRequired, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, NotRequired, TypedDict, get_args
 
 from mpctl.core.axes import expert_order
 from mpctl.core.records import Json
 from mpctl.core.topology import Topology
-from mpctl.core.units import bytes_text, count_text, plural, rate_text, seconds_text
+from mpctl.core.units import MFU_CONVENTION, bytes_text, count_text, plural, rate_text, seconds_text
 from mpctl.model.layout.link_levels import LinkLevel, find_holder, shown_levels, topology_levels
 from mpctl.plan.planning.layout_settings import layout_of, tensor_mode_text
 from mpctl.plan.planning.plan import Plan
@@ -31,12 +31,15 @@ if TYPE_CHECKING:
 class TrainingEntry(TypedDict):
     """How the model is trained; fields that a search varies are None.
 
-    dtype_is_auto: whether the data type follows from the device. micro_batches: micro batches of a
-    step on each pipeline. runtime_is_default: whether the job names no runtime.
+    dtype_is_auto: whether the data type follows from the device. seq_length: tokens of a sample, of
+    an encoder-decoder the encoder's; None without a model. micro_batches: micro batches of a step on
+    each pipeline. runtime_is_default: whether the job names no runtime.
     """
 
     dtype: str
     dtype_is_auto: bool
+    seq_length: int | None
+    decoder_seq_length: NotRequired[int]
     global_batch_size: int | None
     micro_batch_size: int | None
     micro_batches: int | None
@@ -57,6 +60,7 @@ def training_settings(job: JobSpec, searched: Collection[str] | None = None) -> 
     entry: TrainingEntry = {
         "dtype": t.dtype,
         "dtype_is_auto": t.is_dtype_auto,
+        "seq_length": job.model.seq_length if job.model else None,
         "global_batch_size": t.global_batch_size,
         "micro_batch_size": None if "micro_batch_size" in free else t.micro_batch_size,
         "micro_batches": job.num_microbatches if searched is None else None,
@@ -67,17 +71,21 @@ def training_settings(job: JobSpec, searched: Collection[str] | None = None) -> 
     }
     if entry["zero"] and job.parallel.zero_size is not None:
         entry["zero_size"] = job.parallel.zero_size
+    if job.model is not None and job.model.decoder_seq_length:
+        entry["decoder_seq_length"] = job.model.decoder_seq_length
     return entry
 
 
 def training_line(settings: TrainingEntry) -> str:
-    """`dtype bf16 (auto), global batch 64, micro batch 4 x 8, recompute none, ZeRO 0, runtime
-    mpctl`: 8 micro batches of 4 samples a step on each replica; `recompute any` where a search
+    """`dtype bf16 (auto), sequence 8,192, global batch 64, micro batch 4 x 8, recompute none, ZeRO 0,
+    runtime mpctl`: 8 micro batches of 4 samples a step on each replica; `recompute any` where a search
     varies it."""
-    count, dtype = settings["micro_batches"], settings["dtype"]
+    count, dtype, tokens = settings["micro_batches"], settings["dtype"], settings["seq_length"]
+    lengths = [tokens or 0, *([settings["decoder_seq_length"]] if "decoder_seq_length" in settings else [])]
     return ", ".join(
         [
             f"dtype {dtype}" + " (auto)" * settings["dtype_is_auto"],
+            *([f"sequence {' + '.join(f'{n:,}' for n in lengths)}"] if tokens else []),
             f"global batch {settings['global_batch_size']:,}",
             f"micro batch {_given(settings['micro_batch_size'])}" + (f" x {count:,}" if count else ""),
             f"recompute {_given(settings['recompute'])}",
@@ -114,6 +122,8 @@ class PlanSummary(NamedTuple):
     hardware_flops_per_second: float | None = None
     mfu: float | None = None
     hfu: float | None = None
+    mfu_causal: float | None = None
+    mfu_convention: str | None = None
 
 
 def plan_summary(plan: Plan) -> PlanSummary:
@@ -132,7 +142,7 @@ def plan_summary(plan: Plan) -> PlanSummary:
     )
 
 
-def _speeds(estimate: Estimate) -> dict[str, float]:
+def _speeds(estimate: Estimate) -> dict[str, Any]:
     time = estimate.time
     if isinstance(time, str):
         return {}
@@ -143,6 +153,8 @@ def _speeds(estimate: Estimate) -> dict[str, float]:
         "tokens_per_second": estimate.tokens_per_second or 0.0,
         "mfu": time.mfu,
         "hfu": time.hfu,
+        "mfu_causal": estimate.causal_mfu,
+        "mfu_convention": MFU_CONVENTION,
         "model_flops_per_second": time.model_flops / time.total,
         "hardware_flops_per_second": time.hardware_flops / time.total,
     }
@@ -224,24 +236,19 @@ def headline_figures(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "step time", seconds_text(summary.step_seconds)
         yield "tokens/s", count_text(summary.tokens_per_second or 0)
         yield "MFU", f"{summary.mfu or 0:.0%}"
-    yield "memory on the device", bytes_text(summary.device_bytes or 0)
-    yield "allocated by torch", bytes_text(summary.allocated_bytes or 0)
+    yield "on device", bytes_text(summary.device_bytes or 0)
     yield "parameters", count_text(estimate.parameters)
     if estimate.layout.model.experts is not None:
         yield "active parameters", count_text(estimate.active_parameters)
 
 
 def main_figures(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Step time, speed, memory and checkpoint as name and text; none without a model."""
-    estimate, device = plan.estimate, plan.job.cluster.device
+    """Step time, speed, routing and checkpoint as name and text; none without a model. Memory is in the
+    verdict and in a table of its own."""
+    estimate = plan.estimate
     if estimate is None:
         return
     yield from _time_figures(plan, estimate.time)
-    fullest = estimate.fullest_stage
-    have = f", which has {bytes_text(device.memory_bytes)}" if device else ""
-    allocated = bytes_text(fullest.allocated_bytes)
-    need = f"{bytes_text(fullest.device_bytes)} on the device{have}"
-    yield "memory", f"{need}; {allocated} allocated by torch"
     if text := routing_text(estimate):
         yield "routing", text
     if estimate.layout.profile.runs.launched:
@@ -291,12 +298,22 @@ def step_text(time: StepTime) -> str:
 
 
 def rate_figures(summary: PlanSummary) -> Iterator[tuple[str, str]]:
-    """Model and hardware FLOP/s of a rank as name and text: `MFU`, `45%: 140.4 TFLOP/s of ...`."""
-    for name, word, rate, share in (
-        ("MFU", "model", summary.model_flops_per_second, summary.mfu),
-        ("HFU", "hardware", summary.hardware_flops_per_second, summary.hfu),
-    ):
-        yield name, f"{share or 0:.0%}: {rate_text(rate or 0)} of {word} FLOP a rank"
+    """Model and hardware FLOP/s of a rank as name and text: `MFU`, `52 %, 518.4 TFLOP/s a rank; attention
+    counted in full, causal 49 %`."""
+    yield "MFU", f"{_rate(summary.mfu, summary.model_flops_per_second)}; {mfu_note(summary)}"
+    yield "HFU", f"{_rate(summary.hfu, summary.hardware_flops_per_second)}, with recomputation"
+
+
+def _rate(share: float | None, flops: float | None) -> str:
+    return f"{share or 0:.0%}, {rate_text(flops or 0)} a rank"
+
+
+def mfu_note(summary: PlanSummary) -> str:
+    """Which attention the MFU counts: `attention counted in full, causal 49%`; the convention alone where no
+    attention is causal."""
+    causal = summary.mfu_causal or 0.0
+    differs = summary.mfu is not None and causal < 0.999 * summary.mfu
+    return f"{summary.mfu_convention}" + (f", causal {causal:.0%}" if differs else "")
 
 
 def placement_text(plan: Plan) -> str:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from mpctl.plan.estimate.flops import Utilization, device_peak, find_device, run_utilization
+from mpctl.plan.estimate.flops import (
+    Utilization,
+    causal_model_flops,
+    device_peak,
+    find_device,
+    model_and_hardware_flops,
+    run_utilization,
+)
 from mpctl.plan.estimate.step import StepTime
 from mpctl.plan.planning.plan import make_plan
 from mpctl.spec.cluster import DeviceSpec
@@ -68,3 +75,31 @@ def test_each_reported_name_is_one_devices() -> None:
     assert len(names) == len(set(names)) >= 20
     found = find_device("NVIDIA H100 80GB HBM3")
     assert found is not None and found.name == "NVIDIA H100-SXM5-80GB"
+
+
+@pytest.mark.parametrize(
+    ("model", "parallel", "full", "causal"),
+    [
+        ("llama-3-70b", {"parallel.tp": 8}, 481.4e9, 449.2e9),
+        ("qwen3-30b-a3b", {"parallel.ep": 8}, 37.58e9, 27.91e9),
+        ("bert-large", {}, None, None),
+    ],
+)
+def test_flop_with_and_without_the_half_that_a_causal_mask_hides(
+    model: str, parallel: dict[str, object], full: float | None, causal: float | None
+) -> None:
+    """By hand, of one token: 6 FLOP a parameter in products (69.5e9, and 3.04e9 of the experts that it meets),
+    and 12 or 6 times layers x columns of queries x 8,192."""
+    settings = {
+        "cluster": "dgx-h100",
+        "cluster.nodes": 1,
+        "cluster.gpus_per_node": 8,
+        "model": model,
+        "training.global_batch_size": 8,
+        **parallel,
+    }
+    layout = make_plan(load_job(None, settings)).layout
+    assert layout is not None
+    per_token = layout.job.world_size / layout.tokens_per_step
+    counted = [model_and_hardware_flops(layout)[0] * per_token, causal_model_flops(layout) * per_token]
+    assert counted == (pytest.approx([full, causal], rel=1e-3) if full else [counted[0]] * 2)

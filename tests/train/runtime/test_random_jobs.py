@@ -36,7 +36,7 @@ def test_a_rehearsal_takes_what_is_planned(number: int) -> None:
     _, job, plan = random_job("rehearsed", number, is_small=True)
     assert plan.estimate is not None
     topology = job_topology(job)
-    for stage, memory in enumerate(plan.estimate.memory):
+    for stage, memory in enumerate(plan.estimate.expected_memory):
         account = rehearse_rank(job, topology, topology.rank(pp=stage))
         assert account["failure"] is None, "".join(account["failure"]["traceback"])
         assert account["state_bytes"] == {k: getattr(memory, v) for k, v in STATES.items()}
@@ -62,7 +62,7 @@ def test_a_random_job_trains_as_planned(data: Path, tmp_path: Path, number: int)
     assert plan.estimate is not None
     ranks = run_ranks(_trained, job.world_size, job.model_dump(mode="json"), str(tmp_path))
     for rank in ranks:
-        memory, found = plan.estimate.memory[rank["stage"]], rank["memory"]
+        memory, found = plan.estimate.expected_memory[rank["stage"]], rank["memory"]
         assert rank["traffic"] == planned_traffic(plan.estimate.messages[rank["stage"]])
         assert {k: found[k] for k in STATES} == {k: getattr(memory, v) for k, v in STATES.items()}
         assert LEAST <= found["peak"] / memory.tensor_bytes <= MOST
