@@ -70,9 +70,10 @@ MARKS = {"ok": "✓ ok", "warning": "! warning", "error": "✗ error"}
 
 class PlanView(NamedTuple):
     """Options for showing a plan. kinds: list every group of these kinds; None: the first groups of each
-    kind, where there is no estimate or all is shown. ranks: list every rank. full: fold nothing. others: the layout under other runtimes, in one
-    line; runtimes: under requested runtimes, as a table. run: the run of `--tokens`. search: the parts
-    of the search that found the layout. is_page: include the parts that only a page shows."""
+    kind, where there is no estimate or all is shown. ranks: list every rank. full: fold nothing. others:
+    the layout under other runtimes, in one line; runtimes: under requested runtimes, as a table. run: the
+    run of `--tokens`. search: the parts of the search that found the layout. is_page: include the parts
+    that only a page shows."""
 
     kinds: tuple[str, ...] | None = None
     ranks: bool = False

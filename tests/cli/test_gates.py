@@ -15,7 +15,7 @@ def test_a_failed_gate_is_exit_code_4_in_words_and_in_json(mpctl: Mpctl, tmp_pat
         "[cluster.operations]\nprice_per_gpu_hour = 2.0\n",
         "utf-8",
     )
-    words = ("plan", "--compare", str(job), "micro_batch_size=4")
+    words = ("compare", str(job), "micro_batch_size=4")
     passed = mpctl(*words, "--fail-if", "memory>+500%", "--fail-if", "price>+1%")
     assert passed.code == 0, passed.err
     assert "memory>+500% passed" in passed.out and "price>+1% passed" in passed.out
@@ -28,4 +28,4 @@ def test_a_failed_gate_is_exit_code_4_in_words_and_in_json(mpctl: Mpctl, tmp_pat
 
 
 def test_gates_are_read_before_the_plans(mpctl: Mpctl) -> None:
-    assert "is no gate" in mpctl("plan", "--compare", "no-such-job", "tp=2", "--fail-if", "x").err
+    assert "is no gate" in mpctl("compare", "no-such-job", "tp=2", "--fail-if", "x").err

@@ -117,7 +117,7 @@ SCHEMAS = {
     "mpctl.runs/1": "`mpctl runs --json`: a row a run",
     "mpctl.run-dir/1": ".mpctl-run of a run directory: a launch wrote what is here",
     "mpctl.sample/1": "`mpctl sample --json`: what was written for each prompt",
-    "mpctl.search/3": "`mpctl search --json`: the fastest layout, the suggested one, the best as rows, what was searched",
+    "mpctl.search/3": "`mpctl search --json`: the fastest layout, the suggested one, the best as rows",
     "mpctl.series/1": "`mpctl show --plot METRIC --json`: a curve a run and metric",
     "mpctl.show/1": "`mpctl show --json`: each run's job, progress, checkpoints and failure",
     "mpctl.status/1": "`mpctl status --json`: progress, time left, launcher, newest checkpoint and "

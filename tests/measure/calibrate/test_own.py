@@ -19,7 +19,7 @@ import pytest
 
 from mpctl.measure.calibrate.own import band_spread, fit_own, own_presets
 from mpctl.measure.calibrate.own_fit import FreeFigure, OwnFit
-from mpctl.measure.calibrate.own_words import own_document
+from mpctl.measure.calibrate.own_words import WrittenPresets, own_document
 from mpctl.measure.calibrate.repeats import find_repeats
 from mpctl.measure.calibrate.runs import Constant, Run, read_runs
 from mpctl.plan.estimate.system import layer_shape
@@ -112,7 +112,7 @@ def test_what_was_learnt_is_said_in_words(fit: OwnFit) -> None:
     assert any(line.startswith("figures of a100-80gb and megatron-core moved: ") for line in fit.learnt)
     host = next(line for line in fit.learnt if "for a layer's forward" in line)
     assert "before: 401 µs; steps +" in host
-    document = own_document(fit, [Path("x")], [])
+    document = own_document(fit, WrittenPresets(Path("x"), [Path("x")], None), [], [])
     row = next(row for row in document["figures"] if row["key"] == "host.layer")
     assert row["low"] < row["value"] < row["high"] and row["preset"] == "runtimes/megatron-core"
     errors = document["errors"]
