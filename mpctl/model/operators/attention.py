@@ -23,7 +23,6 @@ from typing import NamedTuple
 
 from mpctl.model.operators.activation_shapes import OF_LATENTS, ActivationShapes, Dims, Saved, SavedTensor, Width
 
-CONTEXT = "context"  # the result of an attention core, which the next product reads
 SCORES = "shares"  # the softmax of attention scores, as large as their gradients
 
 
@@ -59,6 +58,11 @@ class AttentionOp(NamedTuple):
     latent: int = 0
 
     @property
+    def result(self) -> str:
+        """Name of its result, the context, which the next product reads."""
+        return f"{self.part} context"
+
+    @property
     def is_cross(self) -> bool:
         """Whether the keys come from another stack than the queries."""
         return self.queries != self.keys
@@ -88,7 +92,7 @@ class AttentionOp(NamedTuple):
         """Its tensors (SavedByCore); what reads the context finds it saved."""
         of_core = SavedByLatentCore if self.latent else SavedByCore
         tensors, formed = of_core(shapes, self).tensors()
-        kept.add(CONTEXT)
+        kept.add(self.result)
         return tensors + [tensor._replace(is_formed=True) for tensor in formed]
 
     def needs(self, shapes: ActivationShapes, *, defers: bool = False) -> float:

@@ -10,7 +10,6 @@ from dataclasses import replace
 
 from mpctl.core.sharding import EXPERTS, padded_vocab
 from mpctl.model.operators.layer import (
-    CONTEXT,
     INPUT,
     Activation,
     AttentionOp,
@@ -63,7 +62,7 @@ def attention_branch(model: ModelSpec, hidden: Dims, core: AttentionOp) -> Opera
         heads,
         ("heads", "hidden"),
         hidden,
-        value=CONTEXT,
+        value=core.result,
         weights=linear_weights("attention.output", h, ("heads", width), bias="output" in model.biased),
     )
     return in_branch(
@@ -104,7 +103,7 @@ def latent_attention_branch(model: ModelSpec, hidden: Dims, core: AttentionOp) -
         heads,
         ("heads", "hidden"),
         hidden,
-        value=CONTEXT,
+        value=core.result,
         weights=linear_weights("attention.output", h, ("heads", a * model.v_size), bias=False),
     )
     core = core._replace(query_product=queries[-1].name, key_product=keys[-1].name, latent=rank + rope, has_norms=False)

@@ -25,7 +25,6 @@ from functools import cached_property
 from typing import NamedTuple, Protocol, TypeAlias, Union
 
 from mpctl.model.operators.activation_shapes import OF_LATENTS, ActivationShapes, Saved, SavedTensor, is_outer
-from mpctl.model.operators.attention import CONTEXT as CONTEXT
 from mpctl.model.operators.attention import AttentionOp as AttentionOp
 from mpctl.model.operators.matmul import MODULES, Dims, MatMul, ParameterSpec, saved_dims
 
@@ -374,8 +373,3 @@ class LayerStack:
     def figure_name(self) -> str:
         """The stack in the name of a figure: `encoder-blocks`."""
         return self.title.replace(" ", "-")
-
-    @cached_property
-    def has_logits(self) -> bool:
-        """Whether its exit computes logits, as that of a model's last stack does."""
-        return any(isinstance(operation, Loss) for operation in self.exit.operations)

@@ -36,7 +36,6 @@ class StackPart(NamedTuple):
     layers: tuple[tuple[OperatorGroup, int], ...]
     entry: OperatorGroup | None
     exit: OperatorGroup | None
-    has_logits: bool
 
     @property
     def has_cross_attention(self) -> bool:
@@ -81,7 +80,6 @@ class StageSlice:
             tuple(counts.items()),
             stack.entry if self.has_entry else None,
             stack.exit if self.has_exit else None,
-            self.has_exit and stack.has_logits,
         )
 
     def end_weights(self, *, trained_only: bool = False) -> tuple[ParameterSpec, ...]:

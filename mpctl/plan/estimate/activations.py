@@ -130,8 +130,7 @@ def _chunk(
     shapes: ActivationShapes, parts: tuple[StackPart, ...], arrays: tuple[Dims, ...], is_tied: bool
 ) -> ChunkBytes:
     """The peak of a backward through the chunk, piece by piece from its exit."""
-    makes_source = any(part.exit is not None and not part.has_logits for part in parts)
-    pieces = [piece for part in parts for piece in _pieces(shapes, part, makes_source=makes_source)]
+    pieces = [piece for part in parts for piece in _pieces(shapes, part)]
     saved, layers = sum(piece.total for piece in pieces), sum(piece.number for piece in pieces if piece.is_layer)
     has_both_ends = any(p.entry is not None for p in parts) and any(p.exit is not None for p in parts)
     is_summed = not shapes.kernels.adds_rows or shapes.mode != "1d"  # by autograd
@@ -152,18 +151,16 @@ def _chunk(
     return ChunkBytes(saved + batch, peak, deferred, split_peak, moments=tuple(moments))
 
 
-def _pieces(shapes: ActivationShapes, part: StackPart, *, makes_source: bool) -> Iterator[_Piece]:
-    """The pieces of a stack in forward order: lookup, what it received, embedding, layers, exit.
-
-    makes_source: whether the chunk computes what cross attention reads. A decoder's chunk that does
-    not receives it from another stage and saves it for the products of its layers.
-    """
+def _pieces(shapes: ActivationShapes, part: StackPart) -> Iterator[_Piece]:
+    """The pieces of a stack in forward order: lookup, source, embedding, layers, exit. The source of
+    cross attention, made in this chunk or received, is saved for the products of its layers; a chunk
+    that makes it and has no such layer sends it on and keeps nothing."""
     lookup, embedding = _entry_pieces(shapes, part.entry) if part.entry is not None else (None, None)
     if lookup is not None:  # after all that the chunk received has been freed
         yield lookup
     if part.has_cross_attention:
         source = shapes.own_bytes()
-        yield _Piece(0.0 if makes_source else source, deferred=source)
+        yield _Piece(source, deferred=source)
     if embedding is not None:
         yield embedding
     shared = shapes.bytes_of(shared_activations(shapes, part.first)) if part.first else 0.0
@@ -171,7 +168,7 @@ def _pieces(shapes: ActivationShapes, part: StackPart, *, makes_source: bool) ->
         of_all = 0.0 if at else shared
         yield _Piece(*layer_bytes(shapes, block), number=number, shared=of_all, is_layer=True)
     if part.exit is not None:
-        yield from _exit_pieces(shapes, part.exit, part.seq, part.has_logits)
+        yield from _exit_pieces(shapes, part.exit, part.seq)
 
 
 @lru_cache(maxsize=4096)
@@ -182,10 +179,9 @@ def _entry_pieces(shapes: ActivationShapes, entry: OperatorGroup) -> tuple[_Piec
 
 
 @lru_cache(maxsize=4096)
-def _exit_pieces(shapes: ActivationShapes, exit_: OperatorGroup, seq: str, has_logits: bool) -> tuple[_Piece, ...]:
+def _exit_pieces(shapes: ActivationShapes, exit_: OperatorGroup, seq: str) -> tuple[_Piece, ...]:
     """An exit in forward order: the model's own head and, for each layer of multi-token prediction,
-    the product that joins its inputs, the layer and its head. The result of a stack without logits
-    is the source of the next one."""
+    the product that joins its inputs, the layer and its head."""
     pieces, end = list[_Piece](), list[Operator]()
     for operation in exit_.operations:
         if isinstance(operation, OperatorGroup):
@@ -196,8 +192,7 @@ def _exit_pieces(shapes: ActivationShapes, exit_: OperatorGroup, seq: str, has_l
             end = [operation]
         else:
             end.append(operation)
-    last = _end_piece(shapes, end, seq)
-    return (*pieces, last if has_logits else last._replace(saved=last.saved + shapes.own_bytes(seq)))
+    return (*pieces, _end_piece(shapes, end, seq))
 
 
 def _end_piece(shapes: ActivationShapes, operations: Sequence[Operator], seq: str) -> _Piece:

@@ -16,7 +16,8 @@ def nobody_follows() -> None:
 
 @dataclass
 class Activity:
-    """on_change: called when the rank starts to do something else. phase: what it is doing, as
+    """on_change: called when the rank starts to do something else; on_move: when it starts another
+    step of the pipeline program, by a memory tracker. phase: what it is doing, as
     text, such as `step 3`. current: the step of the pipeline program that is running, None between
     steps. stage: the rank's stage, None in a pipeline of one stage; has_chunks: whether it has
     several chunks."""
@@ -26,6 +27,7 @@ class Activity:
     has_chunks: bool = False
     phase: str = "starting"
     current: Step | None = None
+    on_move: Callable[[], None] = nobody_follows
 
     @classmethod
     def of(cls, job: JobSpec, stage: int, on_change: Callable[[], None]) -> Activity:
@@ -37,6 +39,7 @@ class Activity:
         """Note which step of the pipeline program is running."""
         self.current = step
         self.on_change()
+        self.on_move()
 
     @property
     def text(self) -> str:

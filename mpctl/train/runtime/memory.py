@@ -36,7 +36,7 @@ from torch.utils._pytree import tree_leaves
 
 from mpctl.model.pipeline.schedule.program import Step
 from mpctl.spec.job import JobSpec
-from mpctl.train.runtime.activity import Activity
+from mpctl.train.runtime.activity import Activity, nobody_follows
 from mpctl.train.runtime.environment import RuntimeEnvironment
 from mpctl.train.runtime.optimizer import Optimizer
 
@@ -62,8 +62,8 @@ class _Entry:
 class MemoryTracker(TorchDispatchMode):
     """Counts the bytes of storages on a device while it is entered.
 
-    activity: says which action is running; passing: lists what is left alive without being saved
-    for backward. bytes_by_kind, total: current bytes; peak: the maximum
+    activity: says which action is running and, by `on_move`, when another begins; passing: lists what
+    is left alive without being saved for backward. bytes_by_kind, total: current bytes; peak: the maximum
     since `restart`; at_peak: bytes by kind at the peak; peak_activations: the maximum of
     activations. own_only: leaves out mapped memory (through which the ranks of a host exchange
     messages) and memory of other libraries (numpy arrays). A number read from a fake tensor is 1.
@@ -79,7 +79,7 @@ class MemoryTracker(TorchDispatchMode):
     ) -> None:
         super().__init__()
         self.device, self.own_only, self.activity = device, own_only, activity or Activity()
-        self.passing = passing
+        self.passing, self.activity.on_move = passing, self.close_action
         self.entries: dict[int, _Entry] = {}
         self.bytes_by_kind: Counter[Kind] = Counter()
         self.total = 0
@@ -116,10 +116,9 @@ class MemoryTracker(TorchDispatchMode):
         self.name(kind, tensors)
 
     def close_action(self) -> None:
-        """Another action begins: what the last one made and left alive becomes activations."""
+        """Another action begins: what the last one made and left alive becomes activations. At once, not
+        at its first tensor: what it has received is no message any more by then."""
         action = self.activity.current
-        if action == self.action:
-            return
         if self.is_saving or self.passed:
             self._sort_left([*self.passed, *(self.created if self.is_saving else ())])
         self.action, self.created = action, []
@@ -154,7 +153,6 @@ class MemoryTracker(TorchDispatchMode):
         if key not in self.entries:
             if self.own_only and not storage.resizable():
                 return
-            self.close_action()
             entry = self.entries[key] = _Entry(0, "temporaries")
             entry.reference = weakref.ref(storage, lambda _: self._remove(key))
             self.created.append(entry)
@@ -231,6 +229,7 @@ class MemoryWatch:
             tracker.restart()
             with tracker:
                 yield
+            self.activity.on_move = nobody_follows
             found = {"activations": tracker.peak_activations, "peak": tracker.peak}
             self._note(optimizer, states, found)
 

@@ -170,9 +170,12 @@ class _ProgramRun:
 
     @property
     def messages(self) -> list[Tensor]:
-        """Received and not used yet, or not sent completely."""
+        """Received and not used yet, or not sent completely; without what a chunk sends on as it received
+        it (T5's source) and holds for its backward."""
         pending = [*chain.from_iterable(self.received.values()), *self.sending]
-        return [*chain.from_iterable(self.results.values()), *(p.result for p in pending)]
+        messages = [*chain.from_iterable(self.results.values()), *(p.result for p in pending)]
+        held = {_storage(state) for graph in self.graphs.values() for state in graph.inputs}
+        return [message for message in messages if _storage(message) not in held]
 
     def _compute(self, action: Action) -> None:
         tensors = [pending.wait() for pending in self.received.pop(action, [])]
@@ -270,6 +273,10 @@ def _with_needs(states: State, border: StageBoundary) -> Iterable[tuple[Tensor, 
     """Pair each state with whether its gradient is sent back: true for a loss, which is in no
     boundary."""
     return zip(states, border.needs or (True,) * len(states), strict=True)
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
 
 
 def _gradient(state: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import pytest
 from mpctl.model.layout.job_layout import JobLayout
 from mpctl.model.pipeline.schedule.orders import actions
 from mpctl.plan.estimate.activation_shapes import activation_shapes
-from mpctl.plan.estimate.activations import ChunkBytes
+from mpctl.plan.estimate.activations import ChunkBytes, stage_chunks
 from mpctl.plan.estimate.explain import explain_memory
 from mpctl.plan.estimate.memory import StageMemory, layout_memory, peak_activations, peak_with_gradients
 from mpctl.plan.estimate.saved import layer_activations
@@ -166,6 +166,22 @@ def stages(settings: dict[str, Any]) -> tuple[StageMemory, ...]:
     estimate = make_plan(job_of(settings)).estimate
     assert estimate is not None
     return estimate.memory
+
+
+def test_the_source_of_cross_attention_is_held_where_it_is_read() -> None:
+    """T5 on 4 stages of a layer each, s and q of 64, fp32, flash, zero-bubble. The encoder's end adds to its stage
+    what the norm saves, and no result, which it sends on. Deferred of a decoder's layer: inputs and gradients of
+    its six products, qkv 1 + 3, output 1 + 1, query 1 + 1, key_value 0 + 2, output 1 + 1, MLP 1 + 4 and 4 + 1 of
+    [b, s, h]; and the source."""
+    sizes = {"layers": 2, "decoder_layers": 2, "hidden": 64, "heads": 4, "ffn": 256, "vocab": 1000}
+    lengths = {"seq_length": 64, "decoder_seq_length": 64}
+    model = {f"model.{key}": value for key, value in (sizes | lengths | {"family": "t5", "attention": "flash"}).items()}
+    layout = JobLayout.of(job_of({**model, **OURS, "parallel.pp": 4, "parallel.schedule": "zero-bubble"}))
+    shapes = activation_shapes(layout)
+    first, last, decoder, _ = [stage_chunks(layout, stage, shapes)[0] for stage in range(4)]
+    one = shapes.own_bytes()
+    assert last.saved - first.saved == one * (1 + 2 / 64)  # input, means and deviations
+    assert decoder.deferred == 23 * one
 
 
 def test_a_first_stage_holds_all_layers_activations_without_interleaving() -> None:

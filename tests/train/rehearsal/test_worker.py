@@ -183,6 +183,7 @@ def test_real_tensors_take_the_same_bytes(data: Path, tmp_path: Path, shape: str
         for kind, tensors in trainer.state_tensors().items():
             tracker.name(kind, tensors)
         tracker.activity = trainer.environment.activity
+        tracker.activity.on_move = tracker.close_action
         tracker.restart()
         next(steps)
     account = rehearsed(job, 0)
@@ -244,7 +245,6 @@ def test_a_tracker_by_hand() -> None:
         x = torch.ones(4, requires_grad=True)
         y = x.exp().exp()
         tracker.activity.move(None)
-        tracker.close_action()
         assert tracker.bytes_by_kind["activations"] == tracker.peak_activations == tracker.total == 48
         tracker.name("parameters", [x])
         assert (tracker.bytes_by_kind["parameters"], tracker.bytes_by_kind["activations"]) == (16, 32)
@@ -262,19 +262,33 @@ def test_what_is_passing_is_temporary() -> None:
         saved, message = torch.ones(4), torch.ones(2)
         messages[:] = [message, saved]
         tracker.activity.move(None)
-        tracker.close_action()
         assert tracker.bytes_by_kind["activations"] == 0 and tracker.total == 24
         messages[:] = [message]
         tracker.activity.move(Step("compute", Action("backward", 0)))
-        tracker.close_action()
         assert tracker.bytes_by_kind["activations"] == tracker.peak_activations == 16
         messages.clear()
         del message
         tracker.activity.move(None)
-        tracker.close_action()
         assert tracker.bytes_by_kind == {"activations": 16, "temporaries": 0}
         del saved
         assert tracker.total == tracker.bytes_by_kind["activations"] == 0
+
+
+def test_a_gradient_that_a_backward_has_taken_is_temporary_until_it_ends() -> None:
+    """It is received before its backward, which defers products of weights that read it."""
+    messages: list[torch.Tensor] = []
+    tracker = MemoryTracker(torch.device("cpu"), passing=lambda: messages)
+    move, action = tracker.activity.move, Action("backward_input", 0)
+    with tracker:
+        move(Step("receive", action))
+        gradient = torch.ones(4)
+        messages.append(gradient)
+        move(Step("compute", action))
+        messages.clear()
+        torch.ones(2)
+        assert tracker.peak_activations == 0
+        move(None)
+        assert tracker.peak_activations == gradient.nbytes
 
 
 def test_fused_attention_keeps_no_scores() -> None:

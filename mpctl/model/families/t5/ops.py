@@ -19,7 +19,7 @@ from mpctl.model.operators.blocks import (
     output_head,
     word_table,
 )
-from mpctl.model.operators.layer import CONTEXT, SOURCE, AttentionOp, LayerStack, Operation, OperatorGroup
+from mpctl.model.operators.layer import SOURCE, AttentionOp, LayerStack, Operation, OperatorGroup
 from mpctl.model.operators.matmul import Dims, MatMul, ParameterSpec
 from mpctl.model.operators.table import OperatorTable
 from mpctl.spec.model import ModelSpec
@@ -75,6 +75,7 @@ def _cross_branch(model: ModelSpec) -> tuple[Operation, ...]:
     hidden, width = ("hidden", model.hidden), model.heads * model.head_size
     target, source = (*DECODER[:-1], "heads"), (*ENCODER[:-1], "heads")
     bias = bool(model.bias)
+    core = AttentionOp(CROSS, "decoder_seq", "seq", "cross.query", "cross.key_value")
 
     def product(
         name: str, reads: Dims, writes: Dims, value: str, outputs: tuple[str, int], inputs: tuple[str, int]
@@ -91,7 +92,7 @@ def _cross_branch(model: ModelSpec) -> tuple[Operation, ...]:
         (
             product("cross.query", DECODER, target, "cross_norm", ("heads", width), hidden),
             product("cross.key_value", ENCODER, source, SOURCE, ("heads", 2 * width), hidden),
-            AttentionOp(CROSS, "decoder_seq", "seq", "cross.query", "cross.key_value"),
-            product("cross.output", target, DECODER, CONTEXT, hidden, ("heads", width)),
+            core,
+            product("cross.output", target, DECODER, core.result, hidden, ("heads", width)),
         ),
     )

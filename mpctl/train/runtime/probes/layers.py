@@ -79,7 +79,6 @@ class ProbedLayer:
             activity.move(Step("compute", Action("forward", 0)))
             result = self.module(self.hidden)
             activity.move(None)
-            tracker.close_action()
             saved = tracker.bytes_by_kind["activations"]
         result.backward(self.gradient)
         return saved, self.traffic.snapshot()
