@@ -13,7 +13,7 @@ Everywhere else bytes are ints, seconds floats, rates per second in base units.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -94,6 +94,16 @@ def plural(count: int, noun: str, several: str | None = None) -> str:
     """`plural(1, "node")` -> `1 node`, `plural(1024, "node")` -> `1,024 nodes`; several: a plural
     that is not the noun with an s, such as `batches`."""
     return f"{count:,} {noun if count == 1 else several or noun + 's'}"
+
+
+def few_text(words: Sequence[str], *, most: int = 4) -> str:
+    """Join the first `most` words, and say how many more there are.
+
+    >>> few_text("abcdef")
+    'a, b, c, d and 2 more'
+    """
+    more = f" and {len(words) - most:,} more" if len(words) > most else ""
+    return ", ".join(words[:most]) + more
 
 
 def ranges_text(numbers: Iterable[int], *, most: int = 8) -> str:

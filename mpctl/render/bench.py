@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from mpctl.core.units import plural, rate_text, seconds_text
+from mpctl.core.units import few_text, plural, rate_text, seconds_text
 from mpctl.measure.bench.collective_cases import CollectiveCases
 from mpctl.measure.bench.compare import Comparison
 from mpctl.measure.bench.report import BenchEnvironment, BenchName, BenchReport, load_warnings
@@ -269,9 +269,8 @@ def _compared(comparison: Comparison) -> Iterator[Part]:
         yield Sentence(f"{plural(left_out, 'more row')} {within}, see --json", "note")
     for where in ("A", "B"):
         names = comparison["only_in_a"] if where == "A" else comparison["only_in_b"]
-        more = f" and {len(names) - FEW_NAMES} more" if len(names) > FEW_NAMES else ""
         if names:
-            yield Sentence(f"only in {where}: {', '.join(names[:FEW_NAMES])}{more}")
+            yield Sentence(f"only in {where}: {few_text(names, most=FEW_NAMES)}")
     for warning in comparison["warnings"]:
         yield Sentence(warning, "warning")
     count, all_rows = comparison["regressions"], plural(len(rows), "row")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 from typing import Any
 
-from mpctl.core.units import bytes_text, plural, seconds_text
+from mpctl.core.units import bytes_text, few_text, plural, seconds_text
 from mpctl.render.console import say
 from mpctl.render.parts import Facts, Part, Sentence, Style
 from mpctl.render.terminal import print_parts
@@ -28,7 +28,6 @@ from mpctl.run.doctor.documents import (
     Software,
     TorchFacts,
 )
-from mpctl.run.doctor.findings import names_text
 from mpctl.run.doctor.host_findings import used_interface
 
 SHOWN_GROUPS, SHOWN_PAIRS = 8, 6
@@ -63,7 +62,7 @@ def _by_host(said: Sequence[tuple[str, str]], hosts: int) -> str:
         groups[text].append(name)
     if len(groups) == 1 and len(said) == hosts:
         return next(iter(groups))
-    lines = [f"{names_text(names)}: {text}" for text, names in groups.items()]
+    lines = [f"{few_text(names)}: {text}" for text, names in groups.items()]
     more = [f"and {len(lines) - SHOWN_GROUPS} more"] if len(lines) > SHOWN_GROUPS else []
     return "\n".join([*lines[:SHOWN_GROUPS], *more])
 
@@ -266,7 +265,7 @@ def diagnosis_parts(diagnosis: Diagnosis) -> Iterator[Part]:
     yield Facts(list(fact_rows(diagnosis)))
     for finding in shown_findings(diagnosis.findings):
         is_named = len(diagnosis.hosts) > 1 and finding.hosts
-        hosts = f"{names_text(finding.hosts)} " if is_named else ""
+        hosts = f"{few_text(finding.hosts)} " if is_named else ""
         hint = f"\n  → {finding.hint}" if finding.hint else ""
         text = f"{hosts}{finding.where}: {finding.message}  [{finding.rule}]{hint}"
         yield Sentence(text, STYLE[finding.status])
@@ -279,7 +278,7 @@ def title_text(diagnosis: Diagnosis) -> str:
     job = "" if diagnosis.job is None else f", for {diagnosis.job}"
     if not names:
         return f"hosts ({diagnosis.backend}) could not be looked at{job}"
-    return f"{plural(len(names), 'host')} ({diagnosis.backend}): {names_text(names)}{job}"
+    return f"{plural(len(names), 'host')} ({diagnosis.backend}): {few_text(names)}{job}"
 
 
 def verdict_text(diagnosis: Diagnosis) -> str:
@@ -318,7 +317,7 @@ def markdown_lines(diagnosis: Diagnosis) -> Iterator[str]:
     mark = "✗" if diagnosis.has_errors else "✓"
     yield from ("", f"{mark} {_escaped(verdict_text(diagnosis))}", "")
     for finding in shown_findings(diagnosis.findings):
-        hosts = f" on {names_text(finding.hosts)}" if finding.hosts else ""
+        hosts = f" on {few_text(finding.hosts)}" if finding.hosts else ""
         words = f"{finding.where}{hosts}: {finding.message} [{finding.rule}]"
         hint = f" → {_escaped(finding.hint)}" if finding.hint else ""
         yield f"- **{finding.status}** {_escaped(words)}{hint}"

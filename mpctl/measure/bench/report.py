@@ -33,10 +33,9 @@ from typing_extensions import ReadOnly, TypedDict  # pydantic needs it to valida
 
 from mpctl.core.durable import write_whole
 from mpctl.core.errors import InputError, Issue
-from mpctl.core.units import plural
+from mpctl.core.units import few_text, plural
 from mpctl.records.rundir.directory import RunDir
 from mpctl.records.rundir.marker import is_launched
-from mpctl.run.hosts.checks import shown
 from mpctl.run.hosts.machine import HostFacts, processor_name, this_machine
 
 SCHEMA: Literal["mpctl.bench/2"] = "mpctl.bench/2"
@@ -140,7 +139,7 @@ def environment_on(environment: BenchEnvironment, hosts: Sequence[HostFacts]) ->
     processors = dict.fromkeys(host.processor or "unknown processor" for host in hosts)
     return {
         **environment,
-        "host": shown([host.name for host in hosts]),
+        "host": few_text([host.name for host in hosts]),
         "machine": ", ".join(processors),
         "cores": sum(host.machine.cores for host in hosts),
         "gpus": sum(host.machine.gpus for host in hosts),

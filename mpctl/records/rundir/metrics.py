@@ -33,6 +33,7 @@ from typing import Any, NamedTuple, TypeGuard, cast
 
 from mpctl.core.durable import write_whole
 from mpctl.core.errors import Issue
+from mpctl.core.units import few_text
 from mpctl.records.rundir.group_names import with_group_names
 from mpctl.records.rundir.rank_files import RequiredStepFields, StepRecord
 
@@ -138,12 +139,11 @@ def foreign_lines(path: Path) -> list[int]:
 def foreign_text(path: Path, numbers: list[int]) -> str:
     """A warning about them: `RUN/metrics.jsonl: line 3 is not a record of a step (torn or written
     by something else) and is ignored`."""
-    shown = ", ".join(map(str, numbers[:5]))
-    more = f" and {len(numbers) - 5} more" if len(numbers) > 5 else ""
+    shown = few_text([*map(str, numbers)], most=5)
     if len(numbers) == 1:
         what = f"line {shown} is not a record of a step"
         return f"{path}: {what} (torn or written by something else) and is ignored"
-    what = f"lines {shown}{more} are not records of a step"
+    what = f"lines {shown} are not records of a step"
     return f"{path}: {what} (torn or written by something else) and are ignored"
 
 

@@ -10,7 +10,7 @@ from itertools import chain
 from statistics import median
 from typing import NamedTuple
 
-from mpctl.core.units import bytes_text, plural, seconds_text
+from mpctl.core.units import bytes_text, few_text, plural, seconds_text
 from mpctl.run.doctor.documents import CollectiveReport, Finding, HostReport, PairResult, error, warning
 from mpctl.run.doctor.host_findings import host_findings, used_interface
 from mpctl.run.doctor.job import Needs, job_findings
@@ -20,9 +20,6 @@ SLOW = 0.5
 LATE, LATE_SECONDS = 3.0, 100e-6
 LINK_SHARE = 0.05
 """One TCP connection reaches 10 to 100 % of a link, a smaller share of a faster link."""
-
-SHOWN = 4
-
 
 Say = Callable[[str, str, str, str, Sequence[str]], Finding]
 
@@ -90,17 +87,10 @@ def difference_findings(hosts: Sequence[HostReport]) -> Iterator[Finding]:
                 groups[value].append(hosts[number].host)
         if len(groups) > 1:
             by_size = sorted(groups.items(), key=lambda group: -len(group[1]))
-            texts = [f"{value} on {names_text(names)}" for value, names in by_size]
+            texts = [f"{value} on {few_text(names)}" for value, names in by_size]
             others = [name for _, names in by_size[1:] for name in names]
             message = f"differs: {'; '.join(texts)}"
             yield trait.say(trait.rule, trait.where, message, trait.hint, others)
-
-
-def names_text(names: Sequence[str]) -> str:
-    """Up to four names, `a, b, c and 13 more`."""
-    if len(names) <= SHOWN:
-        return ", ".join(names)
-    return f"{', '.join(names[: SHOWN - 1])} and {len(names) - SHOWN + 1} more"
 
 
 def _minor(host: HostReport) -> str | None:
@@ -217,10 +207,8 @@ def _of_pairs(
     if not found:
         return
     texts = [f"{names[a]} to {names[b]} {text}" for (a, b), text in found.items()]
-    more = [f"{len(texts) - SHOWN} more"] if len(texts) > SHOWN else []
     common = set.intersection(*map(set, found)) or {host for pair in found for host in pair}
-    message = head + ", ".join([*texts[:SHOWN], *more])
-    yield say(rule, "network", message, hint, [names[host] for host in sorted(common)])
+    yield say(rule, "network", head + few_text(texts), hint, [names[host] for host in sorted(common)])
 
 
 def _link_speed(host: HostReport) -> int | None:

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from mpctl.core.errors import InputError, Issue, RunFailed
-from mpctl.core.units import bytes_text, plural
+from mpctl.core.units import bytes_text, few_text, plural
 from mpctl.plan.planning.plan import Plan
 from mpctl.plan.rules.launched import device_not_launched
 from mpctl.run.hosts.machine import ABSENT, NO_RUN_DIR, HostFacts, Machine
@@ -25,7 +25,6 @@ START_ANYWAY = "--set launch.check_memory=false starts it anyway"
 PROCESS_BYTES: Mapping[Device, int] = {"cpu": 1 << 29, "cuda": 1 << 31}
 """Host memory of a rank beyond its tensors: Python and torch, 0.36 GiB measured on CPU; with
 CUDA's libraries, its context and NCCL's buffers some 2 GiB, not measured here."""
-SHOWN = 4
 VERSIONS = ("mpctl", "torch", "python")
 
 
@@ -178,7 +177,7 @@ def doubled_hosts(hosts: Sequence[HostFacts]) -> list[Issue]:
     return [
         Issue(
             "host-doubled",
-            shown(names),
+            few_text(names),
             f"are names of one machine ({boot.partition(' ')[0]}), whose GPUs would be used by the "
             f"ranks of {len(names)} nodes",
             "name each machine once, with all its GPUs",
@@ -200,15 +199,15 @@ def differing_hosts(hosts: Sequence[HostFacts]) -> Iterator[Issue]:
         if ABSENT in by_version:
             yield Issue(
                 f"host-{name}",
-                shown(by_version[ABSENT]),
+                few_text(by_version[ABSENT]),
                 f"{name} is not installed for the Python that runs there ({hosts[0].executable})",
                 "install it there, or name the Python that has it",
             )
         elif len(by_version) > 1:
-            words = [f"{version} on {shown(names)}" for version, names in by_version.items()]
+            words = [f"{version} on {few_text(names)}" for version, names in by_version.items()]
             message = f"hosts have different versions of {name}: {', '.join(words)}"
             hint = "install the same version on every host, or use one environment that they share"
-            yield Issue(f"host-{name}", shown([host.name for host in hosts]), message, hint)
+            yield Issue(f"host-{name}", few_text([host.name for host in hosts]), message, hint)
 
 
 def common_machine(hosts: Sequence[HostFacts]) -> Machine:
@@ -220,9 +219,3 @@ def common_machine(hosts: Sequence[HostFacts]) -> Machine:
         memory_bytes=min(machine.memory_bytes for machine in machines),
         hosts=max(machine.hosts for machine in machines),
     )
-
-
-def shown(names: Sequence[str]) -> str:
-    """Names of hosts; of many the first ones and how many more."""
-    more = len(names) - SHOWN
-    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
