@@ -18,8 +18,8 @@ from typing import Any
 import typer
 
 from mpctl import __version__
-from mpctl.cli.help import OwnHelp
 from mpctl.cli.hints import HintingGroup, usage_issue
+from mpctl.cli.own_help import OwnHelp
 from mpctl.core.errors import InputError, Issue, MpctlError
 
 PANELS = {

@@ -19,7 +19,7 @@ import typer
 from typer.models import ArgumentInfo
 
 from mpctl.cli import complete
-from mpctl.cli.help import JOB, JOB_RARE
+from mpctl.cli.own_help import JOB, JOB_RARE
 from mpctl.core.axes import AXES
 from mpctl.core.errors import InputError
 from mpctl.interop.registry import SOURCES

@@ -11,8 +11,8 @@ import typer
 
 from mpctl.cli import complete
 from mpctl.cli.emit import for_launcher, print_emitted
-from mpctl.cli.help import RARE
 from mpctl.cli.options import AsJsonOption, FromOption, JobSource, RuntimesOption, TokensOption, command_line, with_job
+from mpctl.cli.own_help import RARE
 from mpctl.core.errors import DOES_NOT_FIT, InputError
 from mpctl.interop.registry import TARGETS
 

@@ -10,8 +10,8 @@ from mpctl.cli.bench.machine import machine
 from mpctl.cli.bench.reports import compare, report, trace
 from mpctl.cli.bench.scaling import scaling
 from mpctl.cli.bench.verify import verify
-from mpctl.cli.help import OwnHelp
 from mpctl.cli.hints import HintingGroup
+from mpctl.cli.own_help import OwnHelp
 
 app = typer.Typer(cls=HintingGroup, add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
 
