@@ -26,10 +26,10 @@ def batch(
     file: Annotated[str, typer.Argument(metavar="FILE", help="A file with one JSON object a line; - for stdin.")],
     _: Annotated[bool, typer.Option("--json", hidden=True)] = False,
 ) -> None:
-    """Estimate many jobs: a JSON object per line in, an answer per line out, hundreds a second.
+    """Estimate many jobs: a line of JSON in, a line of JSON out.
 
-    A line is a job: {"id": "a", "model": "gpt2", "parallel": {"tp": 2}}. The answer to a bad line lists its
-    issues. The exit code is 0 if FILE could be read, whether the jobs fit or not.
+    Hundreds a second. A line is a job: {"id": "a", "model": "gpt2", "parallel": {"tp": 2}}. The answer to a bad
+    line lists its issues. The exit code is 0 if FILE could be read, whether the jobs fit or not.
     """
     from mpctl.plan.batch.rows import read_lines
     from mpctl.render.progress import PATIENCE, TaskBar

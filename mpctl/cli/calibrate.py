@@ -79,7 +79,7 @@ def calibrate(
     force: ForceOption = False,
     as_json: AsJsonOption = False,
 ) -> None:
-    """Fit the figures of your system to measured steps, and say what was learnt.
+    """Fit the figures of your system to measured steps.
 
     Figures of the cluster, its device and the runtime start from their presets: a few runs move
     what they can tell, above all the factor on everything; more runs move more. The fitted presets

@@ -34,8 +34,9 @@ Out = Annotated[
 
 @app.callback()
 def checkpoint() -> None:
-    """List, inspect and verify checkpoints; rewrite them for another layout; exchange weights with
-    Hugging Face.
+    """List, verify and reshard checkpoints; import and export.
+
+    Weights go from and to the files of Hugging Face's models.
 
     Exit code 1: a checkpoint is damaged.
     """

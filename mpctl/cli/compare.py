@@ -29,7 +29,7 @@ TpArgument = Annotated[
 def compare(
     job: JobSource, others: OthersArgument = None, fail_if: FailIfOption = None, as_json: AsJsonOption = False
 ) -> None:
-    """Show plans next to each other: JOB and other jobs, or JOB with other settings.
+    """Show plans next to each other: other jobs, other settings.
 
     mpctl compare demo tp=1,dp=2 demo-llama --fail-if "step>+5%"
 
@@ -56,7 +56,9 @@ def compare(
 def tensor_modes(
     job: JobSource, sizes: TpArgument = None, from_: FromOption = None, as_json: AsJsonOption = False
 ) -> None:
-    """Compare 1d, 2d, 2.5d and 3d tensor parallelism, in symbols and with JOB's numbers.
+    """Compare 1d, 2d, 2.5d and 3d tensor parallelism of JOB.
+
+    Costs are in symbols and with JOB's numbers.
 
     mpctl tensor-modes demo 4 8 64
     """

@@ -52,11 +52,11 @@ def doctor(
     markdown: MarkdownOption = False,
     as_json: AsJsonOption = False,
 ) -> None:
-    """Examine every host: software, devices, memory, limits, network, run directory, speed of
-    links.
+    """Examine every host: software, devices, memory, network.
 
-    With JOB, also check whether its launch would start. Exit code 1 when something would break a
-    launch; every finding comes with a way out. Nothing is left behind on any host.
+    Also limits, the run directory and the speed of links. With JOB, also check whether its launch would start.
+    Exit code 1 when something would break a launch; every finding comes with a fix. Nothing is left behind on
+    any host.
     """
     from mpctl.run.doctor.redact import redact as redacted
 

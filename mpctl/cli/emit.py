@@ -22,7 +22,9 @@ LauncherArgument = Annotated[
 def emit(
     job: JobSource, launcher: LauncherArgument = None, from_: FromOption = None, as_json: AsJsonOption = False
 ) -> None:
-    """Print a plan as flags, config file or snippet of another launcher, differences as comments.
+    """Print a plan as flags or config file of another launcher.
+
+    Differences are comments in it.
 
     mpctl emit job.toml megatron
 

@@ -18,7 +18,7 @@ FiguresArgument = Annotated[
 def explain(
     job: JobSource, figures: FiguresArgument = None, from_: FromOption = None, as_json: AsJsonOption = False
 ) -> None:
-    """Show where the figures of a plan come from: formula, numbers and source of each.
+    """Show the formula, numbers and source of a plan's figures.
 
     mpctl explain demo time.mfu memory.stage-0
 

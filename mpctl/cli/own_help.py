@@ -25,7 +25,7 @@ class OwnHelp(TyperCommand):
         """Print the help without the panels `left_out`."""
         shown = copy(self)
         paragraphs = inspect.cleandoc(self.help or "").split("\n\n")
-        shown.help = "\n\n".join(p if "\b" in p else " ".join(p.split()) for p in paragraphs)
+        shown.help = "\n\n".join(p if p.startswith("mpctl ") else " ".join(p.split()) for p in paragraphs)
         if not ctx.meta.get(FULL):
             panels = {p: getattr(p, "rich_help_panel", None) for p in self.params}
             shown.params = [p for p, panel in panels.items() if panel not in self.left_out]

@@ -64,7 +64,7 @@ def plan(
     emit: EmitOption = None,
     from_: FromOption = None,
 ) -> None:
-    """Show a layout: whether it fits, its speed and memory, the place of each rank, its messages.
+    """Show whether a layout fits, its speed, memory and placement.
 
     The layout alone needs no model (mpctl plan --nodes 2 --gpus-per-node 8 --tp 2 --pp 4).
 

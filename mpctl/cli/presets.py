@@ -37,8 +37,13 @@ NameArgument = Annotated[
 ]
 
 
-def presets(kind: KindArgument = None, name: NameArgument = None, as_json: AsJsonOption = False) -> None:
-    """List the presets with their folders, or print one byte for byte.
+def presets(
+    kind: KindArgument = None,
+    name: NameArgument = None,
+    show_all: Annotated[bool, typer.Option("--all", help="Also list runtimes that few plans name.")] = False,
+    as_json: AsJsonOption = False,
+) -> None:
+    """List presets with their folders, or print one unchanged.
 
     Presets of your own are TOML files in ./presets/KIND, ~/.config/mpctl/presets/KIND
     (XDG_CONFIG_HOME) and KIND of the folders in MPCTL_PRESETS, which are searched first.
@@ -65,7 +70,7 @@ def presets(kind: KindArgument = None, name: NameArgument = None, as_json: AsJso
     if as_json:
         print_json(_document(listing))
     else:
-        print_presets(listing)
+        print_presets(listing, show_all=show_all)
 
 
 def _document(listing: Listing) -> dict[str, object]:

@@ -35,7 +35,7 @@ def runs(
     as_json: AsJsonOption = False,
     via: ViaOption = None,
 ) -> None:
-    """List the runs in FOLDER: status, step, losses, speed, layout, times, size of checkpoints.
+    """List the runs in FOLDER: status, step, losses, speed, layout.
 
     Status: submitted (waits for its scheduler), running, finished, stopped (on request), failed,
     interrupted (the launcher was killed or the machine went down) or unreadable (job.json is
@@ -66,7 +66,7 @@ def status(
     allow_other_owner: OtherOwnerOption = False,
     via: ViaOption = None,
 ) -> None:
-    """Show RUN's progress, the time left, its newest checkpoint and what every rank is doing.
+    """Show RUN's progress, time left and what every rank is doing.
 
     Status: submitted (waits for its scheduler), running, finished, stopped (on request), failed,
     interrupted (its launcher is gone and did not say how the run ended) or unreadable (job.json is
@@ -115,10 +115,10 @@ def logs(
     launcher: LauncherOption = False,
     via: ViaOption = None,
 ) -> None:
-    """Show what the ranks of RUN printed; lines that several ranks printed appear once.
+    """Show what the ranks of RUN printed.
 
-    Lines are ordered by training step. `…` marks text that differs between ranks, such as the
-    rank's number. With one --rank its log is shown unchanged.
+    Lines that several ranks printed appear once. Lines are ordered by training step. `…` marks text that
+    differs between ranks, such as the rank's number. With one --rank its log is shown unchanged.
 
     mpctl logs demo --follow
     mpctl logs demo --rank 3 -n 20
@@ -193,11 +193,11 @@ def stop(
     allow_other_owner: OtherOwnerOption = False,
     via: ViaOption = None,
 ) -> None:
-    """Ask RUN to finish its step, save a checkpoint and end; wait for it and report what was saved.
+    """Ask RUN to finish its step, save a checkpoint and end.
 
-    Works from any host that shares the run's directory. Exit code: 0 when the run finished or was
-    stopped in order, now or earlier; 1 when it failed, was interrupted, or still runs after the
-    --timeout.
+    Wait for the end and report what was saved. Works from any host that shares the run's directory. Exit
+    code: 0 when the run finished or was stopped in order, now or earlier; 1 when it failed, was interrupted, or
+    still runs after the --timeout.
     """
     if via is not None:
         run_there(via, context)

@@ -77,7 +77,7 @@ def eval_(
     tokenizer: TokenizerFile = None,
     as_json: AsJsonOption = False,
 ) -> None:
-    """Compute the loss and the perplexity of a trained model, for each corpus.
+    """Compute loss and perplexity of a trained model, by corpus.
 
     Samples are cut and weighted as in validation during training, so that the same samples give the
     loss that training recorded. Nothing is written to the run.
@@ -173,7 +173,7 @@ def sample(
     log_probabilities: LogProbabilitiesOption = False,
     as_json: AsJsonOption = False,
 ) -> None:
-    """Write text with a trained model: continue prompts, or fill blanks.
+    """Write text with a trained model: continue or fill blanks.
 
     A gpt model continues each prompt. A bert model fills the [MASK]s of a prompt with one token
     each, a glm model its [MASK]s with several, a t5 model its <extra_id_0>, <extra_id_1>, and so

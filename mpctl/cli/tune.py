@@ -90,7 +90,7 @@ def tune(
     show: ShowOption = None,
     as_json: AsJsonOption = False,
 ) -> None:
-    """Find the fastest layout of JOB by measuring the most informative ones.
+    """Find the fastest layout of JOB by running likely ones.
 
     Each trial trains a layout for some steps on the target; then the planner is fitted to all trials and
     chooses the next one. It ends when no other layout is likely to be faster than the best measured one,

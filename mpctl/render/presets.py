@@ -12,23 +12,32 @@ from mpctl.core.errors import InputError
 from mpctl.core.units import COMPUTE, MEMORY, Measure, UnitError, parse_measure
 from mpctl.plan.rules.launched import keys_not_launched
 from mpctl.render.console import visible
-from mpctl.render.parts import Part, table_of
+from mpctl.render.parts import Part, Sentence, table_of
 from mpctl.render.terminal import print_parts
 from mpctl.spec.load import load_job
 from mpctl.spec.presets import Kind, PresetFile
 
-
-def print_presets(kinds: Mapping[Kind, Mapping[str, PresetFile]]) -> None:
-    """A table for each kind: names, the folder where each was found, and what it is in short."""
-    print_parts(presets_parts(kinds))
+RARE = ("maxtext-gpu", "megatron-2020", "megatron-2021", "megatron-2022", "pax-gpu")
+"""Bundled runtimes of published runs that few plans name."""
 
 
-def presets_parts(kinds: Mapping[Kind, Mapping[str, PresetFile]]) -> Iterator[Part]:
-    for kind, files in kinds.items():
+def print_presets(kinds: Mapping[Kind, Mapping[str, PresetFile]], *, show_all: bool) -> None:
+    """Print a table for each kind: names, the folder where each was found, and what it is in short. show_all:
+    with the runtimes RARE."""
+    print_parts(presets_parts(kinds, show_all=show_all))
+
+
+def presets_parts(kinds: Mapping[Kind, Mapping[str, PresetFile]], *, show_all: bool) -> Iterator[Part]:
+    """A table for each kind."""
+    for kind, every in kinds.items():
+        left_out = [] if show_all or kind != "runtimes" else [n for n in RARE if n in every and every[n].is_bundled]
+        files = {name: file for name, file in every.items() if name not in left_out}
         trains = ["trains"][: kind == "models"]
         columns = ("name", "from", *trains, "what")
         rows = ((name, _origin(file), *(_trains(name) for _ in trains), _summary(file)) for name, file in files.items())
         yield table_of(kind, columns, rows, left=columns, whole=1)
+        if left_out:
+            yield Sentence(f"and {', '.join(left_out)} (--all)", "note")
 
 
 def _trains(name: str) -> str:

@@ -131,6 +131,10 @@ def test_the_grid_of_these_refusals_is_legal(mpctl: Mpctl) -> None:
     assert mpctl("plan", *GRID).code == 0
 
 
+def test_ranks_on_cpu_cores_are_no_gpus(mpctl: Mpctl) -> None:
+    assert "= 3 does not divide 1 node x 2 ranks = 2 ranks" in mpctl("plan", "demo", "--tp", 3).err
+
+
 def test_so_it_is_in_a_batch_a_comparison_and_a_search(mpctl: Mpctl, tmp_path: Path) -> None:
     jobs = tmp_path / "jobs.jsonl"
     parallel = {"tp": 6, "tensor_mode": "2d"}

@@ -27,7 +27,7 @@ from tests.cli.calls import Mpctl, assert_refused
 
 def test_the_list_holds_every_preset(mpctl: Mpctl, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    said = mpctl("presets")
+    said = mpctl("presets", "--all")
     assert (said.code, said.err) == (0, "")
     for kind in KINDS:
         for name in preset_names(kind):
@@ -80,6 +80,8 @@ def test_a_preset_is_printed_as_the_file_that_it_is(mpctl: Mpctl, monkeypatch: p
 def test_one_kind_may_be_listed_alone(mpctl: Mpctl) -> None:
     said = mpctl("presets", "runtimes")
     assert "megatron-core" in said.out and "selene" not in said.out and "bundled" in said.out
+    assert "\npax-gpu " not in said.out and "pax-gpu (--all)" in said.out
+    assert "\npax-gpu " in mpctl("presets", "runtimes", "--all").out
     assert set(mpctl("presets", "runtimes", "--json").document) == {"schema", "runtimes", "files"}
     assert "use devices, clusters" in mpctl("presets", "cars", "gpt2").err
 

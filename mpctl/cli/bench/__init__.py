@@ -18,8 +18,7 @@ app = typer.Typer(cls=HintingGroup, add_completion=False, pretty_exceptions_enab
 
 @app.callback()
 def bench() -> None:
-    """Measure: the machine as presets to plan on, kernels of a model, collectives along axes,
-    scaling by training runs, tensor modes by one layer, the plan by runs, steps as a trace."""
+    """Measure this machine, its links, scaling, plans against runs."""
 
 
 app.command(cls=OwnHelp)(machine)

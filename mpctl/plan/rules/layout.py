@@ -34,8 +34,10 @@ def world_rules(draft: LayoutDraft) -> Iterator[Check]:
     job = draft.job
     p, world = job.parallel, job.world_size
     inner = chosen_ranks(job.sizes)
-    nodes, gpus = plural(job.cluster.nodes, "node"), plural(job.cluster.gpus_per_node or 1, "GPU")
-    cluster = f"{nodes} x {gpus} = {plural(world, 'rank')}"
+    device = job.cluster.device
+    noun = "rank" if device is not None and device.is_cpu else "GPU"
+    nodes, ranks = plural(job.cluster.nodes, "node"), plural(job.cluster.gpus_per_node or 1, noun)
+    cluster = f"{nodes} x {ranks} = {plural(world, 'rank')}"
     layout = sizes_text(job.sizes, CHOSEN_AXES)
     if world > LARGEST_WORLD:
         hint = f"use at most {LARGEST_WORLD:,} ranks"
