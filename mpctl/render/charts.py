@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import ceil, log2
 from pathlib import Path
 from textwrap import shorten, wrap
 from typing import Any, Literal
@@ -21,7 +22,7 @@ from xml.etree import ElementTree
 from mpctl.render.markup import UNFIT, Raw, cannot_write
 from mpctl.render.svg import light_colours
 
-Look = Literal["line", "points", "curve", "faint", "dashed", "dotted", "bar"]
+Look = Literal["line", "steps", "points", "curve", "faint", "dashed", "dotted", "bar"]
 Span = tuple[float, float]
 COLOURS, MARKERS = 7, ("o", "s", "D", "^", "v", "h", "P")
 MOST = 1e200  # of what an axis shows
@@ -63,10 +64,10 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class ChartSeries:
-    """Marks of one name in the legend, or without a name of none. look: `line` joins them, `points`
-    does not, `curve` is a line without symbols and `faint` a pale one, `dashed` and `dotted` are
-    lines to compare with, `bar` is a pale bar of x_span with a stroke at x. colour: a number that
-    stands for a colour and a shape (colour_and_shape); None for dim ink."""
+    """Marks of one name in the legend, or without a name of none. look: `line` joins them, `steps` by a
+    staircase, `points` does not, `curve` is a line without symbols and `faint` a pale one, `dashed` and
+    `dotted` are lines to compare with, `bar` is a pale bar of x_span with a stroke at x. colour: a number
+    that stands for a colour and a shape (colour_and_shape); None for dim ink."""
 
     name: str
     marks: tuple[Mark, ...]
@@ -223,6 +224,8 @@ def _set_axis(plot: Any, side: str, axis: ChartAxis, most: int) -> None:
         ruler.set_major_locator(ticker.FixedLocator(axis.ticks[:: -(-len(axis.ticks) // most)]))
     elif axis.base and high > low * axis.base**2:
         ruler.set_major_locator(ticker.LogLocator(axis.base, numticks=most))
+    elif axis.base == 2 and high > low:  # of bytes: 48, 56, 64 GiB
+        ruler.set_major_locator(ticker.MultipleLocator(2.0 ** ceil(log2((high - low) / (most - 1)))))
     elif axis.base and high > 8 * low:
         ruler.set_major_locator(ticker.LogLocator(10, subs=(1, 2, 5), numticks=most))
     else:
@@ -232,6 +235,7 @@ def _set_axis(plot: Any, side: str, axis: ChartAxis, most: int) -> None:
 
 
 STYLES: dict[str, dict[str, Any]] = {
+    "steps": {"linewidth": 1.5, "drawstyle": "steps-post"},
     "faint": {"linewidth": 0.6, "alpha": 0.35},
     "dashed": {"linewidth": 1.5, "linestyle": (0, (5, 3))},
     "dotted": {"linewidth": 1.0, "linestyle": (0, (1.5, 2.5))},
@@ -253,7 +257,7 @@ def _draw_series(plot: Any, chart: Chart, series: ChartSeries, names: dict[str, 
     elif series.look != "points":
         xs, ys = [x for _, x, _ in marks], [y for _, _, y in marks]
         plot.plot(xs, ys, color=colour, **STYLES.get(series.look, {"linewidth": 1.5}))
-    if series.look not in ("line", "points", "bar"):
+    if series.look not in ("line", "steps", "points", "bar"):
         return
     for mark, x, y in marks if series.look != "bar" else ():
         if mark.x_span:
@@ -291,7 +295,7 @@ def _add_legend(figure: Any, chart: Chart, title: str | None) -> None:
             handles.append(Patch(color=colour, alpha=0.28, label=_fit(series.name)))
             continue
         style = SYMBOL if series.look == "points" else STYLES.get(series.look, {})
-        marker = shape if series.look in ("line", "points") else None
+        marker = shape if series.look in ("line", "steps", "points") else None
         handles.append(Line2D([], [], color=colour, marker=marker, label=_fit(series.name), **style))
     longest = max((len(series.name) for series in chart.legend), default=0)
     figure.legend(

@@ -280,7 +280,7 @@ def front_parts(points: Sequence[FrontPoint]) -> Iterator[Part]:
 
 
 def front_chart(front: Sequence[FrontPoint], others: Sequence[FrontPoint]) -> Chart:
-    """The layouts as points, those of the front on a line."""
+    """The layouts as points, those of the front on a staircase: no layout is left of it or below."""
     from mpctl.render.charts import Chart, ChartAxis, ChartSeries, Look, Mark, Panel
 
     def series(name: str, points: Sequence[FrontPoint], colour: int, look: Look) -> ChartSeries:
@@ -288,7 +288,7 @@ def front_chart(front: Sequence[FrontPoint], others: Sequence[FrontPoint]) -> Ch
         return ChartSeries(name, tuple(marks), look, colour)
 
     drawn = [series("others", others, 6, "points")] if others else []
-    drawn += [series(FRONT, front, 1, "line")] if front else []
+    drawn += [series(FRONT, front, 1, "steps")] if front else []
     title = f"Step time against memory of {len(front) + len(others)} layouts, {len(front)} of them on the front"
     axes = ChartAxis("step time", seconds_text, base=10), ChartAxis("memory", bytes_text, base=2)
     return Chart("front", title, "", *axes, (Panel("", tuple(drawn)),))
