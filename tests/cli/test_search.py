@@ -179,7 +179,7 @@ def test_the_job_as_given_is_shown_where_it_gives_a_layout(mpctl: Mpctl, tmp_pat
     asked = ("--fix", "tp=1", "--fix", "micro_batch_size=1", "--top", 1)
     assert "as given" not in mpctl("search", tmp_path / "open.toml", *asked).out
     out = mpctl("search", tmp_path / "given.toml", *asked).out
-    assert re.search(r"the job as given \(.*recompute full\): ", out)
+    assert "the job as given (recompute full" in out
     assert "as given" not in mpctl("search", tmp_path / "given.toml", *asked, "--recompute", "none").out
 
 

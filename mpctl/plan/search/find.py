@@ -142,6 +142,11 @@ def ranking_error(band: float) -> float:
     return WIDE_ERROR if band >= WIDE_BAND else RANKING_ERROR
 
 
+def significant(seconds: float) -> float:
+    """Return the seconds to ten digits: layouts that differ by less are as fast, and memory decides."""
+    return float(f"{seconds:.10g}")
+
+
 def non_dominated(points: Iterable[EvaluatedLayout]) -> list[EvaluatedLayout]:
     """Return the points that no other beats in time and memory, the fastest first."""
     front: list[EvaluatedLayout] = []
@@ -363,7 +368,7 @@ class BranchAndBound:
         seconds = self.evaluator.step_seconds(layout)
         if seconds is None or not self.evaluator.is_legal(layout):
             return None
-        point = EvaluatedLayout(seconds, size, layout)
+        point = EvaluatedLayout(significant(seconds), size, layout)
         self.evaluated.append(point)
         if self.on_note:
             self.fastest = min(self.fastest, point.seconds)

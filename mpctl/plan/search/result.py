@@ -31,6 +31,7 @@ from mpctl.plan.search.find import (
     Progress,
     find_layouts,
     non_dominated,
+    significant,
 )
 from mpctl.plan.search.nearest import nothing_fits
 from mpctl.plan.search.plain import complexity, savings
@@ -246,9 +247,13 @@ def in_order(rows: Iterable[LayoutReport], sort: Sort) -> tuple[list[LayoutRepor
     every = sorted(rows, key=_ORDERS[sort])
     kept: list[LayoutReport] = []
     for row in reversed(every):
-        if not any(one.time.total < row.time.total and one.bytes < row.bytes for one in kept):
+        if not any(_seconds(one) < _seconds(row) and one.bytes < row.bytes for one in kept):
             kept.append(row)
     return kept[::-1], len(every) - len(kept)
+
+
+def _seconds(row: LayoutReport) -> float:
+    return significant(row.time.total)
 
 
 def _complexity(row: LayoutReport) -> float:
@@ -256,10 +261,10 @@ def _complexity(row: LayoutReport) -> float:
 
 
 _ORDERS: dict[Sort, Callable[[LayoutReport], tuple[float, ...]]] = {
-    "time": lambda row: (row.time.total, row.bytes),
-    "memory": lambda row: (row.bytes, row.time.total),
-    "cost": lambda row: (row.gpu_hours_per_billion, row.bytes),
-    "plain": lambda row: (_complexity(row), row.time.total, row.bytes),
+    "time": lambda row: (_seconds(row), row.bytes),
+    "memory": lambda row: (row.bytes, _seconds(row)),
+    "cost": lambda row: (significant(row.gpu_hours_per_billion), row.bytes),
+    "plain": lambda row: (_complexity(row), _seconds(row), row.bytes),
 }
 
 

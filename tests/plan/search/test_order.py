@@ -9,6 +9,7 @@ import pytest
 
 from mpctl import DoesNotFit, InputError, search_layouts
 from mpctl.plan.search.document import search_document
+from mpctl.plan.search.find import significant
 from mpctl.plan.search.plain import complexity
 from mpctl.plan.search.result import Goal, LayoutReport, SearchResult, Sort, in_order
 from mpctl.render.search import ORDERS, search_parts
@@ -17,9 +18,9 @@ from mpctl.spec.runtime import get_profile
 RUNTIMES = ("megatron-core", "torchtitan", "fsdp2", "nanotron", "mpctl")
 SORTS: tuple[Sort, ...] = get_args(Sort)
 FIGURES = {
-    "time": lambda row: row.time.total,
+    "time": lambda row: significant(row.time.total),
     "memory": lambda row: row.bytes,
-    "cost": lambda row: row.gpu_hours_per_billion,
+    "cost": lambda row: significant(row.gpu_hours_per_billion),
     "plain": lambda row: complexity(row.layout, plain_of(row)),
 }
 
@@ -68,7 +69,7 @@ def random_search(seed: int) -> SearchResult | None:
 
 
 def beats(one: LayoutReport, other: LayoutReport) -> bool:
-    return one.time.total < other.time.total and one.bytes < other.bytes
+    return significant(one.time.total) < significant(other.time.total) and one.bytes < other.bytes
 
 
 def assert_in_order(rows: list[LayoutReport], sort: Sort) -> None:
