@@ -13,11 +13,13 @@ from mpctl.core.sharding import divisors, padded_vocab, splits_kv_heads
 from mpctl.core.units import bytes_text, plural
 from mpctl.model.families import all_builtin, get_family
 from mpctl.model.layout.draft import LayoutDraft
+from mpctl.model.layout.topology import replicas
 from mpctl.plan.rules.check import Check, divides, listed, refusal
 from mpctl.plan.rules.sizes import context_parts, head_columns, sequence_parts
 from mpctl.plan.rules.tensor_mode import feature_columns, feature_parts, grid_divides
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
+from mpctl.spec.runtime import get_profile
 
 USUAL_LENGTH = 8192  # tokens of a sample in pre-training (Llama 3: arXiv 2407.21783, section 3.4)
 
@@ -188,9 +190,34 @@ def memory_check(job: JobSpec, heaviest_bytes: int, stage: int) -> Check | None:
             "warning",
             where,
             f"stage {stage} needs {need} a rank, {over} above the {have} of {device.name} less {headroom:g} % headroom",
-            "raise tp, pp or zero, or training.recompute full",
+            memory_advice(job),
         )
     return Check(rule, "ok", where, f"stage {stage}, the fullest, needs {need} of {have}")
+
+
+def memory_advice(job: JobSpec) -> str:
+    """Settings that may make the job fit, in words: `raise tp, pp or zero, or training.recompute full`. Those at
+    their maximum are not named: of its runtime, its node (tp), its model, or because no replica is left."""
+    p, t, model, runs = job.parallel, job.training, job.model, get_profile(job.training.runtime).runs
+    if model is None:
+        return ""
+    left, experts = job.sizes["dp"], model.experts or 1
+    domain = job.cluster.nvlink_domain or job.cluster.gpus_per_node or job.world_size
+    wider = [size for size in divisors(left * p.tp) if p.tp < size <= domain and model.heads % size == 0]
+    deeper = [size for size in divisors(left * p.pp) if p.pp < size <= model.all_layers]
+    spread = [size for size in divisors(job.expert_sizes["edp"] * p.ep) if size > p.ep and experts % size == 0]
+    raised = {
+        "tp": runs.tensor and wider,
+        "pp": runs.pipeline and deeper,
+        "ep": runs.experts and spread,
+        "zero": p.zero < max(runs.zero) and replicas(job) > 1,
+    }
+    ways = [f"raise {listed(names)}"] if (names := [name for name, can in raised.items() if can]) else []
+    ways += ["training.recompute full"] * (t.recompute != "full" and "full" in runs.recompute)
+    ways += ["training.micro_batch_size 1"] * ((t.micro_batch_size or 1) > 1)
+    if not ways:
+        return "use more GPUs, a smaller model or shorter sequences"
+    return ", or ".join([*ways, *["more GPUs"] * (not names)])
 
 
 HOST_SHARE = 0.9  # of a host's memory; the rest is for Python, CUDA's contexts and files

@@ -180,7 +180,7 @@ CASES = (
         {"cluster.device": "cpu", "model.hidden": 6144, "model.layers": 48},
         "parallel",
         ("stage 0 needs", "8.0 GiB", "above"),
-        r"raise tp, pp or zero",
+        r"training.recompute full, or more GPUs",
         status="warning",
     ),
     Case(
