@@ -33,7 +33,8 @@ class TrainingEntry(TypedDict):
 
     dtype_is_auto: whether the data type follows from the device. seq_length: tokens of a sample, of
     an encoder-decoder the encoder's; None without a model. micro_batches: micro batches of a step on
-    each pipeline. runtime_is_default: whether the job names no runtime.
+    each pipeline. runtime_is_default: whether the job names no runtime. moe_load: of a model with
+    experts the load of their fullest rank, over the mean, that memory has to hold at most.
     """
 
     dtype: str
@@ -48,6 +49,7 @@ class TrainingEntry(TypedDict):
     zero_size: NotRequired[int]
     runtime: str
     runtime_is_default: bool
+    moe_load: NotRequired[float]
 
 
 def training_settings(job: JobSpec, searched: Collection[str] | None = None) -> TrainingEntry:
@@ -71,6 +73,10 @@ def training_settings(job: JobSpec, searched: Collection[str] | None = None) -> 
     }
     if entry["zero"] and job.parallel.zero_size is not None:
         entry["zero_size"] = job.parallel.zero_size
+    if job.model is not None and job.model.experts:
+        from mpctl.plan.estimate.routing import HELD_LOAD  # a dense model never pays for it
+
+        entry["moe_load"] = t.moe_load or HELD_LOAD
     if job.model is not None and job.model.decoder_seq_length:
         entry["decoder_seq_length"] = job.model.decoder_seq_length
     return entry
@@ -91,6 +97,7 @@ def training_line(settings: TrainingEntry) -> str:
             f"recompute {_given(settings['recompute'])}",
             f"ZeRO {_given(settings['zero'])}"
             + (f" over {plural(settings['zero_size'], 'rank')}" if "zero_size" in settings else ""),
+            *([f"expert load {settings['moe_load']:g}"] if "moe_load" in settings else []),
             f"runtime {settings['runtime']}",
         ]
     )

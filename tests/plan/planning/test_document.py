@@ -10,7 +10,7 @@ import pytest
 from mpctl.plan.estimate.step import PARTS
 from mpctl.plan.planning.document import plan_document, rank_document
 from mpctl.plan.planning.plan import load_plan, make_plan
-from mpctl.plan.planning.summary import main_figures
+from mpctl.plan.planning.summary import main_figures, training_line, training_settings
 from mpctl.render.plan import PlanView, print_plan
 from tests.jobs import job_of
 
@@ -79,6 +79,12 @@ def test_experts_are_held_at_more_than_balanced_routing() -> None:
     assert stated["time"]["step_seconds"] == time["loaded"]["step_seconds"]
     assert stated["time"]["balanced"]["step_seconds"] == time["step_seconds"]
     assert "balanced" not in document(PIPE)["memory"]
+    head = training_line(found["training"])
+    assert (
+        "sequence 8,192" in head
+        and "expert load 1.2" in head
+        and "expert load" not in training_line(training_settings(make_plan(job_of(PIPE)).job))
+    )
 
 
 def test_the_load_of_experts_is_said_in_one_line() -> None:
