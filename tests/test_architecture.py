@@ -119,6 +119,7 @@ def test_only_commands_public_names_families_and_backends_are_imported_by_name()
     allowed = {
         "mpctl",
         "mpctl.cli.app",
+        "mpctl.cli.documents",
         "mpctl.spec.families",
         "mpctl.train.families.implementation",
         "mpctl.model.families.description",

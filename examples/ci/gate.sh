@@ -20,7 +20,7 @@ judge() {
     code=$?
     head -n 4 <<<"$said"
     if [ "$code" -ne 2 ] && [ -f "$folder/base/$job" ]; then
-      mpctl plan --compare "$folder/base/$job" "$job" "${gates[@]}"
+      mpctl compare "$folder/base/$job" "$job" "${gates[@]}"
       gate=$?
       [ "$gate" -gt "$code" ] && code=$gate
     fi

@@ -67,17 +67,10 @@ def _print_array(scheduler: str, job_id: str, folder: RunDir, runs: list[str], *
     from mpctl.cli.via import VIA
     from mpctl.render.console import say
     from mpctl.render.output import print_json
+    from mpctl.render.run import submission_document
 
     if as_json:
-        print_json(
-            {
-                "schema": "mpctl.submission/1",
-                "scheduler": scheduler,
-                "job_id": job_id,
-                "run_dir": str(folder.path),
-                "runs": runs,
-            }
-        )
+        print_json(submission_document(scheduler, job_id, str(folder.path), runs=runs))
         return
     via = os.environ.get(VIA)
     there = "" if via is None else f"--via {quote(via)} "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,8 +11,6 @@ from mpctl.cli.options import AsJsonOption
 
 if TYPE_CHECKING:
     from mpctl.spec.presets import Kind, PresetFile
-
-    Listing = Mapping[Kind, Mapping[str, PresetFile]]
 
 KindArgument = Annotated[
     str | None,
@@ -49,7 +46,7 @@ def presets(
     (XDG_CONFIG_HOME) and KIND of the folders in MPCTL_PRESETS, which are searched first.
     """
     from mpctl.render.output import print_json
-    from mpctl.render.presets import print_preset, print_presets
+    from mpctl.render.presets import PresetDocument, presets_document, print_preset, print_presets
     from mpctl.spec.presets import KINDS, preset_files
 
     wanted: dict[str, Kind] = {known: known for known in KINDS}
@@ -62,44 +59,16 @@ def presets(
         files = _find(kinds, name)
         if as_json:
             tables = {file.kind: file.read() for file in files}
-            print_json({"schema": "mpctl.preset/1", "name": name, **tables})
+            document: PresetDocument = {"schema": "mpctl.preset/1", "name": name, **tables}  # type: ignore[typeddict-item]
+            print_json(document)
         else:
             print_preset(_only(files))
         return
     listing = {known: preset_files(known) for known in kinds}
     if as_json:
-        print_json(_document(listing))
+        print_json(presets_document(listing))
     else:
         print_presets(listing, show_all=show_all)
-
-
-def _document(listing: Listing) -> dict[str, object]:
-    """Names by kind; `files`: the path of each, null for a bundled one; `hub_ids`: names of models'
-    presets by id; `not_launched`: the keys because of which a model is only planned; `user`, if the
-    user has presets: those, and whether they hide others."""
-    from mpctl.render.presets import not_launched_keys
-    from mpctl.spec.presets import hub_ids
-
-    user = {
-        kind: {
-            name: {"file": str(file.path), "hides_another": file.hides}
-            for name, file in named.items()
-            if not file.is_bundled
-        }
-        for kind, named in listing.items()
-    }
-    user = {kind: named for kind, named in user.items() if named}
-    document: dict[str, object] = {"schema": "mpctl.presets/1"}
-    document |= {kind: list(named) for kind, named in listing.items()}
-    document["files"] = {
-        kind: {name: None if file.is_bundled else str(file.path) for name, file in named.items()}
-        for kind, named in listing.items()
-    }
-    if models := listing.get("models"):
-        document["hub_ids"] = hub_ids()
-        keys = {name: not_launched_keys(name) for name in models}
-        document["not_launched"] = {name: found for name, found in keys.items() if found}
-    return {**document, "user": user} if user else document
 
 
 def _find(kinds: tuple[Kind, ...], name: str) -> list[PresetFile]:
@@ -142,9 +111,27 @@ def _unknown_kind(kind: str) -> Exception:
     return InputError.of("unknown-kind", "KIND", message, f"use {', '.join(KINDS)}")
 
 
-def schema() -> None:
-    """Print the JSON Schema of a job file, with the names of all presets."""
+SchemaArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="[SCHEMA]", help="A document, such as mpctl.plan/2; by default a job.", show_default=False),
+]
+
+
+def schema(
+    name: SchemaArgument = None,
+    list_: Annotated[bool, typer.Option("--list", help="List the documents, and what each is.")] = False,
+) -> None:
+    """Print the JSON Schema of a job file, or of a document that mpctl prints or writes.
+
+    Each document names its own in its key `schema`.
+    """
+    from mpctl.cli.documents import DOCUMENTS, document_schema
     from mpctl.render.output import print_json
     from mpctl.spec.schema import job_schema
 
-    print_json(job_schema())
+    if list_:
+        width = max(map(len, DOCUMENTS))
+        for known, document in DOCUMENTS.items():
+            print(f"{known:{width}}  {document.meaning}")
+    else:
+        print_json(job_schema() if name is None else document_schema(name))

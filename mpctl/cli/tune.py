@@ -227,6 +227,7 @@ def _submit(asked: Asked, launcher: str | None, *, as_json: bool) -> None:
     from mpctl.records.rundir.directory import RunDir
     from mpctl.render.console import say
     from mpctl.render.output import print_json
+    from mpctl.render.run import submission_document
     from mpctl.run.clusters.registry import chosen_name
 
     folder, request = asked.folder, asked.request
@@ -244,7 +245,7 @@ def _submit(asked: Asked, launcher: str | None, *, as_json: bool) -> None:
     with RunDir(folder.path).locked("--out"):
         job_id = submit_tuning(request, folder, asked.limits.seconds, command)
     if as_json:
-        print_json({"schema": "mpctl.submission/1", "scheduler": name, "job_id": job_id, "run_dir": str(folder.path)})
+        print_json(submission_document(name, job_id, str(folder.path)))
         return
     log = RunDir(folder.path).batch_log(job_id)
     say(f"submitted to {name} as job {job_id}; its folder is {folder.path}")

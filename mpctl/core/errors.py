@@ -34,7 +34,7 @@ class IssueEntry(TypedDict):
 class ErrorDocument(TypedDict):
     """Schema mpctl.error/1: why a command given `--json` did nothing."""
 
-    schema: str
+    schema: Literal["mpctl.error/1"]
     issues: list[IssueEntry]
 
 

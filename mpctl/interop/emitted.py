@@ -10,7 +10,9 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Literal
+from typing import Literal
+
+from typing_extensions import TypedDict  # pydantic needs it to validate them before Python 3.12
 
 from mpctl.core.axes import CHOSEN_AXES
 from mpctl.core.axes import sizes_text as axis_sizes_text
@@ -36,6 +38,18 @@ OWN_SCRIPT = "train.py"
 Language = Literal["shell", "yaml", "python"]
 
 
+class EmitDocument(TypedDict):
+    """Schema mpctl.emit/1: a plan in the form of another launcher. text: the notes as comments, and the flags or
+    the file; the other keys as in EmittedPlan."""
+
+    schema: Literal["mpctl.emit/1"]
+    target: str
+    software: str
+    language: Language
+    text: str
+    notes: list[str]
+
+
 @dataclass(frozen=True, slots=True)
 class EmittedPlan:
     """A plan in the form of another launcher.
@@ -58,8 +72,8 @@ class EmittedPlan:
         """The notes as comments, each wrapped with its later lines set in, then the body."""
         return "\n".join([*map(_comment, (f"For {self.software}.", *self.notes)), self.body])
 
-    def as_dict(self) -> dict[str, Any]:
-        """Schema mpctl.emit/1: what `mpctl emit JOB TARGET --json` prints."""
+    def as_dict(self) -> EmitDocument:
+        """Return what `mpctl emit JOB TARGET --json` prints."""
         return {
             "schema": "mpctl.emit/1",
             "target": self.target,

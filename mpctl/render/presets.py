@@ -6,16 +6,81 @@ import sys
 from collections.abc import Iterator, Mapping
 from math import nan
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NotRequired
+
+from typing_extensions import TypedDict  # pydantic needs it to validate them before Python 3.12
 
 from mpctl.core.errors import InputError
+from mpctl.core.records import Json
 from mpctl.core.units import COMPUTE, MEMORY, Measure, UnitError, parse_measure
 from mpctl.plan.rules.launched import keys_not_launched
 from mpctl.render.console import visible
 from mpctl.render.parts import Part, Sentence, table_of
 from mpctl.render.terminal import print_parts
 from mpctl.spec.load import load_job
-from mpctl.spec.presets import Kind, PresetFile
+from mpctl.spec.presets import Kind, PresetFile, hub_ids
+
+
+class UserPreset(TypedDict):
+    """A preset of the user. hides_another: of the same name in a later folder."""
+
+    file: str
+    hides_another: bool
+
+
+class PresetsDocument(TypedDict):
+    """Schema mpctl.presets/1: names by kind. files: the path of each, None for a bundled one; hub_ids: names of
+    models' presets by id; not_launched: the keys because of which a model is only planned; user: the user's."""
+
+    schema: Literal["mpctl.presets/1"]
+    devices: NotRequired[list[str]]
+    clusters: NotRequired[list[str]]
+    models: NotRequired[list[str]]
+    jobs: NotRequired[list[str]]
+    runtimes: NotRequired[list[str]]
+    files: dict[Kind, dict[str, str | None]]
+    hub_ids: NotRequired[dict[str, str]]
+    not_launched: NotRequired[dict[str, list[str]]]
+    user: NotRequired[dict[Kind, dict[str, UserPreset]]]
+
+
+class PresetDocument(TypedDict):
+    """Schema mpctl.preset/1: the preset of this name, by kind."""
+
+    schema: Literal["mpctl.preset/1"]
+    name: str
+    devices: NotRequired[Json]
+    clusters: NotRequired[Json]
+    models: NotRequired[Json]
+    jobs: NotRequired[Json]
+    runtimes: NotRequired[Json]
+
+
+def presets_document(listing: Mapping[Kind, Mapping[str, PresetFile]]) -> PresetsDocument:
+    """Return the listed presets as JSON."""
+    user: dict[Kind, dict[str, UserPreset]] = {
+        kind: {
+            name: {"file": str(file.path), "hides_another": file.hides}
+            for name, file in named.items()
+            if not file.is_bundled
+        }
+        for kind, named in listing.items()
+    }
+    document: PresetsDocument = {
+        "schema": "mpctl.presets/1",
+        **{kind: list(named) for kind, named in listing.items()},  # type: ignore[typeddict-item]
+        "files": {
+            kind: {name: None if file.is_bundled else str(file.path) for name, file in named.items()}
+            for kind, named in listing.items()
+        },
+    }
+    if models := listing.get("models"):
+        document["hub_ids"] = hub_ids()
+        keys = {name: not_launched_keys(name) for name in models}
+        document["not_launched"] = {name: found for name, found in keys.items() if found}
+    if any(user.values()):
+        document["user"] = {kind: named for kind, named in user.items() if named}
+    return document
 
 RARE = ("maxtext-gpu", "megatron-2020", "megatron-2021", "megatron-2022", "pax-gpu")
 """Bundled runtimes of published runs that few plans name."""

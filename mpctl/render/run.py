@@ -10,9 +10,10 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NotRequired
 
 from rich.text import Text
+from typing_extensions import TypedDict  # pydantic needs it to validate them before Python 3.12
 
 from mpctl.core.units import MFU_CONVENTION, bytes_text, count_text, plural, seconds_text
 from mpctl.records.rundir.directory import RunDir
@@ -258,18 +259,39 @@ def print_commands(plan: LaunchPlan, commands: Sequence[HostCommand], *, as_json
         say(host.text)
 
 
+class SubmissionDocument(TypedDict):
+    """Output of `mpctl launch --submit --json`. document: of a dry run, the script or manifest; runs: the run
+    directories of an array."""
+
+    schema: Literal["mpctl.submission/1"]
+    scheduler: str
+    job_id: str | None
+    run_dir: str
+    document: NotRequired[str]
+    runs: NotRequired[list[str]]
+
+
+def submission_document(
+    scheduler: str, job_id: str | None, run_dir: str, *, document: str | None = None, runs: list[str] | None = None
+) -> SubmissionDocument:
+    """Return what was or would be submitted."""
+    found: SubmissionDocument = {
+        "schema": "mpctl.submission/1",
+        "scheduler": scheduler,
+        "job_id": job_id,
+        "run_dir": run_dir,
+    }
+    if document is not None:
+        found["document"] = document
+    if runs is not None:
+        found["runs"] = runs
+    return found
+
+
 def print_document(scheduler: str, text: str, run: Path, *, as_json: bool) -> None:
     """Print the batch script or manifest that a dry run would submit. run: the run directory."""
     if as_json:
-        print_json(
-            {
-                "schema": "mpctl.submission/1",
-                "scheduler": scheduler,
-                "job_id": None,
-                "run_dir": str(run),
-                "document": text,
-            }
-        )
+        print_json(submission_document(scheduler, None, str(run), document=text))
     else:
         say(text)
 
@@ -278,7 +300,7 @@ def print_submission(scheduler: str, job_id: str, run: RunDir, *, via: str | Non
     """Print what was submitted and how to follow it. via: the login host that this is, for a
     command from another machine."""
     if as_json:
-        print_json({"schema": "mpctl.submission/1", "scheduler": scheduler, "job_id": job_id, "run_dir": str(run.path)})
+        print_json(submission_document(scheduler, job_id, str(run.path)))
         return
     say(f"submitted to {scheduler} as job {job_id}; its run is {run.path}")
     there = "" if via is None else f"--via {shlex.quote(via)} "

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any, Literal, cast
+
+from typing_extensions import TypedDict  # pydantic needs it to validate them before Python 3.12
 
 from mpctl import __version__
 from mpctl.core.units import bytes_text
@@ -24,7 +26,6 @@ from mpctl.render.trace import Event, complete_event, free_row, named_row, pass_
 
 ROWS = ("work", "in collectives", "messages")
 MESSAGE_KEYS = ("axis", "bytes", "dtype", "of", "microbatch", "chunk", "peer")
-SCHEMA = "mpctl.run-trace/2"
 Started = tuple[str, str, float]
 
 
@@ -34,7 +35,27 @@ def run_trace_text(profile: RunProfile, planned: PlannedStep, *, job: str) -> st
     return json.dumps(document, separators=(",", ":")) + "\n"
 
 
-def run_trace_document(profile: RunProfile, planned: PlannedStep, *, job: str) -> dict[str, Any]:
+class RunTraceData(TypedDict):
+    """Schema mpctl.run-trace/2: what a run's trace says about itself. clock_offsets: of hosts, seconds."""
+
+    schema: Literal["mpctl.run-trace/2"]
+    mpctl: str
+    is_estimate: bool
+    job: str
+    steps: list[int]
+    clock_offsets: dict[str, float]
+    planned_step_seconds: float | None
+
+
+class RunTraceDocument(TypedDict):
+    """Profiled steps, and the planned one, in the Trace Event Format."""
+
+    traceEvents: list[Event]
+    displayTimeUnit: str
+    otherData: RunTraceData
+
+
+def run_trace_document(profile: RunProfile, planned: PlannedStep, *, job: str) -> RunTraceDocument:
     """The events of all ranks in all profiled steps, and of the plan."""
     begins = (event["began"] for line in profile.lines for event in profile.events(line))
     zero = min(begins, default=0.0)
@@ -42,7 +63,7 @@ def run_trace_document(profile: RunProfile, planned: PlannedStep, *, job: str) -
         "traceEvents": [*_names(profile), *_events(profile, zero), *_plan(profile, planned, zero)],
         "displayTimeUnit": "ms",
         "otherData": {
-            "schema": SCHEMA,
+            "schema": "mpctl.run-trace/2",
             "mpctl": __version__,
             "is_estimate": False,
             "job": job,

@@ -12,7 +12,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
+
+from typing_extensions import TypedDict  # pydantic needs it to validate them before Python 3.12
 
 from mpctl import __version__
 from mpctl.model.pipeline.schedule.orders import Action, StageChunk, show, target
@@ -29,7 +31,28 @@ def trace_text(step: StepLine, *, total: float | None = None, contention: float 
     return json.dumps(document, separators=(",", ":")) + "\n"
 
 
-def trace_document(step: StepLine, *, total: float | None = None, contention: float = 0.0) -> dict[str, Any]:
+class TraceData(TypedDict):
+    """Schema mpctl.trace/2: what a trace says about itself. microbatches: of the step, played: of them, those that
+    the trace has."""
+
+    schema: Literal["mpctl.trace/2"]
+    mpctl: str
+    is_estimate: bool
+    microbatches: int
+    played: int
+    schedule_seconds: float
+    step_seconds: float | None
+
+
+class TraceDocument(TypedDict):
+    """The planned step in the Trace Event Format."""
+
+    traceEvents: list[Event]
+    displayTimeUnit: str
+    otherData: TraceData
+
+
+def trace_document(step: StepLine, *, total: float | None = None, contention: float = 0.0) -> TraceDocument:
     """The events of a step. total: seconds of the full step, of which the schedule is the first
     part; contention: those of it that ranks wait for a core (plan/estimate/network.py), which no
     action is known to contain and which stand at the end."""

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import mpctl
+from mpctl.cli.documents import DOCUMENTS
 
 EXIT_CODES = {
     "0": "done",
@@ -78,63 +79,7 @@ SET = {
     "when a collective times out, RUN/logs/nccl_trace_rank_",
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "for workers, unless set: 1, it writes them",
 }
-SCHEMAS = {
-    "mpctl.attempt/1": "nodes/status.json of a run of older versions, which is read",
-    "mpctl.attempt/2": "the same, with the phase of its attempt",
-    "mpctl.attempt/3": "nodes/status.json of a run: the phase of its attempt, all hosts and ranks, "
-    "as the launcher last knew them",
-    "mpctl.blamed/1": "nodes/blamed.json of a run: the failures that each host is blamed for",
-    "mpctl.bench/2": "`mpctl bench ... --json` and OUT/report.json: rows and findings of any bench",
-    "mpctl.bench-compare/1": "`mpctl bench compare --json`: two reports, row by row",
-    "mpctl.calibrate/1": "`mpctl calibrate --json`: what own runs told, errors, bands, presets",
-    "mpctl.checkpoint-inspect/1": "`mpctl checkpoint inspect --json`: shards and parameters of one",
-    "mpctl.checkpoint/1": "manifest.json of a checkpoint of 0.1.0, which is read: parameters are "
-    "split along one dimension at most",
-    "mpctl.checkpoint/2": "an older one, which is read: the number of shards and tp",
-    "mpctl.checkpoint/3": "manifest.json of a checkpoint: its step, and its shards by name",
-    "mpctl.checkpoints/1": "`mpctl checkpoint list`, `verify` and `reshard --json`: what there is",
-    "mpctl.compare/2": "`mpctl compare --json`: settings that differ, figures of each job",
-    "mpctl.data/1": "`mpctl data prepare --json` and manifest.json of prepared data",
-    "mpctl.doctor/1": "`mpctl doctor --json`: a report a host, pairs, all-reduces and findings",
-    "mpctl.error/1": "any command with `--json` that refuses its input: `issues`, each with "
-    "`rule`, `where`, `message` and `hint`",
-    "mpctl.eval/1": "`mpctl eval --json`: loss and perplexity, a row a corpus",
-    "mpctl.explain/2": "`mpctl explain --json`: figures with formula and numbers",
-    "mpctl.emit/1": "`mpctl emit JOB LAUNCHER --json`: the text for another launcher, its notes",
-    "mpctl.extension/1": "extension.json beside an extended tokenizer: its new pieces",
-    "mpctl.hook/1": "what `launch.hook` reads on its standard input: a failure, a restart, the end",
-    "mpctl.hosts/1": "nodes/hosts.json of a run on several hosts: the ranks of each host",
-    "mpctl.launcher/1": "launcher.json of a run: which process launched it, where and how",
-    "mpctl.launch/1": "`mpctl launch --dry-run --json`: command, environment and job",
-    "mpctl.meeting/1": "nodes/meeting.json: where processes of a joined world find the launcher",
-    "mpctl.plan/2": "`mpctl plan --json` and plan.json of a run: the whole plan",
-    "mpctl.preset/1": "`mpctl presets NAME --json`: one preset",
-    "mpctl.presets/1": "`mpctl presets --json`: names of presets by kind, files of your own",
-    "mpctl.rank/1": "`mpctl plan --rank N --json`: one rank, its coordinates and groups",
-    "mpctl.rehearsal/2": "`mpctl launch --rehearse --json`: memory and messages of rehearsed ranks",
-    "mpctl.run-trace/2": "`mpctl bench trace RUN`: profiled steps beside the planned, for Perfetto",
-    "mpctl.run/2": "`mpctl launch --json` and summary.json of a run",
-    "mpctl.runs/1": "`mpctl runs --json`: a row a run",
-    "mpctl.run-dir/1": ".mpctl-run of a run directory: a launch wrote what is here",
-    "mpctl.sample/1": "`mpctl sample --json`: what was written for each prompt",
-    "mpctl.search/3": "`mpctl search --json`: the fastest layout, the suggested one, the best as rows",
-    "mpctl.series/1": "`mpctl show --plot METRIC --json`: a curve a run and metric",
-    "mpctl.show/1": "`mpctl show --json`: each run's job, progress, checkpoints and failure",
-    "mpctl.status/1": "`mpctl status --json`: progress, time left, launcher, newest checkpoint and "
-    "what every rank is doing",
-    "mpctl.stopped/1": "`mpctl stop --json`: how the run ended and what it saved",
-    "mpctl.lock/1": ".lock of a run directory, or of data in preparation: which process has it",
-    "mpctl.stop/1": "stop-request of a run: `mpctl stop` asks its launcher to stop it",
-    "mpctl.submission/1": "`mpctl launch --submit --json`: scheduler, job and run directory; with "
-    "`--dry-run` no job, and the script or manifest as `document`",
-    "mpctl.tensor-modes/1": "`mpctl tensor-modes --json`: costs in symbols and this job's numbers, an entry a mode",
-    "mpctl.trace/2": "`mpctl plan --trace FILE`: the planned step for Perfetto",
-    "mpctl.trial/1": "TUNE/trials/NNN.json: a trial of `mpctl tune`, how it was planned and ended",
-    "mpctl.tune/1": "`mpctl tune --json` and TUNE/report.json: trials, plans and step times, the "
-    "best layout and its lead",
-    "mpctl.tuned-job/1": "TUNE/tuned.json: the job that a folder of `mpctl tune` is of",
-    "mpctl.weights/1": "`mpctl checkpoint import` and `export --json`: what was written",
-}
+SCHEMAS = {name: document.meaning for name, document in DOCUMENTS.items()}
 SCHEMA = re.compile(r"mpctl(\.[a-z-]+)+/\d+")
 
 
@@ -142,14 +87,16 @@ def facts_text(table: dict[str, str]) -> str:
     return "\n".join(f"- `{name}`: {meaning}" for name, meaning in table.items())
 
 
-def trees() -> Iterator[ast.Module]:
-    for path in sorted(Path(mpctl.__file__).parent.rglob("*.py")):
-        yield ast.parse(path.read_text("utf-8"))
+def trees(apart: str = "") -> Iterator[ast.Module]:
+    root = Path(mpctl.__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        if path != root / "cli" / apart:
+            yield ast.parse(path.read_text("utf-8"))
 
 
 def named_schemas() -> set[str]:
-    """Every `mpctl.NAME/N` that stands in the code by itself."""
-    return {text for tree in trees() for text in _strings(tree) if SCHEMA.fullmatch(text)}
+    """Every `mpctl.NAME/N` that stands in the code by itself, the list of documents apart."""
+    return {text for tree in trees("documents.py") for text in _strings(tree) if SCHEMA.fullmatch(text)}
 
 
 def named_variables() -> set[str]:

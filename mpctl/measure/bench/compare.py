@@ -12,7 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from statistics import geometric_mean
-from typing import Literal, TypedDict
+from typing import Literal
+
+from typing_extensions import TypedDict  # pydantic needs it to validate them before Python 3.12
 
 from mpctl.core.errors import InputError
 from mpctl.measure.bench.report import BenchEnvironment, BenchReport, BenchRow, load_warnings

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from functools import partial
 from math import isfinite
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, cast
+from typing import Annotated, Any, NoReturn, TypeAlias, cast
 
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -59,6 +59,12 @@ REPORTS: Mapping[BenchName, Any] = {
     "tensor-modes": TensorModesReport,
     "trace": TraceReport,
 }
+
+
+AnyReport: TypeAlias = (
+    ScalingReport | CollectivesReport | KernelsReport | MachineReport | VerifyReport | TensorModesReport | TraceReport
+)
+"""A report of any bench."""
 
 
 def report_path(path: Path) -> Path:

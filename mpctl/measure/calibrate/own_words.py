@@ -15,7 +15,9 @@ from collections.abc import Callable, Sequence
 from math import exp, expm1, inf, log, sqrt
 from pathlib import Path
 from statistics import fmean
-from typing import Literal, NamedTuple, TypedDict
+from typing import Literal, NamedTuple
+
+from typing_extensions import TypedDict  # pydantic needs it to validate them before Python 3.12
 
 from mpctl.core.errors import Issue, IssueEntry
 from mpctl.core.units import plural, seconds_text

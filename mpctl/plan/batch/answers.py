@@ -21,7 +21,9 @@ from itertools import islice
 from math import isfinite
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict, cast
+from typing import Any, NotRequired, cast
+
+from typing_extensions import TypedDict  # pydantic needs it to validate them before Python 3.12
 
 from mpctl.core.cores import core_count
 from mpctl.core.errors import InputError, Issue, Status

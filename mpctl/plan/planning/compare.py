@@ -7,7 +7,9 @@ job: `tp=1,dp=2`. Settings are named as for --set.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, TypedDict
+from typing import TYPE_CHECKING, Literal
+
+from typing_extensions import TypedDict  # pydantic needs it to validate them before Python 3.12
 
 from mpctl.core.axes import MESSAGE_GROUPS
 from mpctl.core.errors import InputError, Issue, IssueEntry
@@ -16,11 +18,11 @@ from mpctl.plan.planning.plan import Overrides, Plan, load_plan
 from mpctl.plan.planning.summary import TrainingEntry, training_settings
 from mpctl.plan.planning.traffic import sent_bytes
 from mpctl.plan.planning.whole_run import gpu_hours_per_billion
+from mpctl.spec.figure_sources import FigureSource
 from mpctl.spec.load import parse_settings
 
 if TYPE_CHECKING:
     from mpctl.plan.estimate.job import Estimate
-    from mpctl.spec.figure_sources import FigureSource
 
 
 # Warnings of settings that a job's runtime does not run: the estimate is as if it did.

@@ -8,7 +8,9 @@ are counted, with the first and the last as examples.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Literal, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Literal, NotRequired
+
+from typing_extensions import TypedDict  # pydantic needs it to validate them before Python 3.12
 
 from mpctl.core.axes import expert_order
 from mpctl.core.errors import InputError
@@ -29,6 +31,7 @@ from mpctl.plan.planning.summary import (
     training_settings,
     verdict,
 )
+from mpctl.spec.figure_sources import FigureSource
 
 if TYPE_CHECKING:
     from mpctl.model.layout.job_layout import JobLayout
@@ -37,7 +40,6 @@ if TYPE_CHECKING:
     from mpctl.plan.estimate.step import StepTime
     from mpctl.plan.planning.runtimes import UnderRuntime
     from mpctl.plan.planning.whole_run import WholeRun
-    from mpctl.spec.figure_sources import FigureSource
 
 
 Spans = list[list[int]]  # of layers: [[0, 6], [12, 18]]

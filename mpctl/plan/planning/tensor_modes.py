@@ -16,7 +16,9 @@ W [hidden, ffn], its first matrix, and Y [samples, ffn], its result (tensor_grid
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+
+from typing_extensions import TypedDict  # pydantic needs it to validate them before Python 3.12
 
 from mpctl.core.errors import InputError, Issue, IssueEntry
 from mpctl.core.records import Json, to_json

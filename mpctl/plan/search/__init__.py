@@ -7,5 +7,5 @@ find.py        branch and bound: the fastest classes of layouts, and the fastest
 nearest.py     layouts that fit, near one that does not; reasons why nothing was found
 request.py     a search request: the job, fixed settings, numbers of GPUs
 result.py      a complete search, on one number of GPUs or several, in one call
-document.py    the result as JSON (schema mpctl.search/2) and as rows of a table
+document.py    the result as JSON (schema mpctl.search/3) and as rows of a table
 """

@@ -6,24 +6,24 @@ Seconds and bytes are those of `mpctl plan` for the same layout.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, NotRequired, TypedDict, final
+from typing import TYPE_CHECKING, Literal, NotRequired, final
+
+from typing_extensions import TypedDict  # pydantic needs it to validate them before Python 3.12
 
 from mpctl.core.errors import Issue, IssueEntry
 from mpctl.core.records import Json, to_json
 from mpctl.model.layout.draft import LayoutDraft
 from mpctl.plan.planning.layout_settings import LayoutSettings, SettingValue, layout_text
-from mpctl.plan.planning.summary import training_settings
+from mpctl.plan.planning.summary import TrainingEntry, training_settings
 from mpctl.plan.rules.launched import why_not_launched
 from mpctl.plan.rules.runtime import runtime_rules
 from mpctl.plan.rules.training import slow_dtype
 from mpctl.plan.search.result import LayoutReport, difference_text, given_reason
-from mpctl.spec.figure_sources import figure_sources
+from mpctl.spec.figure_sources import FigureSource, figure_sources
 from mpctl.spec.runtime import is_launched
 
 if TYPE_CHECKING:
-    from mpctl.plan.planning.summary import TrainingEntry
     from mpctl.plan.search.result import SearchResult
-    from mpctl.spec.figure_sources import FigureSource
 
 CSV_FIGURES = (
     "gpus",

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal, NotRequired, cast
+from typing import Any, Literal, NotRequired, TypeAlias, cast
 
 from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass
@@ -221,6 +221,10 @@ class UnstartedSummary(FinishedSummary):
 
     attempts: int
     failure: dict[str, Any] | None
+
+
+AnySummary: TypeAlias = RunSummary | UnstartedSummary | FinishedSummary
+"""What `mpctl launch --json` prints."""
 
 
 def training_progress(records: Sequence[StepRecord]) -> TrainingProgress:

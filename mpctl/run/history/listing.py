@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, TypedDict, get_args
+from typing import Any, Literal, get_args
+
+from typing_extensions import TypedDict  # pydantic needs it to validate them before Python 3.12
 
 from mpctl.core.errors import InputError
 from mpctl.records.rundir.directory import RunDir

@@ -15,7 +15,9 @@ from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypedDict
+from typing import Any, Literal, NamedTuple
+
+from typing_extensions import TypedDict  # pydantic needs it to validate them before Python 3.12
 
 from mpctl.core.errors import InputError, Issue
 from mpctl.core.records import json_value
@@ -129,7 +131,24 @@ class Series(NamedTuple):
     y: tuple[float, ...]
 
 
-def series_document(series: Sequence[Series], x: X) -> dict[str, Any]:
+class SeriesEntry(TypedDict):
+    """One metric of one run; x and y are equally long."""
+
+    run: str
+    metric: str
+    x: list[float]
+    y: list[float]
+
+
+class SeriesDocument(TypedDict):
+    """Output of `mpctl show --plot METRIC --json`. x: the unit of the curves' x."""
+
+    schema: Literal["mpctl.series/1"]
+    x: X
+    series: list[SeriesEntry]
+
+
+def series_document(series: Sequence[Series], x: X) -> SeriesDocument:
     """Return the output of `mpctl show --plot --json`. x: the unit of the curves' x."""
     return {"schema": "mpctl.series/1", "x": x, "series": json_value(series)}
 

@@ -10,12 +10,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal
+
+from typing_extensions import TypedDict  # pydantic needs it to validate them before Python 3.12
 
 from mpctl.records.rundir.directory import RunDir
 from mpctl.records.rundir.launcher import requested_signals, write_stop_request
 from mpctl.run.clusters.backend import ScheduledJob
-from mpctl.run.history.saved import SavedRun, is_running, read_run
+from mpctl.run.history.saved import CheckpointRow, SavedRun, Status, is_running, read_run
 from mpctl.run.history.submitted import cancel_job, checked_with_scheduler, scheduled_job, write_unstarted
 from mpctl.run.launch.attempt import AttemptPhase
 from mpctl.run.launch.status_file import read_status
@@ -24,6 +26,21 @@ POLL_SECONDS, SCHEDULER_SECONDS = 0.2, 2.0
 ENDED = ("finished", "stopped", "failed")
 """States of a run after its launcher has reported the end."""
 OnWait = Callable[[str], None]
+
+
+class StoppedDocument(TypedDict):
+    """Output of `mpctl stop --json`. status: of the run now, `running` if it has not ended yet; checkpoint: the
+    newest, None without any."""
+
+    schema: Literal["mpctl.stopped/1"]
+    name: str
+    path: str
+    was_running: bool
+    cancelled: bool
+    status: Status
+    step: int
+    steps: int | None
+    checkpoint: CheckpointRow | None
 
 
 @dataclass(frozen=True)
@@ -40,9 +57,8 @@ class Stopped:
         """Whether the run came to its end, saved where it stopped, or never began."""
         return bool(self.cancelled) or self.run.status in ("finished", "stopped")
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the output of `mpctl stop --json`. status: of the run now, `running` if it has not ended yet;
-        checkpoint: the newest, None without any."""
+    def as_dict(self) -> StoppedDocument:
+        """Return the output of `mpctl stop --json`."""
         run = self.run
         return {
             "schema": "mpctl.stopped/1",

@@ -34,6 +34,8 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any, Literal
 
+from typing_extensions import TypedDict  # pydantic needs it to validate them before Python 3.12
+
 from mpctl.core.errors import Issue
 from mpctl.records.checkpoint.folder import list_checkpoints
 from mpctl.records.rundir.directory import RunDir
@@ -46,7 +48,6 @@ from mpctl.run.launch.metrics_port import answering
 from mpctl.run.launch.status_file import read_status
 from mpctl.spec.job import JobSpec
 
-HOOK_SCHEMA: Literal["mpctl.hook/1"] = "mpctl.hook/1"
 HOOK_SECONDS, SILENT_SECONDS = 30.0, 10.0
 ADDRESS = re.compile(r"(?P<host>[A-Za-z0-9_.\-]*|\[[0-9a-fA-F:.]+\]):(?P<port>\d{1,5})")
 METRICS = {
@@ -267,7 +268,7 @@ def slow_values(slow: Sequence[SlowPart]) -> dict[str, float]:
 @contextmanager
 def hooked(run: RunDir, job: JobSpec, on_event: Callable[[str], None]) -> Iterator[Callable[[RunChange], None]]:
     """Yield the callback for changes. At the end, calls that still run are waited for."""
-    waiting: SimpleQueue[dict[str, object] | None] = SimpleQueue()
+    waiting: SimpleQueue[HookDocument | None] = SimpleQueue()
 
     def call_all() -> None:
         while (document := waiting.get()) is not None:
@@ -286,9 +287,27 @@ def hooked(run: RunDir, job: JobSpec, on_event: Callable[[str], None]) -> Iterat
         thread.join(2 * HOOK_SECONDS)
 
 
-def hook_document(run: RunDir, job: JobSpec, change: RunChange) -> dict[str, object]:
+class HookDocument(TypedDict):
+    """Schema mpctl.hook/1: what `launch.hook` reads. time: seconds since 1970; step: the last one; checkpoint: the
+    step of the newest one, 0 without any; words: the event in a sentence."""
+
+    schema: Literal["mpctl.hook/1"]
+    event: Literal["failure", "restart", "end", "slow"]
+    run: str
+    name: str
+    time: float
+    attempt: int
+    status: str
+    step: int
+    checkpoint: int
+    words: str
+    failure: dict[str, Any] | None
+    slow: list[dict[str, Any]]
+
+
+def hook_document(run: RunDir, job: JobSpec, change: RunChange) -> HookDocument:
     return {
-        "schema": HOOK_SCHEMA,
+        "schema": "mpctl.hook/1",
         "event": change.event,
         "run": str(run.path.absolute()),
         "name": job.name or run.path.name,
@@ -303,7 +322,7 @@ def hook_document(run: RunDir, job: JobSpec, change: RunChange) -> dict[str, obj
     }
 
 
-def call_hook(command: list[str], document: dict[str, object]) -> str:
+def call_hook(command: list[str], document: HookDocument) -> str:
     """Call the program once. Return the failure in words, empty if none."""
     try:
         done = subprocess.run(
