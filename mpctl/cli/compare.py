@@ -8,7 +8,7 @@ import typer
 
 from mpctl.cli import complete
 from mpctl.cli.gates import FailIfOption, exit_if_failed
-from mpctl.cli.options import AsJsonOption, FromOption, JobSource, read_from, with_job
+from mpctl.cli.options import AsJsonOption, JobSource, with_job
 from mpctl.core.errors import InputError
 
 OthersArgument = Annotated[
@@ -25,7 +25,7 @@ TpArgument = Annotated[
 ]
 
 
-@with_job
+@with_job(takes_words=True)
 def compare(
     job: JobSource, others: OthersArgument = None, fail_if: FailIfOption = None, as_json: AsJsonOption = False
 ) -> None:
@@ -41,8 +41,9 @@ def compare(
     from mpctl.render.output import print_json
 
     gates = read_gates(fail_if or [])
-    jobs = [*([job.source] if job.source else []), *(others or [])]
-    document = compare_document(load_variants(jobs, job.overrides), gates)
+    jobs = [*([job.source] if job.source else []), *job.with_words(others)]
+    read = (f"--from {job.read[0]}", job.others) if job.read else None
+    document = compare_document(load_variants(jobs, job.own, read), gates)
     if as_json:
         print_json(document)
     else:
@@ -52,10 +53,8 @@ def compare(
     exit_if_failed(document)
 
 
-@with_job
-def tensor_modes(
-    job: JobSource, sizes: TpArgument = None, from_: FromOption = None, as_json: AsJsonOption = False
-) -> None:
+@with_job(takes_words=True)
+def tensor_modes(job: JobSource, sizes: TpArgument = None, as_json: AsJsonOption = False) -> None:
     """Compare 1d, 2d, 2.5d and 3d tensor parallelism of JOB.
 
     Costs are in symbols and with JOB's numbers.
@@ -65,7 +64,7 @@ def tensor_modes(
     from mpctl.plan.planning.tensor_modes import tensor_modes_document
     from mpctl.render.output import print_json
 
-    job, more = read_from(job, from_, sizes or [])
+    more = job.with_words(sizes)
     if wrong := [word for word in more if not word.isdecimal() or int(word) < 1]:
         message = f"{wrong[0]!r} is no size of tp"
         raise InputError.of("bad-tp", "TP", message, "for example: mpctl tensor-modes demo 4 8")

@@ -52,8 +52,7 @@ DOCUMENTS = {
         "records.checkpoint.listing:CheckpointsDocument",
     ),
     "mpctl.compare/2": Document(
-        "`mpctl compare --json`: settings that differ, figures of each job",
-        "plan.planning.compare:CompareDocument",
+        "`mpctl compare --json`: settings that differ, figures of each job", "plan.planning.compare:CompareDocument"
     ),
     "mpctl.data/1": Document(
         "`mpctl data prepare --json` and manifest.json of prepared data", "train.data.manifest:Prepared"
@@ -113,7 +112,8 @@ DOCUMENTS = {
         "`mpctl sample --json`: what was written for each prompt", "run.inference.sample:SampleDocument"
     ),
     "mpctl.search/3": Document(
-        "`mpctl search --json`: the fastest layout, the suggested one, the best as rows", "plan.search.document:SearchDocument"
+        "`mpctl search --json`: the fastest layout, the suggested one, the best as rows",
+        "plan.search.document:SearchDocument",
     ),
     "mpctl.series/1": Document(
         "`mpctl show --plot METRIC --json`: a curve a run and metric", "run.history.show:SeriesDocument"

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from mpctl.cli.options import AsJsonOption, FromOption, JobSource, read_from, with_job
+from mpctl.cli.options import AsJsonOption, JobSource, with_job
 
 FiguresArgument = Annotated[
     list[str] | None,
@@ -14,10 +14,8 @@ FiguresArgument = Annotated[
 ]
 
 
-@with_job
-def explain(
-    job: JobSource, figures: FiguresArgument = None, from_: FromOption = None, as_json: AsJsonOption = False
-) -> None:
+@with_job(takes_words=True)
+def explain(job: JobSource, figures: FiguresArgument = None, as_json: AsJsonOption = False) -> None:
     """Show the formula, numbers and source of a plan's figures.
 
     mpctl explain demo time.mfu memory.stage-0
@@ -29,8 +27,7 @@ def explain(
     from mpctl.plan.planning.summary import training_settings
     from mpctl.render.output import print_json
 
-    job, wanted = read_from(job, from_, figures or [])
-    job, wanted = job.with_first_word(wanted)
+    job, wanted = job.with_first_word(job.with_words(figures))
     plan = job.plan()
     found, training = explained(plan, wanted), training_settings(plan.job)
     if as_json:

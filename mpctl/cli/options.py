@@ -9,7 +9,7 @@ import json
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from functools import wraps
+from functools import partial, wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from types import MappingProxyType
@@ -105,6 +105,7 @@ FLAGS = (
     ),
     Flag("--micro-batch-size", "training.micro_batch_size", int, "Samples in one micro batch of a replica."),
     Flag("--global-batch-size", "training.global_batch_size", int, "Samples in one step, over all ranks."),
+    Flag("--seq-length", "model.seq_length", int, "Tokens of one sample."),
     Flag("--recompute", "training.recompute", str, "Activation recomputation: none, selective or full."),
     Flag("--dtype", "training.dtype", str, "Data type of parameters and activations: auto, fp32, bf16, fp16, ..."),
     Flag(
@@ -115,6 +116,12 @@ FLAGS = (
         "torchtitan, ...; `mpctl presets runtimes` lists them.",
     ),
     Flag("--steps", "training.steps", int, "Number of training steps."),
+    Flag(
+        "--price",
+        "cluster.operations.price_per_gpu_hour",
+        float,
+        "Price of a GPU-hour; costs are in the same currency.",
+    ),
     Flag("--seed", "training.seed", int, "Seed of weights, data order and dropout.", True),
 )
 
@@ -139,25 +146,22 @@ TokensOption = Annotated[
     ),
 ]
 
-FromOption = Annotated[
-    tuple[str, str] | None,
-    typer.Option(
-        "--from",
-        metavar='LAUNCHER "FLAGS"',
-        help="Read the job from another launcher's command line or config: --from megatron "
-        f'"--num-layers 24 ..." (@FILE: a file with it, -: stdin); {", ".join(SOURCES)}.',
-        show_default=False,
-    ),
-]
-
 
 class JobSource(NamedTuple):
     """The job of a command line: its name or path, the settings that override it, and warnings from
-    reading it."""
+    reading it.
+
+    typed: the overrides that were typed, where --from gives others; read: the launcher and the text of
+    --from; word: JOB beside --from, a word of the command; counts: of --gpus, where a search takes them.
+    """
 
     source: str | None
     overrides: Mapping[str, Any] = MappingProxyType({})
     warnings: tuple[Check, ...] = ()
+    typed: Mapping[str, Any] | None = None
+    read: tuple[str, str] | None = None
+    word: str | None = None
+    counts: str | None = None
 
     def plan(self, more: Mapping[str, Any] | None = None) -> Plan:
         """The legal plan; if it does not fit its devices, with the nearest layouts that do.
@@ -176,19 +180,9 @@ class JobSource(NamedTuple):
 
         return with_nearest(plan)
 
-    def read_flags(self, launcher: str, text: str) -> JobSource:
-        """The job of another launcher's flags, overridden by the settings of the command line."""
-        from mpctl.interop.command_line import read_flags
-
-        return self.read_from(*read_flags(launcher, text, self.overrides))
-
-    def read_from(self, settings: Mapping[str, Any], warnings: Iterable[Check]) -> JobSource:
-        """The job of these settings, overridden by those of the command line. Raises InputError
-        where the command line names a job as well."""
-        if self.source is not None:
-            message = f"{self.source!r} is a job of its own"
-            raise InputError.of("usage", "JOB", message, "leave out JOB or --from")
-        return JobSource(None, {**settings, **self.overrides}, tuple(warnings))
+    def with_words(self, words: list[str] | None) -> list[str]:
+        """The words of a command that takes words after JOB: the one typed as JOB beside --from is the first."""
+        return [*([self.word] if self.word else []), *(words or [])]
 
     def with_first_word(self, words: list[str]) -> tuple[JobSource, list[str]]:
         """The same without JOB, which becomes the first word, where flags name a model and there is
@@ -200,12 +194,22 @@ class JobSource(NamedTuple):
                 read_source(self.source)
             except InputError as error:
                 if error.issues[0].rule == "no-such-job":
-                    return self.without_source(words)
+                    return self._replace(source=None), [self.source, *words]
         return self, words
 
-    def without_source(self, words: list[str]) -> tuple[JobSource, list[str]]:
-        """The same without JOB, which becomes the first word, as where --from names the job."""
-        return self._replace(source=None), [*([self.source] if self.source else []), *words]
+    @property
+    def own(self) -> Mapping[str, Any]:
+        """The overrides that were typed."""
+        return self.overrides if self.typed is None else self.typed
+
+    @property
+    def others(self) -> Mapping[str, Any]:
+        """The overrides that --from gives."""
+        return {key: value for key, value in self.overrides.items() if key not in self.own}
+
+    def line(self, verb: str, settings: Mapping[str, Any] | None = None) -> str:
+        """The command line of a verb for the job with other settings, by default those typed."""
+        return command_line(verb, self.source, self.own if settings is None else settings, self.read)
 
     def with_default(self, setting: str, value: Any) -> JobSource:
         """The same with a setting set to `value`, unless the command line sets it."""
@@ -217,20 +221,13 @@ class JobSource(NamedTuple):
         return self._replace(overrides={**self.overrides, **given})
 
 
-def read_from(job: JobSource, from_: tuple[str, str] | None, words: list[str]) -> tuple[JobSource, list[str]]:
-    """The job of --from, where there is one, and the words of a command that takes words after JOB: the one
-    typed as JOB is the first of them then."""
-    if from_ is None:
-        return job, words
-    job, words = job.without_source(words)
-    return job.read_flags(*from_), words
-
-
-def command_line(verb: str, source: str | None, settings: Mapping[str, Any]) -> str:
+def command_line(
+    verb: str, source: str | None, settings: Mapping[str, Any], read: tuple[str, str] | None = None
+) -> str:
     """The command line `mpctl launch demo --tp 2`: a flag for each setting that has one, else
-    `--set`; a setting that is None is left out."""
+    `--set`; a setting that is None is left out. read: of --from."""
     flags = {flag.setting: flag for flag in FLAGS}
-    words = ["mpctl", verb, *([source] if source else [])]
+    words = ["mpctl", verb, *([source] if source else []), *(["--from", *read] if read else [])]
     for where, value in settings.items():
         flag = flags.get(where)
         if value is None:
@@ -284,10 +281,15 @@ def with_value(name: str, parameters: Iterable[Parameter], make: Callable[..., A
     return decorate
 
 
-def with_job(command: Command) -> Command:
-    """Add the argument JOB, every flag, --set and --fetch to a command, which receives them as
-    `job`."""
-    return with_value("job", _job_parameters(), job_source)(command)
+def with_job(
+    command: Command | None = None, *, takes_words: bool = False, takes_counts: bool = False
+) -> Callable[..., Any]:
+    """Add the argument JOB, every flag, --from, --gpus, --set and --fetch to a command, which
+    receives them as `job`. takes_words: JOB beside --from is a word of the command; takes_counts:
+    --gpus may name several counts, or counts alone."""
+    make = partial(job_source, takes_words=takes_words, takes_counts=takes_counts)
+    decorate = with_value("job", _job_parameters(), make)
+    return decorate if command is None else decorate(command)
 
 
 def describe_job(job: JobSource) -> None:
@@ -297,18 +299,96 @@ def describe_job(job: JobSource) -> None:
     """  # shown by `mpctl help job`
 
 
-def job_source(job: str | None, set_: list[str] | None, *, fetch: bool, **flags: Any) -> JobSource:
+def job_source(
+    job: str | None,
+    set_: list[str] | None,
+    from_: tuple[str, str] | None = None,
+    gpus: str | None = None,
+    *,
+    fetch: bool,
+    takes_words: bool = False,
+    takes_counts: bool = False,
+    **flags: Any,
+) -> JobSource:
     """The job of a command line. fetch: download its model's config.json first."""
     overrides = {f.setting: v for f in FLAGS if (v := flags[f.name]) is not None}
     if set_:
         from mpctl.spec.load import parse_settings
 
         overrides |= parse_settings(set_)
+    made = JobSource(job, overrides)
+    if gpus is not None:
+        made = _on_gpus(made, gpus, takes_counts=takes_counts)
     if fetch:
         from mpctl.cli.fetch import fetch_model
 
         fetch_model(job, overrides)
-    return JobSource(job, overrides)
+    return made if from_ is None else _read_from(made, *from_, takes_words=takes_words)
+
+
+def _on_gpus(job: JobSource, text: str, *, takes_counts: bool) -> JobSource:
+    """The job on the GPUs that --gpus names. Raises InputError."""
+    from mpctl.plan.rules.check import Check
+    from mpctl.spec.gpus import cluster_of, read_gpus
+    from mpctl.spec.load import load_partial
+
+    if takes_counts and text == "all":
+        return job._replace(counts=text)
+    gpus = read_gpus(text)
+    if len(gpus.counts) > 1 and not takes_counts:
+        message = f"{text!r} has {len(gpus.counts)} counts, and only a search compares them"
+        raise InputError.of("bad-gpus", "--gpus", message, f"give one, or use mpctl search --gpus {text}")
+    if gpus.settings:
+        if given := [key for key in ("cluster", "cluster.nodes", "cluster.gpus_per_node") if key in job.overrides]:
+            option = f"--{given[0].rsplit('.', 1)[-1].replace('_', '-')}"
+            raise InputError.of("given-twice", option, f"is given with --gpus {text}", "leave one of them out")
+        counts = ",".join(map(str, gpus.counts)) if len(gpus.counts) > 1 else None
+        hint = "state others with --cluster NAME or --set cluster.intra_node.bandwidth=..."
+        notes = (Check("gpus-assumed", "warning", "--gpus", gpus.assumed, hint),) if "assumed" in gpus.assumed else ()
+        return job._replace(overrides={**gpus.settings, **job.overrides}, warnings=notes, counts=counts)
+    if takes_counts:
+        return job._replace(counts=text)
+    loaded = load_partial(job.source, job.overrides).job
+    if loaded is None or loaded.cluster.gpus_per_node is None or loaded.cluster.device is None:
+        hint = f"name it: --gpus {text}xh100, or --cluster NAME with it"
+        raise InputError.of("bad-gpus", "--gpus", f"{text} GPUs of which device is not known", hint)
+    return job.with_settings(cluster_of(gpus.counts[0], loaded.cluster.gpus_per_node))
+
+
+def _read_from(job: JobSource, launcher: str, text: str, *, takes_words: bool) -> JobSource:
+    """The job of another launcher's flags, overridden by those typed. Raises InputError where the
+    command line names a job as well, and takes no other words."""
+    from mpctl.interop.command_line import read_flags
+
+    if job.source is not None and not takes_words:
+        raise InputError.of("usage", "JOB", f"{job.source!r} is a job of its own", "leave out JOB or --from")
+    read = read_flags(launcher, text, job.overrides)
+    return job._replace(
+        source=None,
+        overrides={**read.settings, **job.overrides},
+        warnings=(*job.warnings, *read.warnings),
+        typed=job.overrides,
+        read=(launcher, text),
+        word=job.source,
+    )
+
+
+_GPUS = typer.Option(
+    "--gpus",
+    metavar="NxDEVICE",
+    help="GPUs by count and device, with typical nodes and links: 64xh100, 8xrtx-4090; a count alone where "
+    "the cluster is named. A search also takes counts to compare: 32,64,128 or 32,64,128xh100; all: powers of two.",
+    show_default=False,
+    rich_help_panel=JOB,
+)
+_FROM = typer.Option(
+    "--from",
+    metavar='LAUNCHER "FLAGS"',
+    help="Read the job from another launcher's script, command line or config: --from megatron @train.sh "
+    f'(@FILE: a file, -: stdin, or its text: "--num-layers 24 ..."); {", ".join(SOURCES)}.',
+    show_default=False,
+    rich_help_panel=JOB,
+)
 
 
 def _job_parameters() -> Iterable[Parameter]:
@@ -325,6 +405,8 @@ def _job_parameters() -> Iterable[Parameter]:
             autocompletion=_completer(flag),
         )
         yield _parameter(flag.name, Annotated[flag.type | None, option])
+    yield _parameter("gpus", Annotated[str | None, _GPUS])
+    yield _parameter("from_", Annotated[tuple[str, str] | None, _FROM])
     text = "Any setting of the job, such as dropout=0.1 or training.dropout=0.1; repeatable."
     option = typer.Option("--set", metavar="KEY=VALUE", rich_help_panel=JOB, autocompletion=complete.setting, help=text)
     yield _parameter("set_", Annotated[list[str] | None, option])

@@ -11,7 +11,7 @@ import typer
 
 from mpctl.cli import complete
 from mpctl.cli.emit import for_launcher, print_emitted
-from mpctl.cli.options import AsJsonOption, FromOption, JobSource, RuntimesOption, TokensOption, command_line, with_job
+from mpctl.cli.options import AsJsonOption, JobSource, RuntimesOption, TokensOption, with_job
 from mpctl.cli.own_help import RARE
 from mpctl.core.errors import DOES_NOT_FIT, InputError
 from mpctl.interop.registry import TARGETS
@@ -43,12 +43,13 @@ EmitOption = Annotated[
     str | None,
     typer.Option(
         metavar="LAUNCHER",
-        help=f"Print the plan as settings of another launcher, differences as comments: {', '.join(TARGETS)}.",
+        help=f"Print the plan as settings of another launcher, differences as comments: {', '.join(TARGETS)}; "
+        "toml: the job as a job file.",
     ),
 ]
 
 
-@with_job
+@with_job(takes_words=True)
 def plan(
     job: JobSource,
     as_json: AsJsonOption = False,
@@ -62,7 +63,6 @@ def plan(
     runtimes: RuntimesOption = None,
     tokens: TokensOption = None,
     emit: EmitOption = None,
-    from_: FromOption = None,
 ) -> None:
     """Show whether a layout fits, its speed, memory and placement.
 
@@ -72,11 +72,8 @@ def plan(
     leaves less than the headroom (but 0 with --rank).
     """
     pictures = {"html": html, "svg": svg, "trace": trace}
-    is_read = from_ is not None and "training.runtime" not in job.overrides
-    if from_ is not None:
-        job = job.read_flags(*from_)
     if emit is not None:
-        job = for_launcher(job, emit, is_read=is_read)
+        job = for_launcher(job, emit)
     made = job.plan()
     topology = made.require_legal()
     kinds = _wanted_kinds(groups, topology.kinds)
@@ -89,7 +86,7 @@ def plan(
     if any(pictures.values()):
         _draw(job, made, topology, pictures, tokens, run, as_json=as_json)
     if emit is not None:
-        print_emitted(made, emit, as_json=as_json)
+        print_emitted(job, made, emit, as_json=as_json)
     elif document is not None:
         _show_rank(document, as_json=as_json)
     else:
@@ -137,7 +134,7 @@ def _draw(
     from mpctl.render.pictures import write_pictures
     from mpctl.render.progress import PATIENCE, TaskBar
 
-    line = command_line("plan", job.source, job.overrides)
+    line = job.line("plan")
     if tokens is not None:
         line += f" --tokens {quote(tokens)}"
     with TaskBar(after=PATIENCE) as bar:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from mpctl.cli import complete
-from mpctl.cli.options import AsJsonOption, JobSource, TokensOption, command_line, with_job
+from mpctl.cli.options import AsJsonOption, JobSource, TokensOption, with_job
 
 if TYPE_CHECKING:
+    from mpctl.interop.changes import LaunchChanges
     from mpctl.plan.search.document import SearchDocument
     from mpctl.plan.search.request import SearchRequest
     from mpctl.plan.search.result import LayoutReport, SearchResult
@@ -24,15 +25,6 @@ ObjectiveOption = Annotated[
         "all, fewest GPU-hours, or fewest days or least energy of a run of --tokens."
     ),
 ]
-GpusOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="N,...",
-        help="Also find the fastest layout on each of these numbers of GPUs, in addition to the "
-        "job's; all: powers of two.",
-        show_default=False,
-    ),
-]
 FixOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -41,7 +33,6 @@ FixOption = Annotated[
         autocompletion=complete.setting,
     ),
 ]
-PriceOption = Annotated[float | None, typer.Option(min=0, help="Price of a GPU-hour; costs are in the same currency.")]
 ExhaustiveOption = Annotated[
     bool,
     typer.Option(
@@ -67,17 +58,15 @@ HtmlOption = Annotated[
 ]
 
 
-@with_job
+@with_job(takes_counts=True)
 def search(
     job: JobSource,
     top: Annotated[int, typer.Option(min=1, max=1000, help="Number of layouts to show.")] = 5,
     objective: ObjectiveOption = "tokens",
-    gpus: GpusOption = None,
     fix: FixOption = None,
     max_tp: Annotated[int | None, typer.Option(min=1, help="Largest tp to search.")] = None,
     max_pp: Annotated[int | None, typer.Option(min=1, help="Largest pp to search.")] = None,
     max_cp: Annotated[int | None, typer.Option(min=1, help="Largest cp to search.")] = None,
-    price: PriceOption = None,
     tokens: TokensOption = None,
     exhaustive: ExhaustiveOption = False,
     sort: SortOption = None,
@@ -95,6 +84,8 @@ def search(
     Exit codes: 0 a layout was found; 2 bad input, no legal layout, or none that can be timed; 3 no legal
     layout leaves the headroom free.
     """
+    from dataclasses import replace
+
     from mpctl.plan.planning.whole_run import read_tokens
     from mpctl.plan.search.document import search_document
     from mpctl.plan.search.request import gpu_counts, read_request
@@ -104,8 +95,9 @@ def search(
     limits = {"tp": max_tp, "pp": max_pp, "cp": max_cp}
     most = {axis: limit for axis, limit in limits.items() if limit is not None}
     amount = None if tokens is None else read_tokens(tokens)
-    request = read_request(job.source, job.overrides, fix or [], most, price, amount)
-    counts = gpu_counts(gpus, objective, request.job)
+    request = read_request(job.source, job.own, fix or [], most, tokens=amount, read=job.others)
+    request = replace(request, warnings=(*(check.issue for check in job.warnings), *request.warnings))
+    counts = gpu_counts(job.counts, objective, request.job)
     with TaskBar(after=PATIENCE) as bar:
         result = answer_search(
             request,
@@ -119,24 +111,26 @@ def search(
             ungroup=every,
         )
     document = search_document(result, lambda choice: _line(job, request, choice))
+    changes = _changes(job, result)
+    if changes is not None:
+        document["changes"] = changes.as_dict()
     if csv is not None:
         _write_csv(csv, document)
     if html is not None and result.rows:
         options = {
-            "--gpus": gpus,
+            "--gpus": job.counts,
             "--top": top,
             "--objective": objective,
             "--max-tp": max_tp,
             "--max-pp": max_pp,
             "--max-cp": max_cp,
-            "--price": price,
             "--tokens": tokens,
             "--sort": sort,
             "--html": html,
         }
         again = _again(job, fix or [], options, {"--exhaustive": exhaustive, "--all": every})
         _write_page(html, result, document, again)
-    _print(document, as_json=as_json)
+    _print(document, changes, as_json=as_json)
     if not result.is_complete:
         raise KeyboardInterrupt
 
@@ -149,7 +143,17 @@ def _write_page(path: Path, result: SearchResult, document: SearchDocument, comm
         write_search_page(path, result, document, command=command, on_progress=bar.update)
 
 
-def _print(document: SearchDocument, *, as_json: bool) -> None:
+def _changes(job: JobSource, result: SearchResult) -> LaunchChanges | None:
+    """What makes the job of --from as fast as the fastest layout that was found, in its launcher's keys."""
+    if job.read is None or not result.best:
+        return None
+    from mpctl.interop.changes import launch_changes
+
+    fastest = min(result.best, key=lambda choice: choice.time.total)
+    return launch_changes(job.read[0], result.request.job, fastest.job)
+
+
+def _print(document: SearchDocument, changes: LaunchChanges | None, *, as_json: bool) -> None:
     from mpctl.render.output import print_json
 
     if as_json:
@@ -161,6 +165,10 @@ def _print(document: SearchDocument, *, as_json: bool) -> None:
     warnings = document["warnings"]
     print_warnings([f"{warning['message']}: {warning['hint']}" for warning in warnings])
     print_search(document)
+    if changes is not None:
+        from mpctl.render.changes import print_changes
+
+        print_changes(changes)
 
 
 def _again(job: JobSource, fix: list[str], options: Mapping[str, object], switches: Mapping[str, bool]) -> str:
@@ -168,7 +176,7 @@ def _again(job: JobSource, fix: list[str], options: Mapping[str, object], switch
     words = [word for text in fix for word in ("--fix", text)]
     words += [str(w) for name, value in options.items() if value is not None for w in (name, value)]
     words += [name for name, is_on in switches.items() if is_on]
-    return f"{command_line('search', job.source, job.overrides)} {shlex.join(words)}"
+    return f"{job.line('search')} {shlex.join(words)}"
 
 
 def _line(job: JobSource, request: SearchRequest, choice: LayoutReport) -> str:
@@ -184,7 +192,7 @@ def _line(job: JobSource, request: SearchRequest, choice: LayoutReport) -> str:
     if choice.job.world_size != request.job.world_size:
         settings["cluster.nodes"] = cluster.nodes
         settings["cluster.gpus_per_node"] = cluster.gpus_per_node
-    return command_line(verb, job.source, settings)
+    return job.line(verb, settings)
 
 
 def _write_csv(path: Path, document: SearchDocument) -> None:

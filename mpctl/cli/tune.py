@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 import typer
 
 from mpctl.cli.launch import ExcludeOption, HostfileOption, IncludeOption, ssh_settings
-from mpctl.cli.options import AsJsonOption, JobSource, command_line, typed_command, with_job
+from mpctl.cli.options import AsJsonOption, JobSource, typed_command, with_job
 from mpctl.cli.search import FixOption
 from mpctl.core.errors import InputError
 
@@ -195,7 +195,7 @@ def _asked(
     def read_job() -> tuple[JobSource, SearchRequest]:
         placed = _on_target(job, ranks, settings)
         placed = placed if emit is None else for_launcher(placed, emit, is_read=False)
-        return placed, read_request(placed.source, placed.overrides, fix, {})
+        return placed, read_request(placed.source, placed.own, fix, {}, read=placed.others)
 
     issues: list[Issue] = []
     seconds = attempt(issues, partial(read_budget, budget))
@@ -349,7 +349,7 @@ def _command(job: JobSource, request: SearchRequest, layout: LayoutSettings) -> 
     """The command line that launches the layout, or submits it as its trials were."""
     from mpctl.measure.tune.submitted import is_submitted
 
-    line = command_line("launch", job.source, _settings(request, layout))
+    line = job.line("launch", _settings(request, layout))
     return f"{line} --submit" if is_submitted(request.job) else line
 
 
@@ -387,22 +387,11 @@ def _write_best(tuning: Tuning, job: JobSource, document: TuneDocument) -> None:
 
 def _best_job(job: JobSource, request: SearchRequest, layout: LayoutSettings, document: TuneDocument) -> str:
     """The text of best.toml: the job that was tuned, with the layout."""
-    from mpctl.measure.bench.report import flat
-    from mpctl.render.job_file import JobFile, job_text
+    from mpctl.cli.job_toml import job_toml
     from mpctl.render.tune import verdict
-    from mpctl.spec.presets import PRESET_TABLES, lasting_name
 
-    kinds = {".".join(path): kind for path, kind in PRESET_TABLES.items() if path}
-    settings: dict[str, object] = {}
-    if job.source is not None:
-        settings["preset"] = lasting_name("jobs", job.source)
-    for name, value in _settings(request, layout).items():
-        if name in kinds and isinstance(value, str):
-            settings[f"{name}.preset"] = lasting_name(kinds[name], value)
-        elif value is not None:
-            settings.update(flat({name: value}))
     about = [f"The best layout that `mpctl tune` measured: {verdict(document)}"]
-    return job_text(JobFile(about, settings, {}))
+    return job_toml(job.source, {**job.others, **_settings(request, layout)}, about)
 
 
 def _show(document: TuneDocument, waiting: list[Path], *, as_json: bool) -> None:

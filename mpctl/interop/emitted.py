@@ -35,7 +35,7 @@ from mpctl.spec.schedules import SCHEDULES
 WIDTH = 98
 OWN_SCRIPT = "train.py"
 """What a trainer of the user's own is called in examples of `--program`."""
-Language = Literal["shell", "yaml", "python"]
+Language = Literal["shell", "yaml", "python", "toml"]
 
 
 class EmitDocument(TypedDict):

@@ -82,6 +82,7 @@ def presets_document(listing: Mapping[Kind, Mapping[str, PresetFile]]) -> Preset
         document["user"] = {kind: named for kind, named in user.items() if named}
     return document
 
+
 RARE = ("maxtext-gpu", "megatron-2020", "megatron-2021", "megatron-2022", "pax-gpu")
 """Bundled runtimes of published runs that few plans name."""
 

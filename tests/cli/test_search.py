@@ -326,7 +326,10 @@ def test_the_header_says_what_is_trained_and_what_is_searched(mpctl: Mpctl) -> N
         assert line in text
     kept = [word for key in ("tp", "pp", "micro_batch_size") for word in ("--fix", f"{key}=1")]
     lines = mpctl("search", *SMALL, *kept, "--dtype", "auto").out.splitlines()
-    assert any(line.startswith("dtype bf16 (auto), sequence 1,024, global batch 32, micro batch 1, recompute any") for line in lines)
+    assert any(
+        line.startswith("dtype bf16 (auto), sequence 1,024, global batch 32, micro batch 1, recompute any")
+        for line in lines
+    )
     assert "searched: recompute" in lines
 
 

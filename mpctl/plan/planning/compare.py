@@ -20,6 +20,7 @@ from mpctl.plan.planning.traffic import sent_bytes
 from mpctl.plan.planning.whole_run import gpu_hours_per_billion
 from mpctl.spec.figure_sources import FigureSource
 from mpctl.spec.load import parse_settings
+from mpctl.spec.names import full_names
 
 if TYPE_CHECKING:
     from mpctl.plan.estimate.job import Estimate
@@ -52,11 +53,16 @@ NOT_RUN = ("runtime-runs", "model-launched", "job-launched")
 DESCRIPTIONS = ("name", "description", "source")  # keys that are no settings
 
 
-def load_variants(texts: Sequence[str], overrides: Overrides) -> list[tuple[str, Plan]]:
-    """Each text with the legal plan of the job that it names; overrides apply to all.
+def load_variants(
+    texts: Sequence[str], overrides: Overrides, read: tuple[str, Overrides] | None = None
+) -> list[tuple[str, Plan]]:
+    """Each text with the legal plan of the job that it names; overrides apply to all. read: the name
+    and the settings of a job that comes from elsewhere, which stands first.
 
     Raises InputError with the issues of every variant, and where there is nothing to compare.
     """
+    name, base = read or (None, {})
+    texts = [*([name] if name else []), *texts]
     if len(texts) < 2:
         raise InputError.of(
             "usage",
@@ -68,7 +74,9 @@ def load_variants(texts: Sequence[str], overrides: Overrides) -> list[tuple[str,
     for text in texts:
         source, *settings = _split(text, first)
         try:
-            plans.append((text, load_plan(source, {**overrides, **parse_settings(settings)})))
+            is_read = source == name
+            more = {**(base if is_read else {}), **overrides, **full_names(parse_settings(settings))}
+            plans.append((text, load_plan(None if is_read else source, more)))
         except InputError as error:
             issues += [Issue(i.rule, f"{text}: {i.where}", i.message, i.hint) for i in error.issues]
     if issues:

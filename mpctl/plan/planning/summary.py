@@ -11,7 +11,7 @@ job fits. And two of speed: model FLOP are those of the model, hardware FLOP inc
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING, NamedTuple, NotRequired, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, NotRequired, get_args
 
 from typing_extensions import TypedDict  # pydantic needs it to validate them before Python 3.12
 

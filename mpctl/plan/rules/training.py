@@ -210,11 +210,16 @@ def module_rules(draft: LayoutDraft) -> Iterator[Check]:
 
 
 def dtype_rules(draft: LayoutDraft) -> Iterator[Check]:
-    """The device has a rate for the data type; without one no time is estimated."""
+    """The device has a rate for the data type; without one no time is estimated. A GPU with fp16 and
+    without bf16 (before Ampere) does not multiply in bf16."""
     job = draft.job
     device, dtype = job.cluster.device, job.training.dtype
     if device is not None and dtype not in device.peak_flops:
         known = ", ".join(device.peak_flops)
+        if dtype == "bf16" and "fp16" in device.peak_flops and not device.is_cpu:
+            message = f"{device.name} has no bf16: its rates are {known}"
+            yield Check("dtype-on-device", "error", "training.dtype", message, "use --dtype fp16")
+            return
         yield Check(
             "dtype-on-device",
             "warning",

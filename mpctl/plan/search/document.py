@@ -95,7 +95,7 @@ class SearchDocument(TypedDict):
     different combination of tp, pp, ep and tensor mode. unsorted: rows left out because a row below beat
     them in time and memory. own: the layout of the job as written, if it sets one. front: the estimated
     layouts that no other beats in time and memory, the fastest first. by_gpus: with `--gpus`, the fastest
-    layout of each number of GPUs.
+    layout of each number of GPUs. changes: with `--from`, what to change in the launcher's own keys.
     """
 
     schema: Literal["mpctl.search/3"]
@@ -129,6 +129,7 @@ class SearchDocument(TypedDict):
     own_reason: str | None
     front: list[LayoutEntry]
     by_gpus: list[LayoutEntry | NoLayoutEntry]
+    changes: NotRequired[dict[str, object]]
 
 
 def search_document(result: SearchResult, command: CommandLine) -> SearchDocument:

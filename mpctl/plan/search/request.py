@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from mpctl.core.axes import FILLING
@@ -12,6 +13,7 @@ from mpctl.core.errors import InputError, Issue
 from mpctl.plan.planning.layout_settings import LayoutSettings, setting_name
 from mpctl.plan.planning.whole_run import power_of_gpu
 from mpctl.plan.search.space import SearchSpace
+from mpctl.spec.gpus import cluster_of
 from mpctl.spec.job import JobSpec, complete
 from mpctl.spec.load import load_partial, parse_settings, require_job
 from mpctl.spec.names import full_names
@@ -61,12 +63,15 @@ def read_request(
     largest: Mapping[str, int],
     price: float | None = None,
     tokens: int | None = None,
+    read: Mapping[str, Any] = MappingProxyType({}),
 ) -> SearchRequest:
     """The request of a command line: settings of `overrides` and `fix` (`["tp=2"]`) that are fields
     of a layout are fixed, as is a tensor mode other than 1d that the job sets; any other setting
-    changes the job. Raises InputError."""
+    changes the job. read: settings of another launcher's script, which fix nothing. Raises
+    InputError."""
     typed = {**full_names(overrides), **parse_settings(fix, "--fix")}
-    loaded = load_partial(source, typed)
+    cuts = {f"parallel.{key}" for key in CUTS}
+    loaded = load_partial(source, {**{key: read[key] for key in read if key not in cuts}, **typed})
     job = require_job(loaded)
     fixed = {SETTINGS[key]: _value(job, key) for key in typed if key in SETTINGS}
     fixed = {**_own_mode(job, fixed), **fixed}
@@ -156,15 +161,7 @@ def with_gpus(job: JobSpec, gpus: int) -> JobSpec:
     """The complete job on `gpus` GPUs of its cluster: part of a node, or full nodes. Raises
     InputError where they do not fill nodes."""
     per_node = job.cluster.gpus_per_node or 1
-    if gpus > per_node and gpus % per_node:
-        near = sorted({gpus // per_node * per_node, -(-gpus // per_node) * per_node})
-        raise InputError.of(
-            "gpus-fill-nodes",
-            "--gpus",
-            f"{gpus} GPUs do not fill nodes of {per_node}",
-            f"use {' or '.join(map(str, near))}",
-        )
-    size = {"nodes": max(1, gpus // per_node), "gpus_per_node": min(gpus, per_node)}
+    size = {key.removeprefix("cluster."): count for key, count in cluster_of(gpus, per_node).items()}
     cluster = job.cluster.model_copy(update=size)
     free = job.parallel.model_copy(update={FILLING: None})
     return complete(job.model_copy(update={"cluster": cluster, "parallel": free}))

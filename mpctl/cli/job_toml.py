@@ -1,0 +1,30 @@
+"""A command line's job as a job file: its source as the preset, and every setting over it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mpctl.core.errors import InputError
+
+
+def job_toml(source: str | None, settings: Mapping[str, Any], about: Sequence[str]) -> str:
+    """The text of a job file that plans as `source` with these settings, by full name, from any
+    folder. Raises InputError for a job on standard input, which no file can start from."""
+    from mpctl.measure.bench.report import flat
+    from mpctl.render.job_file import JobFile, job_text
+    from mpctl.spec.load import STDIN
+    from mpctl.spec.presets import PRESET_TABLES, lasting_name
+
+    if source == STDIN:
+        raise InputError.of("usage", "JOB", "a job on standard input has no file to start from", "name its file")
+    kinds = {".".join(path): kind for path, kind in PRESET_TABLES.items() if path}
+    written: dict[str, object] = {}
+    if source is not None:
+        written["preset"] = lasting_name("jobs", source)
+    for name, value in sorted(settings.items(), key=lambda item: item[0].partition(".")[0]):
+        if name in kinds and isinstance(value, str):
+            written[f"{name}.preset"] = lasting_name(kinds[name], value)
+        elif value is not None:
+            written.update(flat({name: value}))
+    return job_text(JobFile(about, written, {}))
