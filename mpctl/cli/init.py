@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -53,6 +52,10 @@ RuntimeOption = Annotated[
         "Software that will train the model: mpctl, megatron-core, torchtitan, ...", complete.preset_of("runtimes")
     ),
 ]
+SchedulerOption = Annotated[
+    Literal["slurm", "ssh", "kubernetes"] | None,
+    _option("Where `mpctl launch` will start ranks; by default on this host."),
+]
 
 
 def init(
@@ -69,6 +72,7 @@ def init(
     steps: Annotated[str | None, _option("Number of training steps.")] = None,
     tokens: Annotated[str | None, _option("Instead of --steps: tokens to train on, such as 300B.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file, if there is one.")] = False,
+    on: SchedulerOption = None,
     fetch: Annotated[bool, typer.Option("--fetch", help=FETCH_HELP)] = False,
 ) -> None:
     """Write a commented job file, with the layout that mpctl search finds.
@@ -99,19 +103,18 @@ def init(
     )
     from mpctl.render.job_file import job_text, print_written
 
-    file = _file(answers, path, is_family=family is not None)
+    file = _file(answers, path, on, is_family=family is not None)
     _write(path, job_text(file), overwrite=overwrite)
     print_written(path, answers.rows, file)
 
 
-def _file(answers: Answers, path: Path, *, is_family: bool) -> JobFile:
+def _file(answers: Answers, path: Path, on: str | None, *, is_family: bool) -> JobFile:
     """The job file for the answers. Raises InputError and DoesNotFit."""
+    from mpctl.cli.init_launch import launch_part
     from mpctl.cli.init_layout import choose_layout
-    from mpctl.plan.rules.launched import why_not_launched
+    from mpctl.plan.planning.plan import load_plan
     from mpctl.render.job_file import JobFile
     from mpctl.spec.figure_sources import sources_text
-    from mpctl.spec.load import load_job
-    from mpctl.spec.runtime import get_profile
 
     cluster, settings = _ask_machines(answers)
     shape = _ask_model(answers, cluster, settings, is_family=is_family)
@@ -131,14 +134,12 @@ def _file(answers: Answers, path: Path, *, is_family: bool) -> JobFile:
         "parallel": f"The layout: {chosen.why}.",
         "training.runtime": "the software that trains; `mpctl presets runtimes` lists it",
         "training.steps": f"steps, of {per_step:,} tokens each",
-        "data.corpus": "text to train on: files and folders of yours; python-stdlib is on every machine",
     }
     settings |= chosen.settings
-    job = load_job(None, settings)
-    emit = get_profile(job.training.runtime).runs.emit
-    stops = [str(check.issue) for check in why_not_launched(job)]
-    commands = _commands(path, is_launched=not stops, launcher=emit[0] if emit else None)
-    return JobFile(ABOUT, _ordered(settings, path), reasons, commands, [] if emit else stops)
+    part = launch_part(load_plan(None, settings), path, on)
+    settings |= part.settings
+    settings = _ordered(settings, path)
+    return JobFile(ABOUT, settings, reasons | part.reasons, part.commands, part.stops, part.examples)
 
 
 def _ask_machines(answers: Answers) -> tuple[ClusterSpec, dict[str, Any]]:
@@ -231,18 +232,6 @@ def _is_cpu(cluster: ClusterSpec) -> bool:
     return cluster.device is not None and cluster.device.is_cpu
 
 
-def _commands(path: Path, *, is_launched: bool, launcher: str | None) -> list[tuple[str, str]]:
-    """The commands that come next, with what each does. launcher: the target of `--emit` that
-    starts the job's runtime, if that is not mpctl's."""
-    job = shlex.quote(str(path))
-    commands = [(f"mpctl plan {job}", "what it costs, and whether it fits")]
-    if launcher is not None:
-        commands.append((f"mpctl plan {job} --emit {launcher}", "the same layout for its launcher"))
-    elif is_launched:
-        commands.append((f"mpctl launch {job}", "train"))
-    return commands
-
-
 def _ordered(settings: dict[str, Any], path: Path) -> dict[str, Any]:
     """The settings in the order of a job file; the paths of presets relative to it."""
     from mpctl.spec.paths import is_hub_id, is_path
@@ -257,9 +246,9 @@ def _ordered(settings: dict[str, Any], path: Path) -> dict[str, Any]:
     ordered = {"name": path.stem, "cluster.preset": named(settings["cluster"])}
     ordered |= {name: rest.pop(name) for name in ("cluster.nodes", "cluster.gpus_per_node")}
     ordered["model.preset"] = named(settings["model"], is_model=True)
-    tables = sorted(rest, key=lambda name: name.partition(".")[0])  # stable: parallel, training
+    tables = sorted(rest, key=lambda name: (name[:5] != "paral", name.rpartition(".")[0]))  # parallel first
     ordered |= {name: rest[name] for name in tables}
-    return {**ordered, "data.corpus": ["python-stdlib"]}
+    return ordered
 
 
 def _require_writable(path: Path, *, overwrite: bool) -> None:

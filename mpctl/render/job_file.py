@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -28,13 +28,14 @@ class JobFile:
     """Content of a job file. about: lines of the comment at the top; settings: by full name, in the
     order in which they are written; reasons: comments in place of the descriptions, of settings and of
     tables, by name; commands: the next commands, each with its effect; not_launched: why `mpctl launch`
-    is not among them."""
+    is not among them; examples: settings that are written as comments."""
 
     about: Sequence[str]
     settings: Mapping[str, Any]
     reasons: Mapping[str, str]
     commands: Sequence[tuple[str, str]] = ()
     not_launched: Sequence[str] = ()
+    examples: Mapping[str, Any] = field(default_factory=dict)
 
 
 def job_text(file: JobFile) -> str:
@@ -43,10 +44,11 @@ def job_text(file: JobFile) -> str:
     commands = [f"  {command:{width}}  {does}" for command, does in file.commands]
     lines = [f"# {line}".rstrip() for line in [*file.about, *([""] if commands else []), *commands]]
     tables: dict[str, list[str]] = {"": []}
-    for name, value in file.settings.items():
+    for name, value in [*file.settings.items(), *file.examples.items()]:
         table, _, key = name.rpartition(".")
         comment = file.reasons.get(name) or description_of(name).partition(";")[0]
-        tables.setdefault(table, []).extend(_line(key, value, comment))
+        rows = tables.setdefault(table, [])
+        rows += _line(f"# {key}" if name in file.examples else key, value, comment)
     for table, rows in tables.items():
         title = [f"[{table}]"] if table else []
         reason = [f"# {line}" for line in wrap(file.reasons.get(table, ""), WIDTH - 2)]

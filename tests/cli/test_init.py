@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -15,7 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from mpctl.cli.init_launch import launch_part
 from mpctl.cli.init_layout import choose_layout
+from mpctl.plan.planning.plan import load_plan
 from mpctl.render.job_file import JobFile, job_text
 from mpctl.spec.load import load_job
 from tests.cli.calls import Mpctl, assert_refused
@@ -37,7 +40,9 @@ def test_without_a_terminal_defaults_are_used_and_named(mpctl: Mpctl, here: Path
     said = mpctl("init")
     assert (said.code, said.err) == (0, "")
     assert said.out.startswith("wrote job.toml\n") and "this-machine (default)" in said.out
-    assert said.out.endswith("next\n  mpctl plan job.toml\n  mpctl launch job.toml\n")
+    assert said.out.endswith(
+        "next\n  mpctl plan job.toml\n  mpctl launch job.toml --dry-run\n  mpctl launch job.toml\n"
+    )
     assert [path.name for path in here.iterdir()] == ["job.toml"]
     job = load_job("job.toml")
     assert job.model is not None and job.world_size == 2 and job.training.steps == 100
@@ -97,14 +102,45 @@ def test_the_layout_is_for_the_runtime_that_is_named(mpctl: Mpctl) -> None:
     flags = ("--cluster=dgx-2x8", "--nodes=1", "--model=gpt2-xl", "--global-batch-size=16")
     said = mpctl("init", "a.toml", *flags, "--runtime", "megatron-core")
     assert said.code == 0
-    assert said.out.endswith("\n  mpctl plan a.toml\n  mpctl plan a.toml --emit megatron\n")
+    lines = (
+        "mpctl plan a.toml",
+        "mpctl plan a.toml --emit megatron",
+        "mpctl launch a.toml --dry-run",
+        "mpctl launch a.toml",
+    )
+    assert said.out.endswith("".join(f"\n  {line}" for line in lines) + "\n")
+    assert load_job("a.toml").launch.program == ["python", "pretrain_gpt.py", "{megatron}"]
     assert load_job("a.toml").training.runtime == "megatron-core"
     assert "--tensor-model-parallel-size" in mpctl("plan", "a.toml", "--emit", "megatron").out
     said = mpctl("init", "b.toml", *flags)
     assert "mpctl (default); or megatron-core" in " ".join(said.out.split())
     assert load_job("b.toml").training.is_runtime_default
     said = mpctl("init", "c.toml", *flags, "--runtime", "megatron-2022")
-    assert "megatron-2022 is planned, not run by `mpctl launch`" in said.out
+    assert said.out.endswith('\n  mpctl launch c.toml --program "python train.py"\n')
+    assert '# program = ["python", "train.py"]' in Path("c.toml").read_text("utf-8")
+    assert load_job("c.toml").launch.program == []
+
+
+@pytest.mark.parametrize(("runtime", "zero"), [("megatron-core", 1), ("fsdp2", 2), ("torchtitan", 3), ("mpctl", 1)])
+@pytest.mark.parametrize("on", ["slurm", "kubernetes", None])
+def test_the_lines_that_come_next_can_be_typed(mpctl: Mpctl, runtime: str, zero: int, on: str | None) -> None:
+    """From the file to the text that is submitted, without a scheduler on this machine."""
+    settings = {"cluster.preset": "dgx-h100", "cluster.nodes": 2, "cluster.gpus_per_node": 8}
+    settings |= {
+        "model.preset": "llama-3-8b",
+        "training.runtime": runtime,
+        "training.dtype": "bf16",
+        "parallel.zero": zero,
+        "parallel.tp": 8,
+    }
+    part = launch_part(load_plan(None, settings), Path("a.toml"), on)
+    file = JobFile((), settings | part.settings, part.reasons, part.commands, part.stops, part.examples)
+    Path("a.toml").write_text(job_text(file), "utf-8")
+    *_, (shown, _), (starts, _) = part.commands
+    assert shown == f"{starts} --dry-run" and "--submit" in starts
+    said = mpctl(*shlex.split(shown)[1:])
+    assert said.code == 0, said.err
+    assert ("kind: TrainJob" if on == "kubernetes" else "#SBATCH --gpus-per-node=8") in said.out
 
 
 def test_a_family_stands_for_its_small_model(mpctl: Mpctl) -> None:
