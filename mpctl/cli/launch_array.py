@@ -55,7 +55,9 @@ def submit_array(
     print_warnings(submitter.notes(*tasks[0]))
     if dry_run:
         text = submitter.array_document(tasks, folder.path)
-        print_document(submitter.name, text, folder.path, as_json=as_json)
+        written = [launch.submitted() for launch in launches]
+        files = {f"{one.run.path.name}/{name}": text for one in written for name, text in one.files.items()}
+        print_document(submitter.name, text, folder.path, files, written[0], as_json=as_json)
         return
     writers = {launch.run: launch.writer() for launch in launches}
     job_id = submit_runs(submitter.name, writers, lambda: submitter.submit_array(tasks, folder.path))
@@ -70,7 +72,7 @@ def _print_array(scheduler: str, job_id: str, folder: RunDir, runs: list[str], *
     from mpctl.render.run import submission_document
 
     if as_json:
-        print_json(submission_document(scheduler, job_id, str(folder.path), runs=runs))
+        print_json({**submission_document(scheduler, job_id, str(folder.path)), "runs": runs})
         return
     via = os.environ.get(VIA)
     there = "" if via is None else f"--via {quote(via)} "

@@ -108,8 +108,8 @@ class Launch:
         self.require_submittable(submitter, dry_run=dry_run)
         print_warnings(submitter.notes(self.plan, self.run))
         if dry_run:
-            text = submitter.document(self.plan, self.run)
-            print_document(submitter.name, text, self.run.path, as_json=self.as_json)
+            text, launch = submitter.document(self.plan, self.run), self.submitted()
+            print_document(submitter.name, text, self.run.path, launch.files, launch, as_json=self.as_json)
             return
         if refusals := submitter.dry_run(self.plan, self.run):
             raise InputError(refusals)
@@ -128,11 +128,14 @@ class Launch:
 
     def writer(self) -> Callable[[], None]:
         """Return the writer of a submitted run's directory."""
+        prepared = self.submitted()
+        return lambda: self._set_up(prepared)
+
+    def submitted(self) -> LaunchPlan:
+        """Return the launch that the scheduler is to run."""
         from mpctl.run.hosts.machine import this_machine
 
-        nodes = self.plan.job.cluster.nodes
-        prepared = self._prepared(this_machine(), nodes, is_submitted=True)
-        return lambda: self._set_up(prepared)
+        return self._prepared(this_machine(), self.plan.job.cluster.nodes, is_submitted=True)
 
     # ------------------------------------------------------------ before the ranks
 

@@ -250,9 +250,7 @@ def print_commands(plan: LaunchPlan, commands: Sequence[HostCommand], *, as_json
         return
     files = ", ".join(plan.files)
     say(f"# writes {files} and the records of the run into {plan.run.path}/")
-    if plan.runs_program:
-        say(f"# each rank runs, in {plan.job.launch.program_dir}:")
-        say(f"#   {shlex.join(plan.job.launch.program_argv)}")
+    _print_program(plan)
     for host in commands:
         if len(commands) > 1:
             say(f"# node {host.node}, {host.host}:")
@@ -260,40 +258,43 @@ def print_commands(plan: LaunchPlan, commands: Sequence[HostCommand], *, as_json
 
 
 class SubmissionDocument(TypedDict):
-    """Output of `mpctl launch --submit --json`. document: of a dry run, the script or manifest; runs: the run
-    directories of an array."""
+    """Output of `mpctl launch --submit --json`. Of a dry run: document, the script or manifest; files, what would be
+    written into the run directory; program, what every rank runs. runs: the run directories of an array."""
 
     schema: Literal["mpctl.submission/1"]
     scheduler: str
     job_id: str | None
     run_dir: str
     document: NotRequired[str]
+    files: NotRequired[Mapping[str, str]]
+    program: NotRequired[Sequence[str]]
     runs: NotRequired[list[str]]
 
 
-def submission_document(
-    scheduler: str, job_id: str | None, run_dir: str, *, document: str | None = None, runs: list[str] | None = None
-) -> SubmissionDocument:
+def submission_document(scheduler: str, job_id: str | None, run_dir: str) -> SubmissionDocument:
     """Return what was or would be submitted."""
-    found: SubmissionDocument = {
-        "schema": "mpctl.submission/1",
-        "scheduler": scheduler,
-        "job_id": job_id,
-        "run_dir": run_dir,
-    }
-    if document is not None:
-        found["document"] = document
-    if runs is not None:
-        found["runs"] = runs
-    return found
+    return {"schema": "mpctl.submission/1", "scheduler": scheduler, "job_id": job_id, "run_dir": run_dir}
 
 
-def print_document(scheduler: str, text: str, run: Path, *, as_json: bool) -> None:
-    """Print the batch script or manifest that a dry run would submit. run: the run directory."""
+def _print_program(plan: LaunchPlan) -> None:
+    """Print what each rank runs as comments, if that is a program."""
+    if plan.runs_program:
+        say(f"# each rank runs, in {plan.job.launch.program_dir}:")
+        say(f"#   {shlex.join(plan.job.launch.program_argv)}")
+
+
+def print_document(
+    scheduler: str, text: str, run: Path, files: Mapping[str, str], launch: LaunchPlan, *, as_json: bool
+) -> None:
+    """Print the batch script or manifest that a dry run would submit. run: the run directory; files: what would be
+    written there; launch: of the first run."""
     if as_json:
-        print_json(submission_document(scheduler, None, str(run), document=text))
+        found = submission_document(scheduler, None, str(run))
+        program = launch.job.launch.program_argv or []
+        print_json({**found, "document": text, "files": files, "program": program})
     else:
         say(text)
+        _print_program(launch)
 
 
 def print_submission(scheduler: str, job_id: str, run: RunDir, *, via: str | None = None, as_json: bool) -> None:

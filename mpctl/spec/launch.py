@@ -71,6 +71,11 @@ class SlurmSpec(StrictModel):
     requeue: bool = Field(
         True, description="requeue the job after its checkpoint before the time limit, and when a node fails"
     )
+    exclusive: bool = Field(
+        True,
+        description="without launch.threads_per_rank, ask for whole nodes and all their memory (--exclusive --mem=0); "
+        "false: neither, for sites that share nodes",
+    )
     signal_seconds: Annotated[int, Ge(1), Le(65_535)] | None = Field(
         None,
         description="seconds before the time limit at which ranks are asked to save; follows from "

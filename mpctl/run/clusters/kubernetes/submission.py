@@ -17,6 +17,7 @@ from mpctl.core.durable import write_whole
 from mpctl.core.errors import Issue
 from mpctl.plan.planning.plan import Plan
 from mpctl.records.rundir.directory import RunDir
+from mpctl.records.rundir.program import script_words
 from mpctl.run.clusters.backend import paths_read
 from mpctl.run.clusters.kubernetes.kubectl import LABEL, Kubectl, KubectlError
 from mpctl.run.clusters.kubernetes.manifest import CONTAINERS, manifest_text
@@ -334,17 +335,22 @@ def _paths(job: JobSpec, run_path: Path, *, is_mounted: bool) -> Iterator[Issue]
             continue
         hint = f"move it to a folder below {mount}"
         if setting == "launch.program_dir":
-            if _is_in_image(job.launch.program_dir):
+            if _is_in_image(job):
                 continue
-            hint += ", or set launch.program_dir to a folder of the image, such as /workspace"
+            hint += ", or for a program in the image give its absolute path in launch.program, or set "
+            hint += "launch.program_dir to a folder of the image, such as /workspace"
         message = f"{path} is not below {' or '.join(seen)}, which the pods share"
         yield Issue("not-on-claim", setting, message, hint)
 
 
-def _is_in_image(folder: str | None) -> bool:
-    """Whether a program's directory can only be one of the image: an absolute path that this
-    machine does not have. One that it has is more likely a folder that the pods do not see."""
-    return folder is not None and Path(folder).is_absolute() and not Path(folder).exists()
+def _is_in_image(job: JobSpec) -> bool:
+    """Whether a program's directory can only be one of the image: an absolute path, at which this machine has no
+    folder or not the program's script. If it has both, it is more likely a folder that the pods do not see."""
+    folder, words = job.launch.program_dir, script_words(job.launch.program)
+    if folder is None or not Path(folder).is_absolute():
+        return False
+    script = None if words is None or words[0] == "-m" else words[0]
+    return not Path(folder).exists() or (script is not None and not Path(folder, script).exists())
 
 
 def _volume_paths(settings: KubernetesSpec) -> Iterator[Issue]:

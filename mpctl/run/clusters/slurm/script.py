@@ -294,12 +294,13 @@ def script_options(job: BatchJob) -> Iterator[str]:
 
 
 def _device_options(job: BatchJob, extra: set[str]) -> Iterator[str]:
-    """GPUs and CPUs of each node; whole nodes with all their memory where no CPUs are requested.
-    extra: names of the options that the user adds, which take precedence."""
+    """GPUs and CPUs of each node; whole nodes with all their memory where no CPUs are requested and nodes are not
+    shared. extra: names of the options that the user adds, which take precedence."""
     if job.gpus and not extra & GPU_OPTIONS:
         yield f"--gpus-per-node={job.gpus}"
     if job.cpus is not None:
         yield f"--cpus-per-task={job.cpus}"
+    if job.cpus is not None or not job.settings.exclusive:
         return
     if "--exclusive" not in extra:
         yield "--exclusive"

@@ -138,15 +138,17 @@ def test_the_run_and_what_its_ranks_read_must_be_on_the_claim(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("folder", "is_taken"), [("/workspace of the image", True), ("MOUNT/code", True), ("HERE", False), (None, False)]
+    ("folder", "is_taken"),
+    [("/workspace of the image", True), ("MOUNT/code", True), ("HERE", False), ("HERE/..", True), (None, False)],
 )
 def test_a_program_may_be_part_of_the_image(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str | None, is_taken: bool
 ) -> None:
-    """A folder that this machine has and the claim has not is more likely a mistake."""
+    """A script that this machine has outside of the claim is more likely a mistake."""
     mount, here = tmp_path / "mount", tmp_path / "here"
     for made in (mount, here):
         made.mkdir()
+    (here / "train.py").touch()
     monkeypatch.chdir(here)
     named = folder and folder.replace("MOUNT", str(mount)).replace("HERE", str(here))
     program = ["python", "train.py"] if folder != "MOUNT/code" else ["my-trainer"]
