@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -59,9 +60,21 @@ def runs(
     print_runs(listing)
 
 
+WatchOption = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS",
+        min=1,
+        show_default=False,
+        help="Show it again every so many seconds until the run has ended.",
+    ),
+]
+
+
 def status(
     context: typer.Context,
     run: RunArgument,
+    watch: WatchOption = None,
     as_json: AsJsonOption = False,
     allow_other_owner: OtherOwnerOption = False,
     via: ViaOption = None,
@@ -78,15 +91,19 @@ def status(
     from mpctl.run.history.status import status_of
 
     path = require_own_run(run, allow_other_owner=allow_other_owner)
-    document = status_of(path, short_name(run))
-    if as_json:
-        from mpctl.render.output import print_json
+    while True:
+        document = status_of(path, short_name(run))
+        if as_json:
+            from mpctl.render.output import print_json
 
-        print_json(document)
-        return
-    from mpctl.render.runs import print_status
+            print_json(document)
+        else:
+            from mpctl.render.runs import print_status
 
-    print_status(document)
+            print_status(document, clears=watch is not None)
+        if watch is None or document["status"] not in ("running", "submitted"):
+            return
+        time.sleep(watch)
 
 
 LINES = 100

@@ -178,7 +178,26 @@ def plot_text(series: Sequence[Series], x: str, *, width: int, height: int, colo
         mark = "-" if ascii_only and fine else "──" if fine else signs[number] * 2
         style = RICH[number % len(RICH)] if coloured else ""
         parts += ["\n  ", (mark, style), f" {curve.name}"]
+    if text := difference_text(series):
+        parts.append(f"\n{text}")
     return Text.assemble(*parts)
+
+
+ALIKE = 0.01  # of the range of the values: a difference that no plot shows
+
+
+def difference_text(series: Sequence[Series]) -> str:
+    """`3 curves, largest difference 1.2e-07`, for curves of one metric that a plot shows as one; else empty. They are
+    compared where all have a value."""
+    if len(series) < 2 or len({one.metric for one in series}) > 1:
+        return ""
+    points = [dict(zip(one.x, one.y, strict=True)) for one in series]
+    shared = set(points[0]).intersection(*points[1:])
+    spreads = [max(values) - min(values) for x in shared if (values := [one[x] for one in points])]
+    every = [value for one in series for value in one.y]
+    if not spreads or max(spreads) > ALIKE * (max(every) - min(every)):
+        return ""
+    return f"{len(series)} curves, largest difference {max(spreads):.2g}"
 
 
 def _draw(curves: Sequence[ChartSeries], signs: Sequence[str], across: str, size: tuple[int, int]) -> Any:

@@ -12,7 +12,9 @@ from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.text import Text
 
 from mpctl.core.units import MFU_CONVENTION, bytes_text, count_text, plural, ranks_text, seconds_text
+from mpctl.records.rundir.directory import RunDir
 from mpctl.records.rundir.goodput import TimeSpent, time_spent
+from mpctl.records.rundir.launches import read_times_away
 from mpctl.records.rundir.metrics import ordered, points
 from mpctl.render.console import get_console, marked
 from mpctl.render.parts import Bar, Bars, Column, DataTable, Facts, Figures, Part, Section, Sentence, table_of
@@ -147,7 +149,8 @@ def run_parts(run: SavedRun, document: ShownRun, x: X | None = None) -> Iterator
     yield Sentence(f"run: {run.name}", "title", "page")
     yield Sentence(f"{run.name}  {run.status} after {reached_text(run)}", STYLE.get(run.status, "head"))
     if x is not None:
-        spent = time_spent(run.records)
+        away = read_times_away(RunDir(run.path).launcher_log, run.records)
+        spent = time_spent(run.records, away)
         if document["failure"]:
             yield Sentence(failure_text(document["failure"]))
         yield Figures(list(_headline(document, spent)))
@@ -204,6 +207,8 @@ def _time_parts(spent: TimeSpent) -> Iterator[Part]:
     yield Bars("", list(shares), [Bar("", list(shares.values()))], seconds_text, spent.wall)
     rows = [(name, f"{seconds_text(seconds)} ({seconds / spent.wall:.1%})") for name, seconds in shares.items()]
     yield table_of("From the begin of the first step to the end of the last", ("", "took"), rows, left=("",))
+    if spent.away:
+        yield Sentence(f"Nobody ran it for another {seconds_text(spent.away)} between two launches.")
     if pauses:
         yield table_of("The longest pauses between two steps", ("", "lasted"), pauses, left=("",))
 
@@ -279,8 +284,15 @@ def _time_rows(document: ShownRun) -> Iterator[Row]:
     until = "" if document["ended"] is None else f" to {ended.removeprefix(day).strip()}"
     spent = f"{seconds_text(document['training_seconds'])} in training steps"
     yield "time", f"{began}{until}; {spent}"
-    if (document["attempts"] or 1) > 1:
-        yield "attempts", f"{document['attempts']}: it failed and started again"
+    if text := _attempts_text(document["attempts"]):
+        yield "attempts", text
+
+
+def _attempts_text(attempts: int | None, launches: int = 1) -> str:
+    """`2: it failed and started again; launch 3 of this run`; empty for a run that started once."""
+    again = f"{attempts}: it failed and started again" if (attempts or 1) > 1 else ""
+    of_run = f"{'' if again else attempts or 1}; launch {launches} of this run" if launches > 1 else ""
+    return f"{again}{of_run}"
 
 
 def _saved_texts(saved: list[CheckpointRow]) -> str:
@@ -317,8 +329,11 @@ MOST_GROUPS, MOST_NAMED = 8, 8
 NOT_RUNNING = "not begun, or ended"
 
 
-def print_status(status: StatusDocument) -> None:
-    """Print the status of a run on stdout, with problems at its end."""
+def print_status(status: StatusDocument, *, clears: bool = False) -> None:
+    """Print the status of a run on stdout, with problems at its end. clears: in place of what a terminal shows."""
+    console = get_console()
+    if clears and console.is_terminal:
+        console.clear()
     print_parts(status_parts(status))
 
 
@@ -357,6 +372,8 @@ def _status_rows(status: StatusDocument) -> Iterator[Row]:
     yield from expert_rows(status["experts"])
     if status["last_step_seconds"] is not None:
         yield "last step", f"{age_text(status['last_step_seconds'])} ago"
+    if text := _attempts_text(status["attempts"], status["launches"]):
+        yield "attempts", text
     if status["program"] is None:
         yield "checkpoint", _newest_text(status)
     if status["launcher"] is not None:

@@ -20,6 +20,7 @@ from mpctl.core.durable import write_whole
 from mpctl.core.units import plural, ranks_text
 from mpctl.records.checkpoint.folder import SaveTimes
 from mpctl.records.rundir.goodput import recorded_goodput
+from mpctl.records.rundir.launches import Away
 from mpctl.records.rundir.metrics import is_number
 from mpctl.records.rundir.rank_files import StepRecord, Traffic
 from mpctl.spec.figure_sources import FigureSource
@@ -145,7 +146,7 @@ class TrainingProgress(TypedDict):
     forecast of the last one, as a resumption in another layout has another, after WARM_UP_STEPS;
     so are communication_seconds, of rank 0 by axis, and mfu and hfu, shares of the device's peak
     (plan/estimate/flops.py), None where no record has them; experts: None without layers with experts;
-    goodput: the share of the time since the first step that went into steps that count, absent in
+    goodput: the share of the time with a launch since the first step that went into steps that count, absent in
     summaries of older versions.
     """
 
@@ -227,8 +228,8 @@ AnySummary: TypeAlias = RunSummary | UnstartedSummary | FinishedSummary
 """What `mpctl launch --json` prints."""
 
 
-def training_progress(records: Sequence[StepRecord]) -> TrainingProgress:
-    """Summarize the progress of a run. records: all of them, oldest first."""
+def training_progress(records: Sequence[StepRecord], away: Sequence[Away] = ()) -> TrainingProgress:
+    """Summarize the progress of a run. records: all of them, oldest first; away: times without a launch."""
     alike = _last_alike(records)
     steady = alike[WARM_UP_STEPS:] or alike
     validated = next((r for r in reversed(records) if "validation_loss" in r), None)
@@ -249,7 +250,7 @@ def training_progress(records: Sequence[StepRecord]) -> TrainingProgress:
         "mfu": recorded_median(steady, "mfu"),
         "hfu": recorded_median(steady, "hfu"),
         "experts": expert_summary(steady),
-        "goodput": recorded_goodput(records),
+        "goodput": recorded_goodput(records, away),
     }
 
 

@@ -23,6 +23,7 @@ from mpctl.core.errors import InputError, Issue
 from mpctl.core.records import json_value
 from mpctl.plan.planning.layout_settings import layout_of, layout_text
 from mpctl.records.rundir.directory import RunDir
+from mpctl.records.rundir.launches import read_times_away
 from mpctl.records.rundir.metrics import (
     LINES_PER_REPORT,
     CsvFile,
@@ -107,7 +108,7 @@ def show_run(run: SavedRun) -> ShownRun:
         "layout": layout_text(layout_of(job)) if job and job.model else run.layout,
         "world_size": job.world_size if job else None,
         "steps_asked": run.steps,
-        **training_progress(run.records),
+        **training_progress(run.records, read_times_away(RunDir(run.path).launcher_log, run.records)),
         "training_seconds": sum(record["step_seconds"] for record in run.records),
         "predicted_step_seconds": job.launch.predicted_step_seconds if job else None,
         "figures_from": summary.figures_from if summary else [],

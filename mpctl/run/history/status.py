@@ -19,6 +19,7 @@ from mpctl.model.layout.topology import job_topology
 from mpctl.records.rundir.blamed import read_blamed
 from mpctl.records.rundir.directory import RunDir
 from mpctl.records.rundir.launcher import LauncherRecord, launcher_is_alive, read_launcher
+from mpctl.records.rundir.launches import num_launches
 from mpctl.records.rundir.metrics import is_number, parse_record
 from mpctl.records.rundir.rank_files import StepRecord
 from mpctl.records.rundir.summary import ExpertSummary, expert_summary, recorded_median
@@ -28,7 +29,7 @@ from mpctl.run.history.logs import read_tail
 from mpctl.run.history.saved import CheckpointRow, SavedRun, Status, read_run
 from mpctl.run.history.submitted import checked_with_scheduler
 from mpctl.run.launch.attempt import AttemptPhase, RankState
-from mpctl.run.launch.status_file import read_status
+from mpctl.run.launch.status_file import AttemptReport, read_status
 from mpctl.run.launch.verdict import ProcessView, WaitGraph, hang_verdict
 from mpctl.spec.job import JobSpec
 
@@ -84,7 +85,8 @@ class StatusDocument(TypedDict):
     step: steps trained of `steps`; program: run by the ranks instead of mpctl's training; step_seconds, mfu, hfu,
     experts: medians of the last 20; tokens_per_second, loss: of the last step; seconds_left: of training at that pace;
     last_step_seconds: since the last step was recorded; checkpoint: the newest, checkpoint_seconds: its age;
-    is_stopping: a stop was requested; job_state: state of the job by the scheduler while the run does not go on;
+    is_stopping: a stop was requested; attempts: of the last launch, more than 1 where it has restarted; launches: how
+    often the run was launched; job_state: state of the job by the scheduler while the run does not go on;
     waiting: ranks waited for, while no step was done for long; blamed: hosts by failures, most first; slow: ranks and
     links that hold up the run now (records/rundir/slow.py); as_of: time of this status, ISO 8601 in UTC.
     """
@@ -96,6 +98,8 @@ class StatusDocument(TypedDict):
     status: Status
     program: list[str] | None
     is_stopping: bool
+    attempts: int | None
+    launches: int
     step: int
     steps: int | None
     loss: float | None
@@ -147,6 +151,8 @@ def status_of(path: Path, name: str, now: float | None = None) -> StatusDocument
         "status": run.status,
         "program": run.program,
         "is_stopping": is_running and (stops or RunDir(path).stop_request.exists()),
+        "attempts": _attempts(run, report),
+        "launches": num_launches(RunDir(path).launcher_log),
         "step": run.step,
         "steps": run.steps,
         "loss": last["loss"] if last else None,
@@ -170,6 +176,13 @@ def status_of(path: Path, name: str, now: float | None = None) -> StatusDocument
         "failure": None if failure is None else failure.as_dict(),
         "problems": list(run.problems),
     }
+
+
+def _attempts(run: SavedRun, report: AttemptReport | None) -> int | None:
+    """The attempts of the last launch; of one that goes on or was killed, by what it last wrote."""
+    if run.summary is not None and run.status not in ("running", "interrupted"):
+        return run.summary.attempts
+    return None if report is None else report.attempt
 
 
 def _recent(path: Path) -> list[StepRecord]:

@@ -40,6 +40,7 @@ from mpctl.core.errors import Issue
 from mpctl.records.checkpoint.folder import list_checkpoints
 from mpctl.records.rundir.directory import RunDir
 from mpctl.records.rundir.goodput import Goodput
+from mpctl.records.rundir.launches import read_times_away
 from mpctl.records.rundir.rank_files import StepRecord
 from mpctl.records.rundir.slow import SlowPart
 from mpctl.run.launch.attempt import RunChange
@@ -167,7 +168,9 @@ class Exporter:
     def served(self) -> Iterator[None]:
         """Answer Prometheus, or write the file, while the run goes on; the file stays, with
         mpctl_up 0, so that a run that has ended is seen."""
-        for record in self.run.records():
+        records = list(self.run.records())
+        self.goodput.away = read_times_away(self.run.launcher_log, records)
+        for record in records:
             self.goodput.add(record)
         totals = (name for name in METRICS if name.endswith("_total"))
         self.values |= {"mpctl_up": 1.0, **dict.fromkeys(totals, 0.0), **slow_values(())}

@@ -6,7 +6,7 @@ atomically but not synchronised: after a crash of the host its content cannot be
 
 What many ranks have in common is written once:
 
-    {"schema": "mpctl.attempt/3", "time": 1700000000.0, "phase": "running", "slow": [],
+    {"schema": "mpctl.attempt/3", "time": 1700000000.0, "phase": "running", "slow": [], "attempt": 1,
      "nodes": [{"node": 0, "host": "n0", "torchrun": "sleeping", "ranks": "0-1"}],
      "processes": ["sleeping"], "doing": ["step 7"],
      "groups": [["tp", "0-1", 0]], "progress": [[7, 6, "all_reduce", 1024]],
@@ -74,14 +74,15 @@ GroupKey = tuple[str, str]
 @checked(frozen=True)
 class AttemptReport:
     """The content of status.json. time: when it was written, in seconds since 1970; slow: what
-    holds up the run. Version 3 is written as the module says; versions 1, which had no
-    phase, and 2 were written in this form."""
+    holds up the run; attempt: number of the attempt in its launch. Version 3 is written as the module says;
+    versions 1, which had no phase, and 2 were written in this form."""
 
     time: float
     state: AttemptState
     phase: AttemptPhase = AttemptPhase.RUNNING
     schema: Literal["mpctl.attempt/1", "mpctl.attempt/2", "mpctl.attempt/3"] = COMPACT_SCHEMA
     slow: Sequence[SlowPart] = ()
+    attempt: int = 1
 
 
 REPORT: TypeAdapter[AttemptReport] = TypeAdapter(AttemptReport)
@@ -155,6 +156,7 @@ def _content(report: AttemptReport, kept: Set[GroupKey] | None) -> str:
         "time": report.time,
         "phase": report.phase,
         "slow": [asdict(part) for part in report.slow],
+        "attempt": report.attempt,
         "nodes": [_node_row(node) for node in nodes],
         "processes": list(processes),
         "doing": list(doing),
@@ -220,15 +222,16 @@ def expand(document: Mapping[str, Any]) -> dict[str, Any]:
         for node in document["nodes"]
     ]
     common = {name: document[name] for name in ("schema", "time", "phase", "slow")}
-    return {**common, "state": {"nodes": nodes}}
+    return {**common, "attempt": document.get("attempt", 1), "state": {"nodes": nodes}}
 
 
 @dataclass
 class StatusFile:
     """Writes the state of one attempt while it runs. next_write: by time.monotonic(); slow: what
-    holds up the run."""
+    holds up the run; attempt: its number."""
 
     path: Path
+    attempt: int = 1
     next_write: float = float("-inf")
     slow: Sequence[SlowPart] = ()
 
@@ -240,7 +243,7 @@ class StatusFile:
         """Write this state; a file that cannot be written is left unchanged."""
         pause = STATUS_SECONDS * len(state.ranks) / RANKS_PER_STATUS
         self.next_write = time.monotonic() + min(max(STATUS_SECONDS, pause), LONGEST_STATUS)
-        content = compact(AttemptReport(time.time(), state, phase, slow=self.slow))
+        content = compact(AttemptReport(time.time(), state, phase, slow=self.slow, attempt=self.attempt))
         with suppress(OSError):
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_whole(self.path, content, sync=False)

@@ -16,6 +16,7 @@ from mpctl.plan.estimate.job import Estimate
 from mpctl.plan.estimate.memory import StageMemory
 from mpctl.plan.planning.plan import Plan, make_plan
 from mpctl.records.rundir.directory import RunDir
+from mpctl.records.rundir.launches import read_times_away
 from mpctl.records.rundir.rank_files import RankReport, Traffic
 from mpctl.records.rundir.slow import read_slow
 from mpctl.records.rundir.summary import (
@@ -37,11 +38,12 @@ from mpctl.spec.runtime import launched_runtime
 def summarise(plan: Plan, launch: LaunchPlan, outcome: RunOutcome, *, command: str) -> RunSummary:
     """The summary of a run that has ended; command: the command line that launched it."""
     failure, is_training = outcome.failure, launch.request is None and not launch.runs_program
+    records = list(launch.run.records())
     saves = [times for report in launch.run.rank_reports()[:1] for times in report.get("saves", [])]
     return {
         "schema": SCHEMA,
         "status": outcome.status,
-        **training_progress(list(launch.run.records())),
+        **training_progress(records, read_times_away(launch.run.launcher_log, records)),
         "predicted_step_seconds": launch.job.launch.predicted_step_seconds,
         "figures_from": plan.figures_from,
         "saves": save_summary(saves),

@@ -328,7 +328,7 @@ class Supervisor:
         reader = self._reader()
         saves = SaveMonitor(self.on_event)
         attempt = self.cluster.start(name_origin(self.plan))
-        watched = WatchedAttempt(attempt, StatusFile(run.status))
+        watched = WatchedAttempt(attempt, StatusFile(run.status, self.attempt))
         watch = RunWatch(
             launch, self.plan.world_size, address=attempt.address, period=report_seconds(self.plan.job.cluster.nodes)
         )

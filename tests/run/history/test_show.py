@@ -16,7 +16,7 @@ from rich.text import Text
 from mpctl.records.rundir.directory import RunDir
 from mpctl.render.curves import axis_of, mean, plot_text, round_ticks
 from mpctl.run.history.saved import SavedSummary
-from mpctl.run.history.show import find_series, open_runs
+from mpctl.run.history.show import Series, find_series, open_runs
 from mpctl.run.launch.follow import follow
 from mpctl.spec.load import load_job
 from tests.cli.calls import Mpctl
@@ -185,6 +185,18 @@ def test_runs_without_colour_are_told_apart_by_signs(demo: Path) -> None:
     text = drawn(demo, "demo", "two").plain
     assert "** demo" in text and "oo two" in text
     assert {"*", "o"} <= set("".join(grid(drawn(demo, "demo", "two"))))
+
+
+def test_curves_that_lie_on_each_other_say_so() -> None:
+    losses = (8.0, 6.0, 5.0)
+    runs = [Series(name, "loss", (1.0, 2.0, 3.0), losses) for name in ("a", "b")]
+    close = Series("c", "loss", (1.0, 2.0), (8.0, 6.0 + 1e-7))
+    look = {"width": 60, "height": 16, "coloured": False, "ascii_only": True}
+    text = plot_text([*runs, close], "step", **look).plain
+    assert text.splitlines()[-1] == "3 curves, largest difference 1e-07"
+    apart = Series("c", "loss", (1.0, 2.0), (8.0, 6.5))
+    for series in ([*runs, apart], runs[:1], [runs[0], runs[1]._replace(metric="mfu")]):
+        assert "largest difference" not in plot_text(series, "step", **look).plain
 
 
 def test_ascii_means_ascii(demo: Path) -> None:

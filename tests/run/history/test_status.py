@@ -136,6 +136,30 @@ def test_the_state_of_a_process_is_told_and_a_rank_of_a_host_that_said_nothing(t
     assert (second["doing"], second["process"]) == ("step 6, backward", "stopped")
 
 
+def test_a_run_that_has_restarted_says_so(tmp_path: Path, call: Mpctl) -> None:
+    run = going_on(tmp_path / "demo")
+    assert "attempts" not in call("status", run).out
+    StatusFile(run / "nodes" / "status.json", attempt=2).write(AttemptState([]), AttemptPhase.RUNNING)
+    (run / "logs").mkdir(exist_ok=True)
+    (run / "logs" / "launcher.log").write_text("2026-01-01T00:00:00Z $ mpctl launch\n" * 3)
+    document = status_of(run, "demo")
+    assert (document["attempts"], document["launches"]) == (2, 3)
+    assert "attempts       2: it failed and started again; launch 3 of this run" in call("status", run).out
+
+
+def test_status_again_until_the_run_has_ended(tmp_path: Path, call: Mpctl, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, paused = going_on(tmp_path / "demo"), []
+
+    def end(seconds: float) -> None:
+        paused.append(seconds)
+        (run / "launcher.json").unlink()
+
+    monkeypatch.setattr(time, "sleep", end)
+    said = call("status", run, "--watch", 5)
+    assert said.code == 0 and paused == [5.0]
+    assert [line.split()[1] for line in said.out.splitlines() if line.startswith("demo ")] == ["running", "interrupted"]
+
+
 def test_a_run_that_is_asked_to_stop(tmp_path: Path, call: Mpctl) -> None:
     run = going_on(tmp_path / "demo")
     (run / "stop-request").touch()
