@@ -32,8 +32,9 @@ def emit(job: JobSource, launcher: LauncherArgument = None, as_json: AsJsonOptio
     Exit codes: 0 the job fits, or that is not known; 2 bad input; 3 it does not fit.
     """
     words = job.with_words([launcher] if launcher else [])
-    if not words and job.source:  # the job comes from flags: `mpctl emit megatron --model gpt2`
-        job, words = job._replace(source=None), [job.source]
+    if not words and job.source is not None:  # the job comes from flags: `mpctl emit megatron --model gpt2`
+        words = [job.source]
+        job = job._replace(source=None)
     if len(words) != 1:
         raise InputError.of("usage", "LAUNCHER", "one launcher is needed", f"use one of {', '.join((*TARGETS, TOML))}")
     job = for_launcher(job, words[0])

@@ -145,12 +145,11 @@ def _write_page(path: Path, result: SearchResult, document: SearchDocument, comm
 
 def _changes(job: JobSource, result: SearchResult) -> LaunchChanges | None:
     """What makes the job of --from as fast as the fastest layout that was found, in its launcher's keys."""
-    if job.read is None or not result.best:
+    if job.read is None or result.fastest is None:
         return None
     from mpctl.interop.changes import launch_changes
 
-    fastest = min(result.best, key=lambda choice: choice.time.total)
-    return launch_changes(job.read[0], result.request.job, fastest.job)
+    return launch_changes(job.read[0], result.request.job, result.fastest.job)
 
 
 def _print(document: SearchDocument, changes: LaunchChanges | None, *, as_json: bool) -> None:

@@ -194,7 +194,7 @@ def _asked(
 
     def read_job() -> tuple[JobSource, SearchRequest]:
         placed = _on_target(job, ranks, settings)
-        placed = placed if emit is None else for_launcher(placed, emit, is_read=False)
+        placed = placed if emit is None else for_launcher(placed, emit)
         return placed, read_request(placed.source, placed.own, fix, {}, read=placed.others)
 
     issues: list[Issue] = []
