@@ -383,7 +383,7 @@ _GPUS = typer.Option(
 )
 _FROM = typer.Option(
     "--from",
-    metavar='LAUNCHER "FLAGS"',
+    metavar="NAME TEXT",
     help="Read the job from another launcher's script, command line or config: --from megatron @train.sh "
     f'(@FILE: a file, -: stdin, or its text: "--num-layers 24 ..."); {", ".join(SOURCES)}.',
     show_default=False,

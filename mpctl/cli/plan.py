@@ -49,7 +49,7 @@ EmitOption = Annotated[
 ]
 
 
-@with_job(takes_words=True)
+@with_job
 def plan(
     job: JobSource,
     as_json: AsJsonOption = False,

@@ -50,7 +50,8 @@ def _print(console: Console, drawn: RenderableType, *, soft_wrap: bool) -> None:
         return
     with console.capture() as captured:
         console.print(drawn, soft_wrap=soft_wrap)
-    console.file.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
+    lines = "".join(f"{line.rstrip()}\n" for line in captured.get().splitlines())
+    console.print(lines, soft_wrap=True, markup=False, highlight=False, end="")
 
 
 def _drawn(part: Part, *, full: bool) -> Iterable[RenderableType]:

@@ -18,7 +18,8 @@ def test_a_failed_gate_is_exit_code_4_in_words_and_in_json(mpctl: Mpctl, tmp_pat
     words = ("compare", str(job), "micro_batch_size=4")
     passed = mpctl(*words, "--fail-if", "memory>+500%", "--fail-if", "price>+1%")
     assert passed.code == 0, passed.err
-    assert "memory>+500% passed" in passed.out and "price>+1% passed" in passed.out
+    said = " ".join(passed.out.split())
+    assert "memory>+500% passed" in said and "price>+1% passed" in said
     failed = mpctl(*words, "--fail-if", "memory>+2%", "--fail-if", "step>100s")
     line = next(line for line in failed.out.splitlines() if line.startswith("✗"))
     assert failed.code == 4 and "micro_batch_size=4: memory" in line and "✓" in failed.out

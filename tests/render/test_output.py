@@ -31,7 +31,7 @@ def test_marks_become_letters_where_an_encoding_lacks_them(encoding: str, column
     assert (code, out) == (2, "")
     assert "x parallel.tp: 3 does not divide 8 attention heads " in err
     assert "\n  -> use " in err and "?" not in err
-    code, out, err = spoken(encoding, columns, "plan", "two-nodes-16-gpus")
+    code, out, err = spoken(encoding, columns, "plan", "two-nodes-16-gpus", "--full")
     lines = out.splitlines()
     assert (code, err) == (0, "")
     assert lines[1].startswith("ok fits: 4.6 of 80.0 GiB")
