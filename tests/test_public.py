@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -148,3 +151,55 @@ def test_a_type_checker_sees_the_types_of_the_library(tmp_path: Path) -> None:
         'note: Revealed type is "list[mpctl.plan.search.result.LayoutReport]"',
         'error: "Plan" has no attribute "no_such_field"  [attr-defined]',
     ]
+
+
+JOB = {"cluster": {"preset": "dgx-h100", "nodes": 1}, "model": "gpt2", "parallel": {"tp": 2}}
+
+
+def test_a_job_is_a_file_a_name_or_tables(tmp_path: Path) -> None:
+    """The tables of a line of a batch, a file with them, and the same as settings are one plan."""
+    path = tmp_path / "job.json"
+    path.write_text(json.dumps(JOB), "utf-8")
+    settings = {"cluster": "dgx-h100", "cluster.nodes": 1, "model": "gpt2", "tp": 2}
+    plans = [mpctl.load_plan(source) for source in (JOB, path, str(path))]
+    plans.append(mpctl.load_plan(None, settings))
+    assert len({plan.estimate.step_seconds for plan in plans if plan.estimate}) == 1
+    assert mpctl.load_plan(JOB, {"tp": 4}).job.parallel.tp == 4
+    assert mpctl.search_layouts(JOB, {"pp": 1, "tp": 1}, top=1).best[0].job.parallel.tp == 1
+    assert JOB["parallel"] == {"tp": 2}  # unchanged
+
+
+WRONG: tuple[Any, ...] = (5, 2.5, b"x", [5], {5: 1}, object(), ("tp", 2), {"tp": {"x": 1}}, {"parallel": 5})
+TEXT: tuple[Any, ...] = (5, 2.5, b"x", [5], {"a": 1}, object())
+GRID = mpctl.Topology.of({"tp": 2, "pp": 2})
+CALLS: dict[str, tuple[Callable[[Any], object], tuple[Any, ...]]] = {
+    "source": (mpctl.load_plan, WRONG),
+    "overrides": (lambda value: mpctl.load_plan("demo", value), WRONG),
+    "job": (mpctl.load_job, WRONG),
+    "tp": (lambda value: mpctl.load_plan("demo", {"tp": value}), ("x", 2.5, [2], {"a": 1}, object())),
+    "cluster": (lambda value: mpctl.load_plan("demo", {"cluster": value}), (5, [5], {"a": 1}, object())),
+    "search": (mpctl.search_layouts, WRONG),
+    "gpus": (lambda value: mpctl.search_layouts("demo", gpus=value), (5, 2.5, ["x"], [{}], object())),
+    "fix": (lambda value: mpctl.search_layouts("demo", fix=value), (5, "pp=1", [5], None)),
+    "price": (lambda value: mpctl.search_layouts("demo", price=value), ("x", [5], object())),
+    "tokens": (lambda value: mpctl.search_layouts("demo", tokens=value), ("x", 2.5, [5])),
+    "objective": (lambda value: mpctl.search_layouts("demo", objective=value), TEXT),
+    "sizes": (mpctl.Topology.of, (5, [5], {"tp": "2"}, {"tp": 2.5}, {5: 1}, "tp")),
+    "order": (lambda value: mpctl.Topology.of({"tp": 2}, order=value), TEXT),
+    "gpus_per_node": (lambda value: mpctl.Topology.of({"tp": 2}, gpus_per_node=value), ("8", 2.5, [8])),
+    "split_stage": (lambda value: mpctl.Topology.of({"pp": 2}, split_stage=value), ("0", 0.5, [0])),
+    "rank": (GRID.coords, ("0", 0.5, [0], None)),
+    "group": (lambda value: GRID.group(0, value), TEXT),
+    "kind": (lambda value: list(GRID.kind_groups(value)), TEXT),
+    "factored": (lambda value: GRID.factored(value, {"a": 2}), TEXT),
+    "parts": (lambda value: GRID.factored("tp", value), (5, [5], "tp", {"a": "2"})),
+    "view": (lambda value: GRID.view(value, order="ep-edp"), (5, [5], "tp", {"ep": "4"})),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_value_of_a_wrong_type_is_an_input_error(name: str) -> None:
+    call, values = CALLS[name]
+    for value in values:
+        with pytest.raises(mpctl.InputError):
+            call(value)

@@ -179,6 +179,8 @@ def parse_order(order: str, sizes: Mapping[str, int], axes: Iterable[str] = AXIS
 
     axes: the known names. Raises ValueError naming the axes that are unknown, repeated or missing.
     """
+    if not isinstance(order, str):
+        raise ValueError(f"{order!r} is no text")
     named, names = order.split("-"), tuple(axes)
     unknown = [name for name in named if name not in names]
     repeated = sorted({name for name in named if named.count(name) > 1})

@@ -71,12 +71,13 @@ class Topology:
 
         Raises InputError for an unknown axis, a size below 1, and an invalid order.
         """
+        _require_table(sizes)
         full = {axis.name: sizes.get(axis.name, 1) for axis in axes or AXES}
         issues = [_unknown("axis", name, full) for name in sizes if name not in full]
         given = sizes if gpus_per_node is None else {**sizes, "gpus_per_node": gpus_per_node}
         parsed = _read_order(order, full, [*issues, *_bad_sizes(given)])
         stages = full.get("pp", 1)
-        if split_stage is not None and not 0 <= split_stage < stages:
+        if split_stage is not None and not (isinstance(split_stage, int) and 0 <= split_stage < stages):
             raise InputError.of(
                 "no-such-stage",
                 "split_stage",
@@ -101,7 +102,7 @@ class Topology:
         >>> list(grid.group(6, "tp")), grid.coords(6)["row"], grid.coords(6)["col"]
         ([4, 5, 6, 7], 1, 0)
         """
-        if axis not in self.sizes:
+        if not isinstance(axis, str) or axis not in self.sizes:
             raise InputError([_unknown("axis", axis, self.sizes)])
         _require_product(parts, self.sizes[axis], f"{axis} is {self.sizes[axis]}")
         sizes: dict[str, int] = {}
@@ -342,23 +343,23 @@ class Topology:
 
     def _single(self, axes: tuple[str, ...]) -> tuple[str, ...]:
         for axis in axes:
-            if axis not in self.sizes:
+            if not isinstance(axis, str) or axis not in self.sizes:
                 break
         else:
             return axes
         if axes == (WORLD,):
             return self.order
-        if unknown := [axis for axis in axes if axis not in self._own_kinds]:
+        if unknown := [axis for axis in axes if not isinstance(axis, str) or axis not in self._own_kinds]:
             raise InputError(_unknown("group", name, self.kinds) for name in unknown)
         members = (self.unions.get(axis, (axis,)) for axis in axes)
         return tuple(dict.fromkeys(name for names in members for name in names))
 
     def _require_kind(self, kind: str) -> None:
-        if kind not in self.kinds:
+        if not isinstance(kind, str) or kind not in self.kinds:
             raise InputError([_unknown("group", kind, self.kinds)])
 
     def _require_rank(self, rank: int) -> None:
-        if not 0 <= rank < self.world_size:
+        if not hasattr(rank, "__index__") or not 0 <= rank < self.world_size:
             world = plural(self.world_size, "rank")
             raise InputError.of(
                 "no-such-rank",
@@ -392,12 +393,18 @@ class Topology:
         return offsets
 
 
-def _unknown(noun: str, name: str, known: Collection[str]) -> Issue:
+def _unknown(noun: str, name: object, known: Collection[str]) -> Issue:
     from difflib import get_close_matches  # only where something is wrong
 
-    near = get_close_matches(name, known, n=1)
+    near = get_close_matches(str(name), known, n=1)
     guess = f"did you mean {near[0]}? " if near else ""
-    return Issue(f"unknown-{noun}", name, f"no {noun} is called {name!r}", f"{guess}use {', '.join(known)}")
+    return Issue(f"unknown-{noun}", str(name), f"no {noun} is called {name!r}", f"{guess}use {', '.join(known)}")
+
+
+def _require_table(sizes: object) -> None:
+    """Raises InputError where sizes are no table of axes."""
+    if not isinstance(sizes, Mapping):
+        raise InputError.of("bad-size", "sizes", f"{sizes!r} is no table", 'write {"tp": 2, "dp": 4}')
 
 
 def _bad_sizes(sizes: Mapping[str, int]) -> Iterator[Issue]:
@@ -421,6 +428,7 @@ def _read_order(order: str, sizes: Mapping[str, int], issues: Iterable[Issue] = 
 
 def _require_product(sizes: Mapping[str, int], wanted: int, whole: str) -> None:
     """Raises InputError where sizes are invalid, or do not multiply to `wanted`."""
+    _require_table(sizes)
     issues = list(_bad_sizes(sizes))
     if not issues and prod(sizes.values()) != wanted:
         text = " x ".join(f"{name} {size}" for name, size in sizes.items())

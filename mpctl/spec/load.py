@@ -17,11 +17,13 @@ base's shape (`derived_values` in model.py) are derived again.
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,6 +38,7 @@ from mpctl.spec.names import (
     DEEPEST,
     full_name,
     full_names,
+    require_table,
     with_all_new_names,
     with_full_names,
     with_new_names,
@@ -56,6 +59,8 @@ from mpctl.spec.presets import (
 
 Raw = dict[str, Any]
 Where = tuple[str, ...]
+Source = str | PathLike[str] | Mapping[str, Any] | None
+"""A job: the path of its file, a preset's name, or its tables, `{"model": {"preset": "gpt2"}}`."""
 MODEL = ("model",)
 LONGEST_TRAIL = 16  # presets that start from each other
 MODELS: dict[Where, type[StrictModel]] = {
@@ -87,8 +92,8 @@ class LoadedJob:
     presets: tuple[PresetFile, ...] = ()
 
 
-def load_job(source: str | None, overrides: Mapping[str, Any] | None = None) -> JobSpec:
-    """Resolve a job. source: a path, a preset's name, or None for an empty job.
+def load_job(source: Source, overrides: Mapping[str, Any] | None = None) -> JobSpec:
+    """Resolve a job. source: a path, a preset's name, tables as a file holds them, or None for an empty job.
 
     overrides: settings by full or short name, `{"parallel.tp": 2, "model": "gpt2"}`.
     Raises InputError carrying all issues.
@@ -96,10 +101,25 @@ def load_job(source: str | None, overrides: Mapping[str, Any] | None = None) -> 
     return require_job(load_partial(source, overrides))
 
 
-def load_partial(source: str | None, overrides: Mapping[str, Any] | None = None) -> LoadedJob:
+def load_partial(source: Source, overrides: Mapping[str, Any] | None = None) -> LoadedJob:
     """Load a job as load_job does, but return the issues with the part of the job that could be read."""
-    raw = {} if source is None else read_source(source)
-    return partial_from_raw(raw, overrides or {})
+    return partial_from_raw(_raw(source), {} if overrides is None else overrides)
+
+
+def _raw(source: Source) -> Raw:
+    if source is None:
+        return {}
+    if isinstance(source, str | PathLike):
+        return read_source(os.fspath(source))
+    return with_full_names(_plain(source, "JOB"))
+
+
+def _plain(value: Any, where: str) -> Any:
+    """Tables and lists as JSON has them. Raises InputError where a key is no text."""
+    if isinstance(value, Mapping) or where == "JOB":
+        require_table(value, where)
+        return {key: _plain(inner, key) for key, inner in value.items()}
+    return [_plain(inner, where) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def job_from_raw(raw: Raw, overrides: Mapping[str, Any]) -> JobSpec:

@@ -38,11 +38,21 @@ def tables_with(key: str) -> list[str]:
     return today or [name for name in TABLES if key in old_keys((name,))]
 
 
+def require_table(settings: object, where: str) -> None:
+    """Raises InputError where settings are no table, or a name in it is no text."""
+    if not isinstance(settings, Mapping):
+        hint = 'write {"parallel": {"tp": 2}} for a job, {"tp": 2} for settings'
+        raise InputError.of("bad-settings", where, f"{str(settings)[:60]!r} is no table", hint)
+    if wrong := [key for key in settings if not isinstance(key, str)]:
+        raise InputError.of("bad-settings", where, f"{wrong[0]!r} is no name of a setting", "use text")
+
+
 def full_names(settings: Mapping[str, Any]) -> Raw:
     """`{"tp": 2, "model": "gpt2"}` -> `{"parallel.tp": 2, "model": "gpt2"}`.
 
-    Raises InputError where a setting is given under both names.
+    Raises InputError where a setting is given under both names, and for what is no table of names.
     """
+    require_table(settings, "settings")
     named: Raw = {}
     for key, value in settings.items():
         if (name := full_name(key)) in named:

@@ -21,7 +21,7 @@ from mpctl.plan.rules.model import host_memory_check, memory_check
 from mpctl.plan.rules.validate import RULES, Rule, check_job, with_tried_hints
 from mpctl.spec.figure_sources import FigureSource, figure_sources
 from mpctl.spec.job import JobSpec
-from mpctl.spec.load import load_partial
+from mpctl.spec.load import Source, load_partial
 
 if TYPE_CHECKING:
     from mpctl.model.layout.job_layout import JobLayout, Stages
@@ -100,12 +100,13 @@ class Plan:
         return self.topology
 
 
-def load_plan(source: str | None, overrides: Overrides | None = None, rules: Sequence[Rule] | None = None) -> Plan:
-    """The legal plan of a job file or job preset.
+def load_plan(source: Source, overrides: Overrides | None = None, rules: Sequence[Rule] | None = None) -> Plan:
+    """The legal plan of a job.
 
-    overrides: settings by full or short name. rules: the rules to check, instead of all. Raises
-    InputError with every issue at once: those of the schema, and those of the rules that can still
-    be checked.
+    source: a job file, a job preset's name, or tables as a line of a batch has them,
+    `{"model": {"preset": "gpt2"}, "parallel": {"tp": 2}}`. overrides: settings by full or short name. rules: the
+    rules to check, instead of all. Raises InputError with every issue at once: those of the schema, and those of
+    the rules that can still be checked.
     """
     rules = RULES if rules is None else rules
     loaded = load_partial(source, overrides)

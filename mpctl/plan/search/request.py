@@ -15,7 +15,7 @@ from mpctl.plan.planning.whole_run import power_of_gpu
 from mpctl.plan.search.space import SearchSpace
 from mpctl.spec.gpus import cluster_of
 from mpctl.spec.job import JobSpec, complete
-from mpctl.spec.load import load_partial, parse_settings, require_job
+from mpctl.spec.load import Source, load_partial, parse_settings, require_job
 from mpctl.spec.names import full_names
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class SearchRequest:
 
 
 def read_request(
-    source: str | None,
+    source: Source,
     overrides: Mapping[str, Any],
     fix: Sequence[str],
     largest: Mapping[str, int],
@@ -177,11 +177,11 @@ def gpu_counts(gpus: str | Sequence[int] | None, objective: str, job: JobSpec) -
     if gpus in (None, "all"):
         return sorted({*(1 << k for k in range(job.world_size.bit_length())), job.world_size})
     try:
-        given = [int(word) for word in gpus.split(",")] if isinstance(gpus, str) else gpus
-    except ValueError:
+        given = [int(word) for word in gpus.split(",")] if isinstance(gpus, str) else [*(gpus or ())]
+    except (ValueError, TypeError):
         given = []
-    counts = sorted({count for count in given or () if isinstance(count, int)})
-    if not counts or counts[0] < 1 or len(counts) < len(set(given or ())):
+    counts = sorted({count for count in given if isinstance(count, int)})
+    if not counts or counts[0] < 1 or not all(isinstance(count, int) for count in given):
         raise InputError.of(
             "bad-gpus", "--gpus", f"{gpus!r} is not a list of counts", "for example --gpus 8,16,32, or --gpus all"
         )

@@ -38,6 +38,7 @@ from mpctl.plan.search.plain import complexity, savings
 from mpctl.plan.search.request import OVER_COUNTS, SearchRequest, gpu_counts, read_request, require_answerable, varied
 from mpctl.spec.cluster import link_hint
 from mpctl.spec.job import JobSpec
+from mpctl.spec.load import Source
 from mpctl.spec.runtime import get_profile
 
 SHOWN_PARTS = 3
@@ -412,7 +413,7 @@ def _no_time(request: SearchRequest, evaluators: Mapping[int, LayoutEvaluator]) 
 
 
 def search_layouts(
-    source: str | None,
+    source: Source,
     overrides: Mapping[str, Any] | None = None,
     *,
     top: int = 5,
@@ -430,8 +431,8 @@ def search_layouts(
 ) -> SearchResult:
     """Search the layouts of a job: the fastest, the suggested, and the best as `rows` of the result.
 
-    source: a job file, a job preset's name, or None. overrides: settings over it, by full or short
-    name, `{"tp": 8, "headroom": 10}`; those of a layout are fixed. top: how many layouts.
+    source: a job file, a job preset's name, tables as in load_plan, or None. overrides: settings
+    over it, by full or short name, `{"tp": 8, "headroom": 10}`; those of a layout are fixed. top: how many layouts.
     objective: most tokens a second, least memory, fewest GPU-hours, or fewest days or least energy
     of a run of `tokens`. gpus: also find the fastest layout on each of these numbers of GPUs, in
     `by_gpus`; "all": powers of two, the default for cost, days and energy. `rows` are on the job's
@@ -446,8 +447,10 @@ def search_layouts(
     """
     sizes = {"tp": max_tp, "pp": max_pp, "cp": max_cp}
     most = {axis: size for axis, size in sizes.items() if size is not None}
+    if isinstance(fix, str) or not (isinstance(fix, Sequence) and all(isinstance(one, str) for one in fix)):
+        raise InputError.of("bad-value", "fix", f"{fix!r} is no list of settings", 'write ["pp=4"]')
     _require_possible(objective, sort, price, tokens, {"top": top} | {f"max_{a}": n for a, n in most.items()})
-    request = read_request(source, overrides or {}, fix, most, price, tokens)
+    request = read_request(source, {} if overrides is None else overrides, fix, most, price, tokens)
     return answer_search(
         request,
         gpu_counts(gpus, objective, request.job),
@@ -474,7 +477,7 @@ def _require_possible(
     if tokens is not None and not (isinstance(tokens, int) and 1 <= tokens <= MOST_TOKENS):
         message = f"{tokens!r} is not from 1 to 1e18"
         issues.append(Issue("bad-value", "tokens", message, "use a whole number such as 10**12"))
-    if price is not None and not 0 <= price < inf:
+    if price is not None and not (isinstance(price, int | float) and 0 <= price < inf):
         issues.append(Issue("bad-value", "price", f"{price!r} is no price", "use 0 or more"))
     if issues:
         raise InputError(issues)
