@@ -18,6 +18,7 @@ from typing import Any
 import typer
 
 from mpctl import __version__
+from mpctl.cli.files import require_files
 from mpctl.cli.hints import HintingGroup, usage_issue
 from mpctl.cli.own_help import OwnHelp
 from mpctl.core.errors import InputError, Issue, MpctlError
@@ -138,6 +139,7 @@ def run(arguments: list[str]) -> int:
     """Run one command line and return its exit code; bad input never ends in a traceback."""
     wants_json, stdout = "--json" in arguments, _stdout_status()
     try:
+        require_files(arguments)
         return app(args=arguments, standalone_mode=False, prog_name="mpctl") or 0
     except MpctlError as error:
         issues = error.issues if isinstance(error, InputError) else ()
