@@ -165,7 +165,8 @@ def test_a_job_is_a_file_a_name_or_tables(tmp_path: Path) -> None:
     plans.append(mpctl.load_plan(None, settings))
     assert len({plan.estimate.step_seconds for plan in plans if plan.estimate}) == 1
     assert mpctl.load_plan(JOB, {"tp": 4}).job.parallel.tp == 4
-    assert mpctl.search_layouts(JOB, {"pp": 1, "tp": 1}, top=1).best[0].job.parallel.tp == 1
+    fastest = mpctl.search_layouts(JOB, {"pp": 1, "tp": 1}, top=1).fastest
+    assert fastest and fastest.job.parallel.tp == 1
     assert JOB["parallel"] == {"tp": 2}  # unchanged
 
 
@@ -184,6 +185,7 @@ CALLS: dict[str, tuple[Callable[[Any], object], tuple[Any, ...]]] = {
     "price": (lambda value: mpctl.search_layouts("demo", price=value), ("x", [5], object())),
     "tokens": (lambda value: mpctl.search_layouts("demo", tokens=value), ("x", 2.5, [5])),
     "objective": (lambda value: mpctl.search_layouts("demo", objective=value), TEXT),
+    "sort": (lambda value: mpctl.search_layouts("demo", sort=value), TEXT),
     "sizes": (mpctl.Topology.of, (5, [5], {"tp": "2"}, {"tp": 2.5}, {5: 1}, "tp")),
     "order": (lambda value: mpctl.Topology.of({"tp": 2}, order=value), TEXT),
     "gpus_per_node": (lambda value: mpctl.Topology.of({"tp": 2}, gpus_per_node=value), ("8", 2.5, [8])),
