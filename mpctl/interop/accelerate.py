@@ -121,6 +121,18 @@ def _parallelism(job: JobSpec) -> Tree:
     return tree
 
 
+def _variables(plan: Plan) -> dict[str, str]:
+    """The variables that `accelerate launch` makes of this config for every rank; Accelerator() reads them."""
+    job = plan.job
+    values: dict[str, int | str | Tree] = {"accelerate_mixed_precision": MIXED_PRECISION[job.training.dtype]}
+    if _is_sharded(job):
+        values |= {"accelerate_use_fsdp": True, **_fsdp(job)}
+    if _is_sharded(job) or job.sizes["tp"] > 1:
+        values |= {"accelerate_use_parallelism_config": True, **_parallelism(job)}
+    texts = {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in values.items()}
+    return {key.upper(): text for key, text in texts.items()}
+
+
 LAUNCHER = ForeignLauncher(
     "accelerate",
     "accelerate 1.15",
@@ -129,4 +141,5 @@ LAUNCHER = ForeignLauncher(
     _notes,
     _body,
     log=LauncherLog(BAR, "accelerate, transformers, Lightning"),
+    variables=_variables,
 )

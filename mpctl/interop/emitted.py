@@ -7,8 +7,8 @@ verdict) and those of this one. Bodies are made of the rows of a launcher (mappi
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Literal
 
@@ -57,7 +57,8 @@ class EmittedPlan:
     target: its name, `megatron`. software: name and version that the spelling was checked with.
     language: of the text, in all of which a comment begins with `#`. notes: what a reader must
     know: derived sizes, approximations. body: flags, file or snippet. config: the JSON that its
-    programs read, empty where they read the text.
+    programs read, empty where they read the text. variables: environment by which its programs get the plan
+    without an argument.
     """
 
     target: str
@@ -66,6 +67,7 @@ class EmittedPlan:
     notes: tuple[str, ...]
     body: str
     config: str = ""
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def text(self) -> str:
@@ -100,7 +102,8 @@ class ForeignLauncher:
     it cannot express. notes: comments on a plan that it can express; body: the text. read: the job
     of its flags or file, which the settings on mpctl's command line override; None where it is not
     read. log: how its log reads. script: the software's own training script, empty where every user
-    writes one or `{NAME}` is it; given: how a script gets the plan, `{NAME}` when empty. config: see EmittedPlan.
+    writes one or `{NAME}` is it; given: how a script gets the plan, `{NAME}` when empty. config,
+    variables: see EmittedPlan.
     """
 
     name: str
@@ -114,6 +117,7 @@ class ForeignLauncher:
     script: str = ""
     given: str = ""
     config: Callable[[Plan], str] | None = None
+    variables: Callable[[Plan], dict[str, str]] | None = None
 
     @property
     def program(self) -> str:
@@ -154,7 +158,8 @@ def emit_plan(plan: Plan, target: str) -> EmittedPlan:
         raise InputError(issues)
     notes = (*_runtime_note(plan, launcher), *launcher.notes(plan))
     config = launcher.config(plan) if launcher.config else ""
-    return EmittedPlan(target, launcher.software, launcher.language, notes, launcher.body(plan), config)
+    variables = launcher.variables(plan) if launcher.variables else {}
+    return EmittedPlan(target, launcher.software, launcher.language, notes, launcher.body(plan), config, variables)
 
 
 def launcher_runtime(job: JobSpec, target: str) -> str | None:

@@ -361,6 +361,9 @@ class LaunchSpec(StrictModel):
     program_argv: list[Argument] = Field(
         default_factory=list, description="the program with the plan's flags; filled in by `mpctl launch`"
     )
+    program_env: dict[VariableName, str] = Field(
+        default_factory=dict, description="variables by which the program gets the plan; filled in by `mpctl launch`"
+    )
     stop_signal: StopSignal = Field(
         "SIGUSR1",
         description="signal by which each rank of a program learns that the run is to stop, beside "

@@ -142,8 +142,8 @@ def plan_launch(
     if job.launch.program:
         from mpctl.run.launch.program import program_words
 
-        argv, files, env = program_words(plan, run)
-        launch = job.launch.model_copy(update={"program_argv": argv})
+        argv, files, env, variables = program_words(plan, run)
+        launch = job.launch.model_copy(update={"program_argv": argv, "program_env": variables})
         job = job.model_copy(update={"launch": launch})
     if is_submitted:
         asked = {name: getattr(plan.job.launch, name) for name in ("device", "threads_per_rank")}

@@ -4,7 +4,8 @@ words with the plan's flags.
 `{megatron}` as a word of the program becomes the flags that `mpctl plan --emit megatron` prints,
 each a word of its own, without a shell. For launchers that read a file, such as `{torchtitan}` or
 `{nanotron}`, the text is written to RUN/program, and the placeholder becomes its path. `{torchtitan}`
-is a script: `python {torchtitan}` trains.
+is a script: `python {torchtitan}` trains. `{accelerate}` by itself is left out, since its variables
+say it all.
 
 What only mpctl's own workers do is refused where the job asks for it (ONLY_OWN), since nothing
 would happen; settings that the plan alone reads are a warning.
@@ -55,11 +56,12 @@ FLAGS_OF_PLAN = "add the placeholder of its trainer, such as {megatron}, for the
 
 class ProgramWords(NamedTuple):
     """A program with the plan's flags. argv: its words; files: texts to write into the run
-    directory, by name; env: variables that the flags need."""
+    directory, by name; env: variables that the flags need; variables: those by which it gets the plan."""
 
     argv: list[str]
     files: dict[str, str]
     env: dict[str, str]
+    variables: dict[str, str]
 
 
 def program_words(plan: Plan, run: RunDir) -> ProgramWords:
@@ -75,10 +77,13 @@ def program_words(plan: Plan, run: RunDir) -> ProgramWords:
             argv.extend(flags)
             env.update(needed)
             continue
+        if target and emitted[target[1]].variables:
+            continue
         argv.append(PLACEHOLDER.sub(lambda found: str(_path(run, emitted[found[1]])), word))
     written = (text for text in emitted.values() if text.language != "shell")
     files = {f"program/{_file(text)}": (text.config or text.text) + "\n" for text in written}
-    return ProgramWords(argv, files, env)
+    variables = {key: value for text in emitted.values() for key, value in text.variables.items()}
+    return ProgramWords(argv, files, env, variables)
 
 
 def flags_of(emitted: EmittedPlan) -> tuple[dict[str, str], list[str]]:

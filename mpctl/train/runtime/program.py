@@ -76,7 +76,7 @@ def prepare(run: RunDir, job: JobSpec, rank: int) -> None:
     this host."""
     for name in ("PYTHONSAFEPATH", *ORIGIN):  # of mpctl's own ranks; a script imports neighbours
         os.environ.pop(name, None)
-    os.environ.update(program_variables(run, job, rank))
+    os.environ.update({**job.launch.program_env, **program_variables(run, job, rank)})
     try:
         os.chdir(job.launch.program_dir or ".")
     except OSError as error:

@@ -160,6 +160,24 @@ def test_deepspeed_gets_json_and_with_a_pipeline_python(tmp_path: Path) -> None:
     assert "PipeModelDataParallelTopology(num_pp=2" in files["program/deepspeed_plan.py"]
 
 
+def test_a_script_of_accelerate_gets_the_variables_of_its_launcher(tmp_path: Path) -> None:
+    """The oracle is accelerate's own launcher, which reads the file that is emitted."""
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+    from accelerate.utils.launch import prepare_multi_gpu_env
+
+    settings = {"model": "llama-3-8b", "training__dtype": "bf16", "parallel__zero": 3, "parallel__pp": 1}
+    plan = planned(["python", "-m", "this", "{accelerate}", "--lr", "1"], **settings, training__recompute="full")
+    launch = launched(plan, tmp_path / "run")
+    assert launch.job.launch.program_argv == ["python", "-m", "this", "--lr", "1"]
+    file = tmp_path / "plan.yaml"
+    file.write_text(launch.files["program/accelerate_plan.yaml"])
+    arguments = launch_command_parser().parse_args(["--config_file", str(file), "--main_process_port", "0", "train.py"])
+    theirs = prepare_multi_gpu_env(_validate_launch_command(arguments)[0])
+    ours = launch.job.launch.program_env
+    assert ours == {key: theirs[key] for key in ours}
+    assert ours["PARALLELISM_CONFIG_TP_SIZE"] == "2" and ours["FSDP_ACTIVATION_CHECKPOINTING"] == "true"
+
+
 TITAN = {
     "__init__": "",
     "components/__init__": "",
