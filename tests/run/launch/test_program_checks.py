@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -212,8 +213,11 @@ def test_the_file_for_torchtitan_starts_it(tmp_path: Path) -> None:
         file = tmp_path / "torchtitan" / f"{name}.py"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
-    command = [sys.executable, script, *launch.job.launch.program_argv[2:]]
-    said = subprocess.run(command, capture_output=True, text=True, check=True, env={"PYTHONPATH": str(tmp_path)})
+    words = launch.job.launch.program_argv[1:]
+    code = f"from mpctl.train.runtime.program import run_python; run_python({words})"
+    paths = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    command = [sys.executable, "-c", code]  # as a rank runs it
+    said = subprocess.run(command, capture_output=True, text=True, check=True, env={"PYTHONPATH": paths})
     assert said.stdout == f"['--hf_assets_path', 'a'] mpctl_plan {script}\n"
 
 
