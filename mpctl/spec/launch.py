@@ -361,7 +361,7 @@ class LaunchSpec(StrictModel):
     program_argv: list[Argument] = Field(
         default_factory=list, description="the program with the plan's flags; filled in by `mpctl launch`"
     )
-    program_env: dict[VariableName, str] = Field(
+    program_env: dict[str, str] = Field(
         default_factory=dict, description="variables by which the program gets the plan; filled in by `mpctl launch`"
     )
     stop_signal: StopSignal = Field(

@@ -253,8 +253,8 @@ class RuntimeSupport(StrictModel):
 
     launched: bool = Field(
         False,
-        description="whether `mpctl launch` runs what is planned under this profile; false for "
-        "other software, which is only planned",
+        description="whether mpctl's own layers run what is planned under this profile; false for other software, "
+        "which `mpctl launch` starts by launch.program alone",
     )
     emit: list[str] = Field(
         [],
