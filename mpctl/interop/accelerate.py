@@ -124,7 +124,7 @@ def _parallelism(job: JobSpec) -> Tree:
 def _variables(plan: Plan) -> dict[str, str]:
     """The variables that `accelerate launch` makes of this config for every rank; Accelerator() reads them."""
     job = plan.job
-    values: dict[str, int | str | Tree] = {"accelerate_mixed_precision": MIXED_PRECISION[job.training.dtype]}
+    values: dict[str, object] = {"accelerate_mixed_precision": MIXED_PRECISION[job.training.dtype]}
     if _is_sharded(job):
         values |= {"accelerate_use_fsdp": True, **_fsdp(job)}
     if _is_sharded(job) or job.sizes["tp"] > 1:
