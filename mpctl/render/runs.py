@@ -289,10 +289,10 @@ def _time_rows(document: ShownRun) -> Iterator[Row]:
 
 
 def _attempts_text(attempts: int | None, launches: int = 1) -> str:
-    """`2: it failed and started again; launch 3 of this run`; empty for a run that started once."""
+    """`2: it failed and started again; launched 3 times`; empty for a run that started once."""
     again = f"{attempts}: it failed and started again" if (attempts or 1) > 1 else ""
-    of_run = f"{'' if again else attempts or 1}; launch {launches} of this run" if launches > 1 else ""
-    return f"{again}{of_run}"
+    of_run = f"launched {launches} times" if launches > 1 else ""
+    return "; ".join(filter(None, (again, of_run)))
 
 
 def _saved_texts(saved: list[CheckpointRow]) -> str:

@@ -144,7 +144,7 @@ def test_a_run_that_has_restarted_says_so(tmp_path: Path, call: Mpctl) -> None:
     (run / "logs" / "launcher.log").write_text("2026-01-01T00:00:00Z $ mpctl launch\n" * 3)
     document = status_of(run, "demo")
     assert (document["attempts"], document["launches"]) == (2, 3)
-    assert "attempts       2: it failed and started again; launch 3 of this run" in call("status", run).out
+    assert "attempts       2: it failed and started again; launched 3 times" in call("status", run).out
 
 
 def test_status_again_until_the_run_has_ended(tmp_path: Path, call: Mpctl, monkeypatch: pytest.MonkeyPatch) -> None:
