@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
-from mpctl.core.units import PRODUCT_BYTES, bytes_text, count_text, seconds_text
+from mpctl.core.units import MFU_CONVENTION, PRODUCT_BYTES, bytes_text, count_text, seconds_text
 from mpctl.model.layout.job_layout import JobLayout
 from mpctl.model.layout.link_levels import shown_levels
 from mpctl.model.operators.activation_shapes import ActivationShapes, SavedTensor
@@ -18,6 +18,7 @@ from mpctl.plan.estimate.activation_shapes import activation_shapes, is_cuda
 from mpctl.plan.estimate.activations import ChunkBytes, stage_chunks
 from mpctl.plan.estimate.advice import next_measurement
 from mpctl.plan.estimate.expert_messages import ROWS, ExpertMessages
+from mpctl.plan.estimate.flops import causal_model_flops
 from mpctl.plan.estimate.host_memory import host_memory
 from mpctl.plan.estimate.kernels import MissingFigure, OpTimes
 from mpctl.plan.estimate.memory import StageMemory, layout_memory
@@ -105,14 +106,18 @@ def _band(time_model: StepTimeModel, time: StepTime) -> Iterator[Figure]:
 
 
 def _rates(time_model: StepTimeModel, time: StepTime) -> Iterator[Figure]:
-    device = time_model.layout.job.cluster.device
+    device, layout = time_model.layout.job.cluster.device, time_model.layout
     source = device.source if device else ""
-    for name, what, flops in (("mfu", "the model's", time.model_flops), ("hfu", "the hardware's", time.hardware_flops)):
+    for name, what, flops in (
+        ("mfu", f"the model's FLOP a rank ({MFU_CONVENTION})", time.model_flops),
+        ("mfu_causal", "the same without the pairs that a causal mask hides", causal_model_flops(layout)),
+        ("hfu", f"the hardware's FLOP a rank ({MFU_CONVENTION})", time.hardware_flops),
+    ):
         yield Figure(
             f"time.{name}",
-            getattr(time, name),
+            flops / time.total / time.peak,
             "",
-            f"{what} FLOP a rank / (step time x peak)",
+            f"{what} / (step time x peak)",
             f"{flops:.4g} / ({seconds_text(time.total)} x {time.peak:.4g})",
             source,
         )
