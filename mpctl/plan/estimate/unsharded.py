@@ -52,11 +52,19 @@ def find_unsharded(layout: JobLayout, stage: int) -> Unsharded | None:
     parallel, replay = layout.job.parallel, _Replay(layout, stage)
     if parallel.pp > 1 and SCHEDULES[parallel.schedule].splits_backward:
         few = min(layout.num_microbatches, parallel.pp + 1)
+        after: dict[tuple[_State, str], _State] = {}  # what an action makes of a state, which soon repeat
+        state = replay.state
         for action in actions(parallel.schedule, stage=stage, stages=parallel.pp, microbatches=few):
-            if action.kind == "backward_input":
-                replay.backward(0)
-            elif action.kind == "backward_weight":
-                replay.weights()
+            if action.kind not in ("backward_input", "backward_weight"):
+                continue
+            if (found := after.get((state, action.kind))) is None:
+                replay.state = state
+                if action.kind == "backward_input":
+                    replay.backward(0)
+                else:
+                    replay.weights()
+                found = after[state, action.kind] = replay.state
+            state = found
     else:
         times = min(2, layout.num_microbatches)
         for _ in range(times):
@@ -82,6 +90,14 @@ def with_unsharded(chunks: Sequence[ChunkBytes], unsharded: Unsharded | None) ->
         split_peak = chunk.split_peak + max(most)
         found.append(chunk._replace(peak=peak, split_peak=split_peak, late=unsharded.weights))
     return tuple(found)
+
+
+class _State(NamedTuple):
+    """The buckets that are whole, early and in flight between two actions (_Replay)."""
+
+    whole: frozenset[int]
+    early: frozenset[int]
+    in_flight: tuple[int, ...]
 
 
 class _Replay:
@@ -118,6 +134,15 @@ class _Replay:
         self.most = [[0] * (len(units) + 2) for units in self.layers]
         self.first = [0] * len(self.layers)
         self.now = 0, 0
+
+    @property
+    def state(self) -> _State:
+        """What an action changes besides the largest numbers."""
+        return _State(frozenset(self.whole), frozenset(self.early), tuple(self.in_flight))
+
+    @state.setter
+    def state(self, state: _State) -> None:
+        self.whole, self.early, self.in_flight = set(state.whole), set(state.early), deque(state.in_flight)
 
     def backward(self, chunk: int) -> None:
         """A backward of a chunk, without the weight gradients that are put off."""

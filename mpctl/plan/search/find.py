@@ -304,7 +304,7 @@ class BranchAndBound:
             for least, family in self._families(part, bound):
                 yield least, "family", family
         elif self._wants(bound, 0.0, class_of(part)):
-            needed = self._min_bytes(part)
+            needed = self._min_bytes(part, bound)
             if self._wants(bound, needed, class_of(part)):
                 for least, member in self._members(part, bound):
                     yield least, "layout", member
@@ -340,14 +340,17 @@ class BranchAndBound:
     def _wants(self, seconds: float, size: float, layout_class: LayoutClass | None = None) -> bool:
         return any(budget.wants(seconds, size, layout_class) for budget in self.budgets)
 
-    def _min_bytes(self, family: LayoutSettings) -> float:
-        """Bytes that every layout of the family needs at least: at least those of an equal family
-        of a smaller micro batch that is too large."""
+    def _min_bytes(self, family: LayoutSettings, seconds: float = 0.0) -> float:
+        """Bytes that every layout of the family, of at least `seconds`, needs at least: at least those of an
+        equal family of a smaller micro batch that is too large. Where a quick bound is enough to rule it out,
+        that one."""
         key, size = family._replace(micro_batch_size=0), family.micro_batch_size
         known = self.too_large.get(key)
         if known and size >= known[0] and not self._wants(0.0, known[1]):
             return known[1]
-        needed = self.evaluator.min_bytes(family, max(self.space.zero_stages(family)))
+        needed = self.evaluator.least_bytes(family)
+        if self._wants(seconds, needed, class_of(family)):
+            needed = self.evaluator.min_bytes(family, max(self.space.zero_stages(family)))
         if (known is None or size < known[0]) and not self._wants(0.0, needed):
             self.too_large[key] = size, needed
         return needed
@@ -408,7 +411,7 @@ class BranchAndBound:
             children: Iterable[tuple[float, Level, LayoutSettings]] = ()
             if level == "axes" and (bound := self.bound.of_axes(part)) <= most:
                 children = ((self.bound.of_family(family), "family", family) for family in self.space.families(part))
-            elif level == "family" and self.evaluator.min_bytes(part, max(self.space.zero_stages(part))) <= limit:
+            elif level == "family" and self._min_bytes(part) <= limit:
                 layouts = self.bound.of_members(part, bound, self.space.members(part))
                 children = ((bound, "layout", layout) for bound, layout in layouts)
             elif level == "layout" and part not in known and self.evaluator.min_bytes(part, part.zero) <= limit:
