@@ -163,8 +163,8 @@ def _warnings(unread: Flags) -> Iterator[Check]:
     said = {flag: values for flag, values in unread.items() if not is_neutral(flag, values)}
     apart = [flag for flag in said if is_apart(flag)]
     if apart:
-        message = f"{', '.join(apart)}: not read, as no setting of a job says the same"
-        hint = "they are of data, checkpoints, logs and the like: the plan is the same without them"
+        message = f"{', '.join(apart)}: ignored"
+        hint = "flags for data, checkpoints and logging, which do not change the plan"
         yield Check("megatron-flags", "warning", "--from", message, hint)
     changes = [" ".join((flag, *said[flag])) for flag in said if flag not in apart]
     if changes:

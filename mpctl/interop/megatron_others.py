@@ -74,7 +74,7 @@ def _is_same(text: str, other: str) -> bool:
 
 
 def is_apart(flag: str) -> bool:
-    """Whether a flag is of data, checkpoints, logs and the like: a plan is the same without it."""
+    """Whether a flag is for data, checkpoints or logging, which do not change a plan."""
     return parser_flags()[flag].changes == "data"
 
 

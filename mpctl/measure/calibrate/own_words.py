@@ -208,7 +208,7 @@ def learnt_words(fit: OwnFit) -> list[str]:
     if missing:
         count = plural(len(fit.runs), "run")
         says = "says" if len(fit.runs) == 1 else "say"
-        words.append(f"{count} {says} nothing of {listed(missing)}: none had any")
+        words.append(f"{count} {says} nothing of {listed(missing)}")
     return words
 
 

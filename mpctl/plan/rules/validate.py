@@ -80,7 +80,7 @@ RULES: tuple[Rule, ...] = (
     Rule(training.dtype_rules, {"cluster", "training"}, WARNING),
     Rule(training.slow_dtype, {"cluster", "training"}, WARNING),
 )
-NO_VALUE = "no value of it alone is legal in this job: change other settings with it"
+NO_VALUE = "no legal value exists while the other settings stay as they are"
 
 
 def check_job(

@@ -85,7 +85,7 @@ class LearntTimeout:
         if waited >= self.launch.longest_wait_seconds:
             return ""
         return (
-            f"; the limit of {self.seconds:.0f} s was learnt from {self.steps} steps, the longest "
+            f"; the limit of {self.seconds:.0f} s was set from {self.steps} steps, the longest "
             f"{self.longest:.1f} s (launch.timeout_seconds sets another)"
         )
 

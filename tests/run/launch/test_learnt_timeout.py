@@ -98,6 +98,6 @@ def test_ranks_give_up_later_than_the_launcher() -> None:
 def test_the_report_says_what_was_learnt() -> None:
     timeout = learnt(*[1.2] * 20)
     assert timeout.words(31) == (
-        "; the limit of 30 s was learnt from 20 steps, the longest 1.2 s (launch.timeout_seconds sets another)"
+        "; the limit of 30 s was set from 20 steps, the longest 1.2 s (launch.timeout_seconds sets another)"
     )
     assert timeout.words(300) == ""

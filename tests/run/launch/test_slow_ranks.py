@@ -106,6 +106,6 @@ def test_a_hang_is_reported_after_a_limit_that_was_learnt(
     run.ended()
     took = time.monotonic() - began
     failure = run.summary["failure"]
-    assert failure["rank"] == 1 and "was learnt from " in failure["error"], json.dumps(failure)
+    assert failure["rank"] == 1 and "was set from " in failure["error"], json.dumps(failure)
     print(f"ended {took:.1f} s after it began to compute")
     assert LEAST_SECONDS < took < 300
