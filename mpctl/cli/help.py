@@ -13,7 +13,9 @@ from mpctl.core.errors import InputError
 
 def help_(
     ctx: typer.Context,
-    command: Annotated[list[str] | None, typer.Argument(metavar="[COMMAND]", show_default=False)] = None,
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="COMMAND", help="A command, or `job`.", show_default=False)
+    ] = None,
     full: Annotated[bool, typer.Option("--full", help="Also show options that are rarely used.")] = False,
 ) -> None:
     """Show the options of a command, or with `job` those of a job."""

@@ -63,10 +63,7 @@ class Console(rich_console.Console):
 
 
 class NamedRows:
-    """Names and values in two columns; a long value continues below its beginning.
-
-    Lines end with their last letter: rich's own tables fill each up with spaces.
-    """
+    """Names and values in two columns; a long value continues below its beginning."""
 
     def __init__(self, rows: Iterable[tuple[str | Text, str]]) -> None:
         self.grid = Table.grid(padding=(0, 2))
@@ -78,13 +75,18 @@ class NamedRows:
     def __rich_console__(
         self, console: rich_console.Console, options: rich_console.ConsoleOptions
     ) -> Iterator[Segment]:
-        for line in console.render_lines(self.grid, options, pad=False):
-            while line and not line[-1].text.strip():
-                line.pop()
-            if line:
-                yield from line[:-1]
-                yield Segment(line[-1].text.rstrip(), line[-1].style)
-            yield Segment.line()
+        yield from trimmed(console.render_lines(self.grid, options, pad=False))
+
+
+def trimmed(lines: Iterable[list[Segment]]) -> Iterator[Segment]:
+    """The lines up to their last letters: rich's own tables fill each up with spaces."""
+    for line in lines:
+        while line and not line[-1].text.strip():
+            line.pop()
+        if line:
+            yield from line[:-1]
+            yield Segment(line[-1].text.rstrip(), line[-1].style)
+        yield Segment.line()
 
 
 def say(text: str, *, stderr: bool = False) -> None:
@@ -124,7 +126,8 @@ class FoldingTable(Table):
             if least + gaps > options.max_width:
                 yield from self._as_lists(heads, cells, options.max_width)
                 return
-        yield from super().__rich_console__(console, options)
+        drawn = super().__rich_console__(console, options)
+        yield from trimmed(Segment.split_lines(part for part in drawn if isinstance(part, Segment)))
 
     def _as_lists(self, heads: list[str], cells: list[list[str]], width: int) -> Iterator[rich_console.RenderableType]:
         for row in zip(*cells, strict=True):

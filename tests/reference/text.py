@@ -30,9 +30,10 @@ Every command takes `--help`.
 
 ### Options of a job
 
-{flags}. They set the settings that name them. `--set KEY=VALUE` (repeatable) sets any other one.
-`--fetch` downloads the config.json of a model by its id ([models.md](models.md#by-id)); without it
-Hugging Face's hub is never contacted."""
+{flags}. They set the settings that name them; `mpctl help job` describes them.
+`--set KEY=VALUE` (repeatable) sets any other one. `--fetch` downloads the
+config.json of a model by its id ([models.md](models.md#by-id)); without it Hugging Face's hub is never
+contacted."""
 DOCUMENTS = """## JSON documents
 
 Each names its form under `schema`. New keys keep the number; a key that goes or changes its meaning
