@@ -72,7 +72,8 @@ def usage_issue(error: Any, words: str) -> Issue:
     hint = _setting_hint(option, known) if "--set" in known else ""
     if not hint and error.possibilities:
         hint = f"did you mean {' or '.join(sorted(error.possibilities))}?"
-    hint = hint or f"`{command} --help` lists all options"
+    of_job = " and `mpctl help job`" if "--set" in known else ""
+    hint = hint or f"see `{command} --help`{of_job}"
     return Issue("usage", option, f"{command} has no such option", hint)
 
 
