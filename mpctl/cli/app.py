@@ -32,6 +32,7 @@ PANELS = {
         "explain": "explain:explain",
         "emit": "emit:emit",
         "batch": "batch:batch",
+        "why": "why:why",
     },
     "Run": {
         "launch": "launch:launch",

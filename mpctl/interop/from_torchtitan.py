@@ -411,7 +411,13 @@ LOG = LauncherLog(
     (
         StepFormat(
             "tps:",
-            {"number": ("step",), "seconds": ("step_time",), "tokens_per_rank": (" tps",), "tflops": ("tflops",)},
+            {
+                "number": ("step",),
+                "seconds": ("step_time",),
+                "tokens_per_rank": (" tps",),
+                "tflops": ("tflops",),
+                "mfu": ("mfu",),
+            },
             "validate step",
         ),
         StepFormat("wps:", {"number": ("step",), "tokens_per_rank": (" wps",)}, "validate step", " before 2025"),

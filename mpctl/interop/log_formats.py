@@ -57,7 +57,7 @@ class LogStep(NamedTuple):
 
     number: of the step. line: its number in the log. seconds: of a step. tokens_per_second: of all
     ranks; tokens_per_rank: the same of one rank. samples_per_second: of all ranks. tflops: TFLOP/s
-    of a rank. batch: samples in a step.
+    of a rank. batch: samples in a step. mfu: in percent.
     """
 
     number: int
@@ -68,6 +68,7 @@ class LogStep(NamedTuple):
     samples_per_second: float | None = None
     tflops: float | None = None
     batch: float | None = None
+    mfu: float | None = None
 
     @property
     def duration(self) -> float:

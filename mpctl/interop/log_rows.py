@@ -110,7 +110,12 @@ def log_rows(sources: Iterable[tuple[Path, LogLayout]]) -> LogRows:
 def log_row(path: Path, layout: LogLayout) -> tuple[Row, list[str]]:
     """The row of a log, and notes: its lines in words, then warnings. Raises InputError with all
     issues."""
-    run, where = read_log_file(path, layout.launcher), plain(str(path))
+    return row_of_run(read_log_file(path, layout.launcher), path, layout)
+
+
+def row_of_run(run: LogRun, path: Path, layout: LogLayout) -> tuple[Row, list[str]]:
+    """The same of a log that was read. path: the log, by which its row is called."""
+    where = plain(str(path))
     raw, notes = _job_tables(where, run, layout)
     raw = _with_cluster(where, raw, run, layout)
     job = job_from_raw(raw, {})

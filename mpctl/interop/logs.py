@@ -32,9 +32,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 from mpctl.core.errors import InputError, Issue
 from mpctl.core.units import plural, seconds_text
+from mpctl.interop.log_events import LogEvents
 from mpctl.interop.log_formats import BAR, TIMES, LogStep, PrintedConfig, read_bar, read_step, read_summary
 from mpctl.interop.log_launchers import LOGS, STEP_LINES, DumpReader, head_of, is_beside, looked_for, ranks_of
 from mpctl.interop.log_lines import LogLine, file_pieces, lines_of, plain
@@ -61,6 +63,15 @@ _WORLD = re.compile(
 )
 
 
+class LoggedStep(NamedTuple):
+    """A step of a log. after: `checkpoint` or `evaluation` where one came before it, else empty; start:
+    the number of its start, from 0."""
+
+    step: LogStep
+    after: str
+    start: int
+
+
 @dataclass(frozen=True)
 class LogRun:
     """A training as its log has it.
@@ -69,7 +80,7 @@ class LogRun:
     reason: warm-up, checkpoint or evaluation, other batch, outlier. restarts: starts after the
     first. world_size: ranks, where the log says; config: what it printed of its settings. average:
     seconds of a step over the full run, warm-up included, where the log has nothing better; steps
-    is empty then.
+    is empty then. every: all steps, the ones that were left out included; events: what else it says.
     """
 
     launcher: str
@@ -79,6 +90,8 @@ class LogRun:
     world_size: int | None
     config: PrintedConfig
     average: float | None = None
+    every: tuple[LoggedStep, ...] = ()
+    events: LogEvents = field(default_factory=LogEvents)
 
     def figure(self, name: str) -> float | None:
         """The median of a figure of LogStep; None where the launcher does not print it."""
@@ -130,8 +143,8 @@ def read_log_file(path: Path, launcher: str | None = None) -> LogRun:
     return _read(lines_of(file_pieces(path)), launcher, str(path))
 
 
-Rows = list[tuple[LogStep, bool]]
-"""Steps, and whether each came after a checkpoint or an evaluation."""
+Rows = list[tuple[LogStep, str]]
+"""Steps, and what came before each: `checkpoint`, `evaluation`, or nothing."""
 
 
 @dataclass
@@ -145,7 +158,7 @@ class _Start:
     world_size: int | None = None
     bars: dict[int, dict[int, tuple[int, LogStep]]] = field(default_factory=dict)
     average: float | None = None
-    is_aside: bool = False
+    aside: str = ""
 
     def of(self, launcher: str) -> Rows:
         """Steps in the lines of a launcher, of the kind and rank that has most."""
@@ -162,7 +175,8 @@ def _read(lines: Iterator[LogLine], launcher: str | None, where: str) -> LogRun:
         raise InputError.of(
             "log-launcher", where, f"{plain(name, 40)!r} is no launcher whose logs are read", f"use {', '.join(LOGS)}"
         )
-    starts = _scan(lines)
+    events = LogEvents()
+    starts = _scan(lines, events)
     averages = [start.average for start in starts if start.average]
     name = name or _launcher(starts) or (BAR if averages else None)
     if name is None:
@@ -197,15 +211,17 @@ def _read(lines: Iterator[LogLine], launcher: str | None, where: str) -> LogRun:
     world = next((start.ranks for start in backwards if start.ranks), None)
     config = next((s.config for s in backwards if s.config.values), backwards[0].config)
     if is_average:
-        return LogRun(name, (), {}, 0, world, config, averages[-1])
-    return LogRun(name, tuple(kept), dropped, len(found) - 1, world, config)
+        return LogRun(name, (), {}, 0, world, config, averages[-1], events=events)
+    every = (LoggedStep(*row, number) for number, start in enumerate(found) for row in start.of(name))
+    return LogRun(name, tuple(kept), dropped, len(found) - 1, world, config, every=tuple(every), events=events)
 
 
-def _scan(lines: Iterable[LogLine]) -> list[_Start]:
-    """The starts of a log; the first may hold what was printed before any."""
+def _scan(lines: Iterable[LogLine], events: LogEvents) -> list[_Start]:
+    """The starts of a log; the first may hold what was printed before any. events: filled."""
     starts = [_Start(1)]
-    reader, count = DumpReader(), 0
+    reader, count, newest = DumpReader(), 0, 0
     for line in lines:
+        events.read(line.text, newest)
         start, head = starts[-1], head_of(line.text)
         step = None if head else _step_of(line, start)
         if step is None:
@@ -217,18 +233,19 @@ def _scan(lines: Iterable[LogLine]) -> list[_Start]:
             _read_aside(line, start)
             continue
         key, found = step
+        newest = found.number
         rows = start.steps.setdefault(key, [])
         last = rows[-1][0].number if rows else -1
         if found.number < last - 2:  # the same step of several ranks may come late
-            starts.append(start := _Start(line.number, is_aside=start.is_aside))
+            starts.append(start := _Start(line.number, aside=start.aside))
             rows = start.steps.setdefault(key, [])
         elif found.number <= last:
             if found.number == last:
                 rows[-1] = (found, rows[-1][1])
             continue
         if (count := count + 1) <= MOST_STEPS:
-            rows.append((found, start.is_aside))
-        start.is_aside = False
+            rows.append((found, start.aside))
+        start.aside = ""
     for start in starts:
         _add_bars(start)
     return starts
@@ -261,15 +278,16 @@ def _read_aside(line: LogLine, start: _Start) -> None:
         start.bars.setdefault(total, {})[step.number] = elapsed, step
     elif (average := read_summary(text)) is not None:
         start.average = average
-    elif any(word in text for word in _ASIDE_WORDS) and _ASIDE.search(text):
-        start.is_aside = True
+    elif any(word in text for word in _ASIDE_WORDS) and (found := _ASIDE.search(text)):
+        is_save = found[0][:3].lower() == "sav"
+        start.aside = "checkpoint" if is_save or start.aside == "checkpoint" else "evaluation"
 
 
 def _add_bars(start: _Start) -> None:
     """The steps of the progress bar that ran longest, as others are of loading or evaluation."""
     if start.bars:
         longest = max(start.bars.values(), key=lambda states: max(states.values())[0])
-        start.steps[BAR, 0, ""] = [(step, False) for _, (_, step) in sorted(longest.items())]
+        start.steps[BAR, 0, ""] = [(step, "") for _, (_, step) in sorted(longest.items())]
 
 
 def _launcher(starts: Sequence[_Start]) -> str | None:
@@ -291,7 +309,7 @@ def _steady(rows: Sequence[Rows]) -> tuple[list[LogStep], dict[str, int]]:
     for of_start in rows:
         dropped["warm-up"] += min(warm_up, len(of_start))
         after += of_start[warm_up:]
-    steps = [step for step, is_aside in after if not is_aside]
+    steps = [step for step, aside in after if not aside]
     if len(steps) < LEAST:  # every line has a checkpoint before it
         steps = [step for step, _ in after]
     dropped["after a checkpoint or evaluation"] = len(after) - len(steps)

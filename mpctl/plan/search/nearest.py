@@ -88,6 +88,17 @@ def nearest_that_fit(job: JobSpec, *, count: int = 3) -> list[NearbyLayout]:
     return [NearbyLayout(changed_settings(given, p.layout), p.seconds, p.bytes) for p in nearest]
 
 
+def faster_nearby(job: JobSpec, *, count: int = 5) -> list[NearbyLayout]:
+    """Layouts that fit and differ from that of a complete job in one setting, the fastest first."""
+    try:
+        bound = StepTimeBound(LayoutEvaluator(SearchSpace(job)))
+    except MissingFigure:
+        return []
+    given = layout_of(job)
+    found = _fastest(bound, set(_changed_layouts(job, given, 1)), count)
+    return [NearbyLayout(changed_settings(given, p.layout), p.seconds, p.bytes) for p in found]
+
+
 def _changed_layouts(job: JobSpec, given: LayoutSettings, changes: int) -> Iterator[LayoutSettings]:
     has_experts = job.model is not None and job.model.experts is not None
     idle = {"stage_balance"} if given.vpp > 1 else set()
