@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mpctl.cli.options import AsJsonOption, JobSource, with_job
+from mpctl.cli.options import AsJsonOption, JobSource, command_line, with_job
 from mpctl.cli.plan import FromOption
 from mpctl.core.errors import InputError
 
@@ -62,7 +61,9 @@ def why(
     if html is not None:
         from mpctl.render.why import write_why_page
 
-        write_why_page(html, document, observed.points, command=shlex.join(["mpctl", *sys.argv[1:]]))
+        words = [log or "", *(["--from", *from_] if from_ else []), *(["--launcher", launcher] if launcher else [])]
+        line = f"{command_line('why', job.source, job.overrides)} {shlex.join([w for w in words if w])}"
+        write_why_page(html, document, observed.points, command=f"{line} --html {shlex.quote(str(html))}")
     if as_json:
         print_json(document)
         return

@@ -13,7 +13,7 @@ from mpctl.measure.why.suspects import SuspectEntry
 from mpctl.render.charts import Chart, ChartAxis, ChartSeries, Mark, Panel
 from mpctl.render.markup import write_text
 from mpctl.render.page import page_text
-from mpctl.render.parts import Column, DataTable, Facts, Figures, Lines, Part, Section, Sentence, Style
+from mpctl.render.parts import Bar, Bars, Column, DataTable, Facts, Figures, Lines, Part, Section, Sentence, Style
 from mpctl.render.terminal import print_parts
 
 STYLES: dict[str, Style] = {"inside": "passed", "slower": "failed", "faster": "head"}
@@ -22,6 +22,8 @@ SHOWN = 3
 LEAST = 0.001
 """Share of a step: smaller parts are left out."""
 MOST_POINTS = 2_000
+CLIPPED = 3.0
+"""Of a median step: longer ones are left out of the chart."""
 
 
 def print_why(document: WhyDocument, *, full: bool) -> None:
@@ -49,29 +51,50 @@ def why_parts(document: WhyDocument, *, full: bool) -> Iterator[Part]:
             *[(f"{row['kind']} memory", bytes_text(row["measured"])) for row in document["memory"]],
         ]
     )
-    yield Facts(list(_facts(document)))
+    yield Facts(list(_facts(document, full=full)))
     for note in document["notes"] if full else ():
         yield Sentence(note, "warning")
     yield Section("parts", "The step by cause")
+    yield _parts_bars(document)
     yield _parts_table(document["parts"], band["planned_seconds"], measured["step_seconds"])
     yield from _suspects(document, full=full)
     yield from _changes(document["changes"], measured["step_seconds"] / band["planned_seconds"], full=full)
 
 
-def _facts(document: WhyDocument) -> Iterator[tuple[str, str]]:
+def _facts(document: WhyDocument, *, full: bool) -> Iterator[tuple[str, str]]:
     measured = document["measured"]
-    yield "read", f"{document['read']}; planned for {document['runtime']}"
-    for row in document["memory"]:
+    yield "log" if ":" in document["read"] else "run", f"{document['read']}; planned for {document['runtime']}"
+    for row in document["memory"] if full else document["memory"][:1]:
         more = row["measured"] / row["planned"] - 1
         whole = f", of {bytes_text(document['device_bytes'])}" if document["device_bytes"] else ""
         yield (
             f"{row['kind']} memory",
             f"{bytes_text(row['measured'])} at most, planned {bytes_text(row['planned'])} ({more:+.0%}){whole}",
         )
+    if (standing := document["standing"]) is not None:
+        yield (
+            "standing",
+            f"above {standing['percentile']} % of {standing['among']} {standing['what']}"
+            f" (median {standing['median_mfu']:.0%}, best {standing['best_mfu']:.0%})",
+        )
     printed = f" (the log: {measured['mfu']:.0%})" if measured["mfu"] else ""
     yield "MFU", f"{measured['planned_mfu']:.0%}{printed}, attention counted without its causal mask"
     if (more := measured["mean_seconds"] / measured["step_seconds"] - 1) > 0.01:
         yield "mean step", f"{seconds_text(measured['mean_seconds'])}, {more:.0%} above the median"
+
+
+def _parts_bars(document: WhyDocument) -> Bars:
+    every = document["parts"]
+    parts = [part for part in every if part["planned"] > 0 or part is every[-1]]
+    planned, measured = document["band"]["planned_seconds"], document["measured"]["step_seconds"]
+    sizes = [part["planned"] for part in parts[:-1]]
+    bars = [
+        Bar("planned", [*sizes, 0.0], seconds_text(planned)),
+        Bar("measured", [*sizes, max(0.0, measured - planned)], seconds_text(measured)),
+    ]
+    if measured < planned:
+        bars.pop()
+    return Bars("", [part["name"] for part in parts], bars, seconds_text, max(planned, measured))
 
 
 def _parts_table(parts: Sequence[PartEntry], planned: float, measured: float) -> DataTable:
@@ -93,8 +116,8 @@ def _parts_table(parts: Sequence[PartEntry], planned: float, measured: float) ->
         columns[1] = Column(
             "seconds", lambda row: _signed(row) if row["measured"] is not None else seconds_text(row["planned"])
         )
-        columns[2] = Column("of the step", lambda row: f"{(row['measured'] or row['planned']) / measured:.0%}")
-    return DataTable("The step by cause", columns, rows, whole=len(columns) - 1)
+        columns[2] = Column("share", lambda row: f"{(row['measured'] or row['planned']) / measured:.0%}")
+    return DataTable("Seconds by part", columns, rows, whole=len(columns) - 1)
 
 
 def _signed(row: PartEntry) -> str:
@@ -113,17 +136,15 @@ def _suspects(document: WhyDocument, *, full: bool) -> Iterator[Part]:
         return
     shown = suspects if full else suspects[:SHOWN]
     for number, suspect in enumerate(shown, 1):
-        yield Sentence(f"{number}. {_suspect_text(suspect)}", "lead")
-        yield Sentence(suspect["evidence"])
-        for check in suspect["check"] if full else suspect["check"][:1]:
-            yield Sentence(check, "hint")
+        checks = suspect["check"] if full else suspect["check"][:1]
+        yield Lines(f"{number}. {_suspect_text(suspect)}", [suspect["evidence"], *(f"→ {check}" for check in checks)])
     if len(suspects) > len(shown):
         rest = ", ".join(suspect["cause"] for suspect in suspects[len(shown) :])
         yield Sentence(f"less likely: {rest} (--full)", "note")
 
 
 def _suspect_text(suspect: SuspectEntry) -> str:
-    seconds = f", {seconds_text(suspect['seconds'])} a step" if suspect["seconds"] else ""
+    seconds = f" ({seconds_text(suspect['seconds'])})" if suspect["seconds"] else ""
     return f"{suspect['cause']}{seconds}: {suspect['words']}"
 
 
@@ -143,7 +164,9 @@ def _changes(changes: Sequence[ChangeEntry], ratio: float, *, full: bool) -> Ite
 def steps_chart(document: WhyDocument, points: Sequence[Point]) -> Chart:
     """Seconds of each step, with the plan's band."""
     band = document["band"]
-    every = max(1, len(points) // MOST_POINTS)
+    most = CLIPPED * document["measured"]["step_seconds"]
+    shown = [point for point in points if point.seconds <= most]
+    every = max(1, len(shown) // MOST_POINTS)
     first, last = points[0].step, points[-1].step
     lines = (
         ("planned", "dashed", band["planned_seconds"]),
@@ -151,9 +174,10 @@ def steps_chart(document: WhyDocument, points: Sequence[Point]) -> Chart:
         ("", "dotted", band["high_seconds"]),
     )
     series = (
-        ChartSeries("measured", tuple(Mark(p.step, p.seconds) for p in points[::every]), "curve", 0),
+        ChartSeries("measured", tuple(Mark(p.step, p.seconds) for p in shown[::every]), "curve", 0),
         *(ChartSeries(name, (Mark(first, at), Mark(last, at)), look) for name, look, at in lines),  # type: ignore[arg-type]
     )
-    note = f"{plural(len(points), 'line')}, the first steps included"
+    left_out = f"; {plural(len(points) - len(shown), 'line')} above {CLIPPED:g} times the median left out"
+    note = plural(len(shown), "line") + left_out * (len(shown) < len(points))
     axes = ChartAxis("step", "{:g}".format), ChartAxis("seconds of a step", seconds_text, from_zero=True)
     return Chart("steps", "Seconds of each step", note, *axes, (Panel("", series),))

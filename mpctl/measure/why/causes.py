@@ -23,44 +23,48 @@ _NCCL = "NCCL_DEBUG=INFO: want `NET/IB : Using`, not `NET/Socket : Using`"
 _TESTS = "nccl-tests over the same nodes, then pairwise: all_reduce_perf -b 64M -e 1G -f 2"
 CAUSES = {
     "device-clock": Cause(
-        "the devices compute slower than planned: clock, power limit, or one that all others wait for",
+        "clock, power limit, or one device that the others wait for",
         (_CLOCK, "dcgmi diag -r 2, on every host", "mpctl bench kernels, on one device"),
     ),
+    "busy-host": Cause(
+        "other work takes the cores, or they clock lower",
+        ("top: other processes on these cores; taskset -p PID", "cpupower frequency-info"),
+    ),
     "network": Cause(
-        "the network between nodes is slower than planned",
+        "sockets, wrong HCA, GPUDirect off, congestion",
         (_NCCL, _TESTS, "ibstat; nvidia-smi topo -m; lsmod | grep peermem (GPUDirect RDMA)"),
     ),
     "intra-node": Cause(
-        "links inside a node are slower than planned: PCIe instead of NVLink, or a link down",
+        "PCIe instead of NVLink, or a link down",
         ("nvidia-smi topo -m; nvidia-smi nvlink -s", "nccl-tests on one node: all_reduce_perf -b 64M -e 1G -f 2 -g 8"),
     ),
     "host-bound": Cause(
-        "the host launches kernels too slowly: threads, NUMA, CPU governor, Python",
+        "launching kernels: threads, NUMA, CPU governor, Python",
         ("echo $OMP_NUM_THREADS; numactl --show; nproc", "py-spy top --pid PID; nsys profile"),
     ),
     "pipeline-split": Cause(
-        "the last (or another) stage has more work than planned: embedding, loss, uneven layers",
+        "a stage with more work: loss, embedding, uneven layers",
         (
-            "Megatron: --account-for-embedding-in-pipeline-split, --account-for-loss-in-pipeline-split",
+            "--account-for-loss-in-pipeline-split, --account-for-embedding-in-pipeline-split",
             "timers by rank (--timing-log-level 2): which stage computes longest",
         ),
     ),
     "moe-imbalance": Cause(
-        "some experts get more tokens than others, and all ranks wait for the fullest",
+        "ranks wait for the fullest experts",
         (
             "log tokens by expert; --moe-router-load-balancing-type, --moe-aux-loss-coeff",
             "mpctl plan --set training.moe_load=1.5",
         ),
     ),
     "overlap": Cause(
-        "gradients and parameters are not sent while ranks compute",
+        "gradients and parameters sent after, not during compute",
         (
             "echo $CUDA_DEVICE_MAX_CONNECTIONS (1 before Blackwell, unset for FSDP), set before start",
             "--overlap-grad-reduce --overlap-param-gather; DeepSpeed: overlap_comm",
         ),
     ),
     "tp-comm-overlap": Cause(
-        "messages of tensor parallelism are not sent while ranks compute",
+        "messages of tp sent after, not during compute",
         ("--tp-comm-overlap: silently off without --sequence-parallel or Transformer Engine",),
     ),
     "attention": Cause(
@@ -84,7 +88,7 @@ CAUSES = {
         "micro batches are small: products do not fill the device", ("--micro-batch-size 2, if memory allows",)
     ),
     "slow-gpu": Cause(
-        "one GPU or host became slower: heat, power, a sick device; all others wait for it",
+        "one GPU or host slower (heat, power, fault), all wait for it",
         (
             f"{_CLOCK}, on every host: which one differs",
             "Megatron: --log-straggler; else time by rank, or restart without half of the hosts",
@@ -92,11 +96,11 @@ CAUSES = {
         ),
     ),
     "slow-link": Cause(
-        "a link became slower: down, flapping, or shared with new neighbours",
+        "a link down, flapping, or shared with new neighbours",
         ("/sys/class/infiniband/*/ports/*/counters: link_downed, symbol_error, port_xmit_wait", _TESTS),
     ),
     "host-growth": Cause(
-        "host work grows from step to step: garbage collection, leaks, logging, fragmentation",
+        "host work grows: garbage collection, leaks, logging",
         (
             "--manual-gc --manual-gc-interval 100 (torchtitan: gc_freq)",
             "py-spy dump --pid PID; memory of the processes over time",
@@ -111,36 +115,35 @@ CAUSES = {
     ),
     "evaluation": Cause("steps wait for evaluations", ("evaluate less often, or on fewer samples",)),
     "loader": Cause(
-        "steps wait for data: workers that all refill at once, slow or shared storage",
+        "waiting for data: workers, storage",
         ("more num_workers, prefetch_factor, pin_memory", "run with random data (mock): does it go away?"),
     ),
     "gc": Cause(
-        "Python collects garbage, each rank at a step of its own",
+        "Python collects garbage, each rank at its own step",
         (
             "--manual-gc --manual-gc-interval 100 (torchtitan: gc_freq)",
             "gc.disable() after start, gc.collect() every 100 steps on all ranks",
         ),
     ),
-    "profiler": Cause("a profiler, a logger or a monitor runs at these steps", ("switch it off for 200 steps",)),
+    "profiler": Cause("a profiler, logger or monitor at these steps", ("switch it off for 200 steps",)),
     "sequence-spread": Cause(
-        "work differs from step to step: document lengths (attention is quadratic), padding",
+        "lengths differ from step to step (attention is quadratic)",
         ("log tokens and sum of squared lengths by step; pack or sort sequences",),
     ),
     "first-steps": Cause(
-        "only the first steps are slow: compilation, autotuning, caches, allocator",
+        "compilation, autotuning, caches, allocator",
         ("compare from a later step; keep compile caches (TORCHINDUCTOR_CACHE_DIR)",),
     ),
     "allocator-retries": Cause(
-        "the allocator frees and allocates again: memory is full",
+        "memory is full: the allocator frees and allocates again",
         ("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", "smaller micro batches, or more recomputation"),
     ),
     "memory-full": Cause(
-        "device memory is nearly full, where the allocator starts to free and allocate again",
+        "memory is nearly full, where allocators start to retry",
         ("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", "smaller micro batches, or more recomputation"),
     ),
     "sockets": Cause(
-        "NCCL sends over TCP sockets instead of InfiniBand or RoCE",
-        (f"{_NCCL}", "libibverbs and /dev/infiniband in the container"),
+        "NCCL over TCP instead of InfiniBand or RoCE", (f"{_NCCL}", "libibverbs and /dev/infiniband in the container")
     ),
     "link-errors": Cause("a network port reports errors", ("ibstat; dmesg | grep mlx5", _TESTS)),
     "straggler": Cause(

@@ -8,19 +8,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from statistics import fmean
-from typing import Literal, NotRequired, TypedDict
+from typing import Literal, TypedDict
 
-from mpctl.core.units import plural, seconds_text
+from mpctl.core.units import plural, seconds_span_text, seconds_text
 from mpctl.measure.why.changes import ChangeEntry, find_changes
 from mpctl.measure.why.levels import planned_memory
 from mpctl.measure.why.observed import Observed
 from mpctl.measure.why.planned import Planned, part_of
 from mpctl.measure.why.series import find_shape
 from mpctl.measure.why.signatures import SIGNATURES, ordered
+from mpctl.measure.why.standing import StandingEntry, find_standing
 from mpctl.measure.why.suspects import RunFacts, Suspect, SuspectEntry
 from mpctl.plan.estimate.step import PARTS
 from mpctl.plan.planning.layout_settings import layout_of, layout_text
 
+WORDS = {
+    "compute": "kernels",
+    "tp": "messages of tensor parallelism",
+    "cp": "messages of context parallelism",
+    "ep": "messages of experts' ranks",
+    "pp": "messages between stages",
+    "dp_cp": "gradients and parameters over replicas",
+    "bubble": "waiting for other stages",
+    "optimizer": "states read and written",
+    "other": "host, where kernels do not hide it",
+    "contention": "waiting for cores",
+    "recomputation": "activations computed again",
+    "unexplained": "measured minus planned",
+}
 Status = Literal["inside", "slower", "faster"]
 Progress = Callable[[str, int, int], None]
 
@@ -90,7 +105,8 @@ class MemoryEntry(TypedDict):
 class WhyDocument(TypedDict):
     """Schema mpctl.why/1. name: of the log or run. layout: in words. parts: of the planned step, with
     `unexplained` at the end, measured minus planned. suspects: the likeliest first. changes: what
-    would save time by the plan, the largest first."""
+    would save time by the plan, the largest first. standing: among published runs, None where too few are
+    of this kind."""
 
     schema: Literal["mpctl.why/1"]
     name: str
@@ -106,7 +122,7 @@ class WhyDocument(TypedDict):
     changes: list[ChangeEntry]
     memory: list[MemoryEntry]
     device_bytes: int | None
-    standing: NotRequired[None]
+    standing: StandingEntry | None
 
 
 def why_document(observed: Observed, on_progress: Progress = lambda *_: None) -> WhyDocument:
@@ -147,12 +163,13 @@ def why_document(observed: Observed, on_progress: Progress = lambda *_: None) ->
             for kind, size in observed.memory.items()
         ],
         "device_bytes": device.memory_bytes if device else None,
+        "standing": find_standing(planned, observed.seconds),
     }
 
 
 def _verdict(facts: RunFacts) -> VerdictEntry:
     time, seconds, shape = facts.planned.time, facts.observed.seconds, facts.shape
-    band = f"its 90 % band of {seconds_text(time.low)} to {seconds_text(time.high)}"
+    band = f"its 90 % band of {seconds_span_text(time.low, time.high)}"
     found = (
         f"{seconds_text(seconds)} a step (median of {plural(shape.lines, 'line')}, spread {100 * shape.spread:.1f} %)"
     )
@@ -206,23 +223,17 @@ def _parts(facts: RunFacts) -> Iterator[PartEntry]:
         measured[name] = measured.get(name, 0.0) + seconds
     if measured:
         measured["compute"] = observed.seconds - sum(measured.values())
-    for part in PARTS:
-        if part.name not in found:
-            continue
-        seconds, words = found[part.name], part.meaning
-        if part.name == "compute":
-            seconds, words = seconds - again, f"{words}, at {100 * share:.0f} % of the device's peak"
-        hidden = max(0.0, sent.get(part.name, 0.0) - seconds)
-        yield {
-            "name": part.name,
-            "words": words,
-            "planned": seconds,
-            "hidden": hidden,
-            "measured": measured.get(part.name),
-        }
-        if part.name == "compute" and again > 0:
-            words = "activations computed again in backward"
-            yield {"name": "recomputation", "words": words, "planned": again, "hidden": 0.0, "measured": None}
-    rest = observed.seconds - planned.time.total
-    words = "measured minus planned"
-    yield {"name": "unexplained", "words": words, "planned": 0.0, "hidden": 0.0, "measured": rest}
+    for name in (part.name for part in PARTS if part.name in found):
+        seconds = found[name] - (again if name == "compute" else 0.0)
+        hidden = max(0.0, sent.get(name, 0.0) - seconds)
+        entry = _part(name, seconds, hidden, measured.get(name))
+        if name == "compute":
+            entry["words"] += f", at {100 * share:.0f} % of the device's peak"
+        yield entry
+        if name == "compute" and again > 0:
+            yield _part("recomputation", again)
+    yield _part("unexplained", 0.0, 0.0, observed.seconds - planned.time.total)
+
+
+def _part(name: str, planned: float, hidden: float = 0.0, measured: float | None = None) -> PartEntry:
+    return {"name": name, "words": WORDS[name], "planned": planned, "hidden": hidden, "measured": measured}

@@ -75,20 +75,29 @@ def _has_node(planned: Planned) -> bool:
     return planned.job.cluster.intra_node is not None and (planned.job.cluster.gpus_per_node or 1) > 1
 
 
+def _on_gpus(planned: Planned) -> bool:
+    return planned.job.device_kind != "cpu"
+
+
+def _on_cores(planned: Planned) -> bool:
+    return planned.job.device_kind == "cpu"
+
+
 PARTS = (
-    Slower("device-clock", 1.0, 2.0, 0.12, lambda _: True, lambda p: p.slower_kernels, "kernels"),
-    Slower("network", 1.0, 30.0, None, _has_nodes, lambda p: p.slower_link("inter_node"), "messages between nodes"),
+    Slower("device-clock", 1.0, 2.0, 0.12, _on_gpus, lambda p: p.slower_kernels, "kernels"),
+    Slower("busy-host", 1.0, 20.0, 0.7, _on_cores, lambda p: p.slower_kernels, "kernels"),
+    Slower("network", 1.5, 30.0, 1.2, _has_nodes, lambda p: p.slower_link("inter_node"), "messages between nodes"),
     Slower("intra-node", 0.4, 10.0, None, _has_node, lambda p: p.slower_link("intra_node"), "messages inside a node"),
-    Slower("host-bound", 0.5, 10.0, None, lambda p: p.job.device_kind != "cpu", lambda p: p.slower_host, "launches"),
+    Slower("host-bound", 0.5, 10.0, None, _on_gpus, lambda p: p.slower_host, "launches"),
     Slower(
-        "pipeline-split", 1.0, 2.0, 0.15, lambda p: p.job.parallel.pp > 1, lambda p: p.slower_stage, "the last stage"
+        "pipeline-split", 0.8, 2.0, 0.15, lambda p: p.job.parallel.pp > 1, lambda p: p.slower_stage, "the last stage"
     ),
     Slower(
         "moe-imbalance", 1.0, 4.0, 0.3, lambda p: p.job.has_experts, lambda p: p.fuller_rank, "experts' fullest rank"
     ),
 )
 SETTINGS = (
-    Setting("overlap", "parallel.overlap_gradients", True, (False,), 0.5),
+    Setting("overlap", "parallel.overlap_gradients", True, (False,), 0.4),
     Setting("tp-comm-overlap", "parallel.tp_comm_overlap", True, (False,), 0.3),
     Setting("attention", "model.attention", "flash", ("unfused",), 0.3),
     Setting("recompute", "training.recompute", "none", ("full", "selective"), 0.1),
@@ -129,11 +138,11 @@ def _slower_parts(facts: RunFacts) -> Iterator[Suspect]:
             total += prior
         factor = slowed.factor_of(measured)
         if factor is None:
-            end = f"even at 1/{part.most:g} a step would take {seconds_text(slowed.seconds[-1])}"
+            end = f"not even 1/{part.most:g} of the planned speed explains it ({seconds_text(slowed.seconds[-1])})"
         else:
-            end = f"at 1/{factor:.2g} of their planned speed a step takes the measured {seconds_text(measured)}"
+            end = f"1/{factor:.2g} of the planned speed explains {seconds_text(measured)}"
             if part.cause in ("pipeline-split", "moe-imbalance"):
-                end = f"with {factor:.2g} times the planned work a step takes the measured {seconds_text(measured)}"
+                end = f"{factor:.2g} times the planned work explains {seconds_text(measured)}"
         likely = part.prior * weight / total * _memory_chance(facts, planned)
         yield Suspect("flat", part.cause, facts.gap, f"{part.what}: {end}", likely)
 
@@ -171,7 +180,7 @@ def _missing(facts: RunFacts, best: float) -> Iterator[Suspect]:
 def missing_settings(planned: Planned) -> Iterator[tuple[Setting, float]]:
     """The settings that the job lacks, that fit the memory and save WORTH of a step, with seconds."""
     for setting in SETTINGS:
-        if setting.value(planned) not in setting.bad:
+        if setting.value(planned) not in setting.bad or (setting.cause == "fp32" and _on_cores(planned)):
             continue
         better = planned.with_settings({setting.name: setting.good})
         if better is None or better.estimate.fits is False:

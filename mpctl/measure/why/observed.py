@@ -24,7 +24,7 @@ from mpctl.measure.why.series import Point
 from mpctl.model.layout.job_layout import JobLayout
 from mpctl.records.rundir.directory import RunDir
 from mpctl.records.rundir.slow import SlowPart, read_slow
-from mpctl.records.rundir.summary import training_progress
+from mpctl.records.rundir.summary import recorded_median, training_progress
 from mpctl.run.history.show import open_runs
 
 
@@ -32,9 +32,9 @@ from mpctl.run.history.show import open_runs
 class Observed:
     """A run. name: of its log or directory. points: every step, oldest first. seconds: of a steady step.
     launcher: whose log it is, a target of `--emit`; empty for a run of mpctl. communication: measured
-    seconds of rank 0 by axis. slow: ranks and links that the launcher named. memory: bytes,
-    `allocated` and `reserved`; planned_memory: what a run of mpctl planned of it. tflops, mfu: as the
-    log prints them, mfu as a share."""
+    seconds of rank 0 by axis; processor: its seconds of processor time. slow: ranks and links that the
+    launcher named. memory: bytes, `allocated` and `reserved`; planned_memory: what a run of mpctl planned
+    of it. tflops, mfu: as the log prints them, mfu as a share."""
 
     name: str
     layout: JobLayout
@@ -45,6 +45,7 @@ class Observed:
     notes: tuple[str, ...] = ()
     events: LogEvents = field(default_factory=LogEvents)
     communication: Mapping[str, float] = field(default_factory=dict)
+    processor: float | None = None
     slow: tuple[SlowPart, ...] = ()
     planned_memory: Mapping[str, float] = field(default_factory=dict)
     tflops: float | None = None
@@ -78,8 +79,8 @@ def observe_log(path: Path, layout: LogLayout) -> Observed:
         points,
         seconds,
         EMITTED[run.launcher],
-        run.text,
-        tuple(notes),
+        run.text.rpartition(", spread")[0],
+        tuple(notes[1:]),
         run.events,
         tflops=run.figure("tflops"),
         mfu=mfu / 100 if mfu else None,
@@ -112,7 +113,7 @@ def observe_run(path: Path) -> Observed:
     peaks = [row["memory"]["peak"] for row in (saved.summary.plan_beside_run if saved.summary else ()) if row["memory"]]
     fullest = max(peaks, key=lambda peak: peak["measured"], default=None)
     points = tuple(
-        Point(record["step"], record["step_seconds"])
+        Point(record["step"], record["step_seconds"], "checkpoint" if "save_seconds" in record else "")
         for record in records
         if record.get("predicted_step_seconds") == forecast
     )
@@ -125,5 +126,6 @@ def observe_run(path: Path) -> Observed:
         events=LogEvents({"allocated": fullest["measured"]} if fullest else {}),
         planned_memory={"allocated": fullest["planned"]} if fullest else {},
         communication=progress["communication_seconds"] or {},
+        processor=recorded_median(records, "cpu_seconds"),
         slow=tuple(read_slow(run.slow)),
     )

@@ -9,6 +9,7 @@ without one are collections, then loaders.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
@@ -32,6 +33,11 @@ HEAD = 0.3
 """Share of the lines up to which a slow beginning is one of first steps."""
 FULL = 0.95
 """Share of the device's memory from which allocators retry."""
+STRAGGLER = 1.1
+"""Times as long as the fastest rank: jobs count as slowed from there on (arXiv 2505.05713)."""
+_ROUND_TRIPS = re.compile(r"MnRtt/Rnk: ?([\d.]{1,12}) ?ms/(\d{1,7}).{0,8}MxRtt/Rnk: ?([\d.]{1,12}) ?ms/(\d{1,7})")
+GOT = 0.7
+"""Share of the time in which a rank computes that it has a core at least."""
 SAME = 0.03
 A100 = 312e12
 """FLOP/s that torchtitan takes for a device that it does not know."""
@@ -52,12 +58,27 @@ def named_suspects(facts: RunFacts) -> Iterator[Suspect]:
             yield Suspect("log", cause, over, text, is_direct=True)
     if (event := found.get("sockets")) is not None and facts.planned.job.cluster.nodes > 1:
         yield Suspect("log", "sockets", over, event.text, is_direct=True)
-    if (event := found.get("straggler")) is not None and facts.is_slow:
-        yield Suspect("log", "straggler", None, event.text, 0.5)
+    if (event := found.get("straggler")) is not None and (times := _ROUND_TRIPS.search(event.text)):
+        fast, slow = float(times[1]), float(times[3])
+        if slow >= STRAGGLER * fast > 0:
+            text = f"rank {times[4]} takes {slow:.0f} ms, rank {times[2]} {fast:.0f} ms: {event.text}"
+            yield Suspect("log", "straggler", (slow - fast) / 1e3, text, is_direct=True)
     for part in facts.observed.slow:
         yield Suspect(
             "slow-rank", "straggler" if part.kind == "ranks" else "slow-link", None, part.text, is_direct=True
         )
+
+
+def processor_suspects(facts: RunFacts) -> Iterator[Suspect]:
+    """Ranks on cores, slower than planned, that did not get their cores all the time."""
+    observed, seconds = facts.observed, facts.observed.seconds
+    computing = seconds - sum(observed.communication.values())
+    if observed.processor is None or facts.planned.job.device_kind != "cpu" or not facts.is_slow:
+        return
+    if observed.processor < GOT * computing:
+        text = f"rank 0 computed for {seconds_text(computing)} of a step, with {seconds_text(observed.processor)} "
+        text += "of processor time"
+        yield Suspect("processor", "busy-host", computing - observed.processor, text, is_direct=True)
 
 
 def memory_suspects(facts: RunFacts) -> Iterator[Suspect]:
@@ -220,6 +241,7 @@ SIGNATURES: tuple[Signature, ...] = (
     spike_suspects,
     spread_suspects,
     first_suspects,
+    processor_suspects,
     memory_suspects,
     flat_suspects,
     fast_suspects,

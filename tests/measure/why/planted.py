@@ -3,6 +3,7 @@ the cause adds, in the forms of tests/interop/example_logs.py."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -44,15 +45,15 @@ Times = list[float]
 
 
 @cache
-def _plan(settings: tuple[tuple[str, Any], ...]) -> Planned:
-    estimate = load_plan(None, dict(settings)).estimate
+def _plan(settings: str) -> Planned:
+    estimate = load_plan(None, json.loads(settings)).estimate
     assert estimate is not None
     return Planned(estimate.layout)
 
 
 def plan_of(settings: dict[str, Any]) -> Planned:
     """The plan of a job of these settings."""
-    return _plan(tuple(sorted(settings.items())))
+    return _plan(json.dumps(settings, sort_keys=True))
 
 
 def noisy(seconds: float, seed: int, noise: float, lines: int = LINES) -> Times:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from random import Random
+from statistics import median
 
 import pytest
 
-from tests.measure.why.planted import DENSE, EXPERTS, SHARDED, Times, find, noisy, plan_of
+from mpctl.measure.why.observed import Observed
+from mpctl.measure.why.series import Point
+from tests.measure.why.planted import DENSE, EXPERTS, SHARDED, Times, find, noisy, observe, plan_of, suspects_of
 
 FORMS = ("megatron", "torchtitan", "nanotron", "deepspeed")
 CASES = [(seed, noise) for seed in (1, 2) for noise in (0.005, 0.03)]
@@ -121,3 +125,59 @@ def test_sockets_are_named_between_nodes(tmp_path: Path) -> None:
     line = "host1:123:456 [0] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.1<0>"
     times = noisy(1.4 * plan_of(DENSE).time.total, 1, 0.01)
     assert causes(times, DENSE, tmp_path, lines={0: line})[0] == "sockets"
+
+
+def test_a_rank_that_a_detector_names_is_named(tmp_path: Path) -> None:
+    line = "0: INFO:megatron.core.utils:[2024-03-14] | MnRtt/Rnk: 3453.08ms/8 | MxRtt/Rnk: {} | MnPwr/Rnk: 601796W/8"
+    times = noisy(plan_of(DENSE).time.total, 1, 0.01)
+    (found,) = find(times, DENSE, tmp_path, lines={100: line.format("4468.20ms/0")})
+    assert found.cause == "straggler" and found.seconds == pytest.approx(1.015, abs=0.01)
+    assert "rank 0 takes 4468 ms" in found.evidence
+    assert find(times, DENSE, tmp_path, lines={100: line.format("3468.20ms/0")}) == []
+
+
+def test_a_sparse_peak_is_a_trap_of_counting(tmp_path: Path) -> None:
+    seconds = plan_of(DENSE).time.total
+    observed = observe(noisy(seconds, 1, 0.01), DENSE, tmp_path, "torchtitan")
+    for peak, counted in ((1979.0, True), (312.0, True), (989.5, False)):
+        found = suspects_of(replace(observed, tflops=420.0, mfu=420 / peak))
+        assert [suspect.cause for suspect in found] == ["counting"] * counted
+
+
+BLOOM = {
+    "cluster": "jean-zay",
+    "cluster.nodes": 48,
+    "cluster.gpus_per_node": 8,
+    "model": {
+        "layers": 70,
+        "hidden": 14336,
+        "ffn": 57344,
+        "heads": 112,
+        "vocab": 250880,
+        "seq_length": 2048,
+        "attention": "unfused",
+    },
+    "parallel.tp": 4,
+    "parallel.pp": 12,
+    "parallel.zero": 1,
+    "training.micro_batch_size": 2,
+    "training.global_batch_size": 2048,
+    "training.recompute": "full",
+    "training.runtime": "megatron-deepspeed",
+}
+
+
+@pytest.mark.parametrize("lines_before", [20, 80])
+def test_the_slow_gpu_of_bloom_is_found(lines_before: int) -> None:
+    """BigScience's chronicle of 2022-04-28: five lines of its log, the levels on both sides repeated."""
+    random = Random(7)
+    printed = [105.16, 105.17, 106.25, 110.17, 111.14]
+    before = [105.2 * (1 + random.gauss(0, 0.003)) for _ in range(lines_before)]
+    after = [111.1 * (1 + random.gauss(0, 0.003)) for _ in range(75)]
+    seconds = [*before, *printed, *after]
+    first = 42780 - lines_before
+    points = tuple(Point(first + n, s) for n, s in enumerate(seconds))
+    found = suspects_of(Observed("bloom", plan_of(BLOOM).layout, points, median(seconds)))
+    assert found[0].cause == "slow-gpu"
+    assert "5.7 % longer from step 4278" in found[0].evidence or "5.6 % longer" in found[0].evidence
+    assert found[0].signature == "level-shift"
