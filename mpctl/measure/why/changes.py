@@ -1,6 +1,7 @@
 """Changes of the observed job that would save time, each planned, with what to type.
 
-Settings that the job lacks (levels.py) and layouts that differ in one setting (plan/search/nearest.py).
+Settings that the job lacks (levels.py) and layouts that differ in one setting, or in two where that
+saves more than any one (plan/search/nearest.py).
 A change of another launcher is what differs in the two texts that `--emit` writes.
 
 >>> text_changes("train.py --bf16 --tp 2", "train.py --bf16 --tp 4 --sp", "shell")
@@ -36,7 +37,7 @@ class ChangeEntry(TypedDict):
 
 
 def find_changes(planned: Planned, launcher: str) -> list[ChangeEntry]:
-    """The changes that save at least WORTH of the planned step, the largest first. launcher: a target of
+    """The changes that save at least WORTH of the planned step, the most first. launcher: a target of
     `--emit`, empty for mpctl itself."""
     found: dict[str, ChangeEntry] = {}
     for settings in _candidates(planned):
@@ -54,7 +55,10 @@ def find_changes(planned: Planned, launcher: str) -> list[ChangeEntry]:
                 memory_bytes=other.estimate.device_bytes,
                 flags=flags,
             )
-    return sorted(found.values(), key=lambda change: -change["seconds"])[:MOST]
+    best = max((c["seconds"] for c in found.values() if len(c["settings"]) == 1), default=0.0)
+    least = {1: 0.0, 2: best + WORTH * planned.time.total}
+    worth = [c for c in found.values() if c["seconds"] >= least[len(c["settings"])]]
+    return sorted(worth, key=lambda change: -change["seconds"])[:MOST]
 
 
 def _candidates(planned: Planned) -> Iterator[Mapping[str, Any]]:

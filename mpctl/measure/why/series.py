@@ -16,6 +16,7 @@ none of these lines is a spike.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from math import log, sqrt
@@ -31,6 +32,8 @@ on each side."""
 SURE, LEAST_SHIFT, LEAST_DRIFT = 6.0, 0.015, 0.03
 """Of a shift or a drift: standard errors, as the best of hundreds of cuts reaches 4 by chance, and
 shares of the step; BLOOM's slow GPU was 5.7 %."""
+APART = 10
+"""Lines over which slow spells last."""
 LEAST_NOISE = 0.002
 """Share of a step that is noise at least: logs print three or four digits."""
 LEAST_LINES = 5
@@ -172,7 +175,7 @@ def find_shape(points: Sequence[Point]) -> Shape:
     slow = {spike.point for spike in spikes}
     clean = [point for point in rest if point not in slow and not point.after] or rest
     noise = _noise([point.seconds / median(seconds) for point in clean])
-    levels, drift = _levels(clean, noise)
+    levels, drift = _levels(clean, noise * _persistence(clean))
     interval = median_low([b.step - a.step for a, b in pairwise(rest) if b.step > a.step] or [1])
     middle = median(point.seconds for point in clean)
     slow_start = [p for p in points[:warm] if p.seconds > middle * (1 + max(FAR * noise, LEAST_SPIKE))]
@@ -200,9 +203,42 @@ def _noise(values: Sequence[float]) -> float:
     return max(NORMAL * median(steps) / sqrt(2) if steps else 0.0, LEAST_NOISE)
 
 
+def _persistence(clean: Sequence[Point]) -> float:
+    """The standard error of a mean over that of independent lines with the noise of neighbours.
+
+    A trend of the longest start is taken out first. Where what is slow stays so for a while, lines far
+    apart differ by more than neighbours. With a correlation r from line to line, neighbours have 1 - r of
+    the variance, and the factor is sqrt(1 + r) / (1 - r): 1 for r = 0, 6.7 for r = 0.8.
+    """
+    own = _longest(clean)
+    slope = _slope(own, [point.seconds for point in own])
+    values = [point.seconds - slope * point.step for point in own]
+    near = [abs(b - a) for a, b in pairwise(values)]
+    apart = [abs(b - a) for a, b in zip(values, values[APART:], strict=False)]
+    if len(apart) < APART:
+        return 1.0
+    rest = min(1.0, (median(near) / (median(apart) or 1.0)) ** 2) or 1.0
+    return sqrt(2 - rest) / rest
+
+
+def _longest(clean: Sequence[Point]) -> list[Point]:
+    """The lines of the start that has most."""
+    counts = Counter(point.start for point in clean)
+    start = max(counts, key=lambda number: counts[number])
+    return [point for point in clean if point.start == start]
+
+
+def _slope(points: Sequence[Point], values: Sequence[float]) -> float:
+    """The least-squares slope of values over steps; 0 for a single step."""
+    mean_x, mean_y = fmean(point.step for point in points), fmean(values)
+    width = sum((point.step - mean_x) ** 2 for point in points)
+    rise = sum((point.step - mean_x) * (value - mean_y) for point, value in zip(points, values, strict=True))
+    return rise / width if width else 0.0
+
+
 def _levels(clean: Sequence[Point], noise: float) -> tuple[tuple[Level, ...], Drift | None]:
     logs = [log(point.seconds) for point in clean]
-    drift = _drift(clean, logs, noise)
+    drift = _drift(clean, noise)
     if drift is not None:
         return (_level(clean),), drift
     spans = _merged(list(_cuts(logs, 0, len(logs), noise, DEEPEST)), logs)
@@ -249,28 +285,25 @@ def _best_cut(values: Sequence[float]) -> int | None:
     return best[1] if best[1] > 0 else None
 
 
-def _drift(clean: Sequence[Point], logs: Sequence[float], noise: float) -> Drift | None:
+def _drift(clean: Sequence[Point], noise: float) -> Drift | None:
     """The straight line of the longest start, where steps become longer or shorter along it, and it
     fits better than two levels."""
-    longest = max({p.start for p in clean}, key=lambda start: sum(p.start == start for p in clean))
-    own = [(p, value) for p, value in zip(clean, logs, strict=True) if p.start == longest]
-    if len(own) < 4 * LEAST_LINES:
+    own = _longest(clean)
+    if len(own) < 3 * LEAST_LINES:
         return None
-    x = [float(p.step) for p, _ in own]
-    y = [value for _, value in own]
-    mean_x, mean_y = fmean(x), fmean(y)
-    width = sum((at - mean_x) ** 2 for at in x)
-    slope = sum((at - mean_x) * (value - mean_y) for at, value in zip(x, y, strict=True)) / (width or 1.0)
-    rise = slope * (x[-1] - x[0])
-    if abs(rise) < max(LEAST_DRIFT, SURE * noise * (x[-1] - x[0]) / sqrt(width or 1.0)):
+    y = [log(point.seconds) for point in own]
+    slope, mean_x, mean_y = _slope(own, y), fmean(point.step for point in own), fmean(y)
+    length = own[-1].step - own[0].step
+    width = sqrt(sum((point.step - mean_x) ** 2 for point in own)) or 1.0
+    if abs(slope * length) < max(LEAST_DRIFT, SURE * noise * length / width):
         return None
-    left = sum((value - mean_y - slope * (at - mean_x)) ** 2 for at, value in zip(x, y, strict=True))
+    left = sum((value - mean_y - slope * (point.step - mean_x)) ** 2 for point, value in zip(own, y, strict=True))
     cut = _best_cut(y)
     if cut is not None and sum(_squares(part) for part in (y[:cut], y[cut:])) + CHOICE * noise**2 < left:
         return None
-    begin = median(p.seconds for p, _ in own[: max(LEAST_LINES, len(own) // 10)])
-    end = median(p.seconds for p, _ in own[-max(LEAST_LINES, len(own) // 10) :])
-    return Drift(own[0][0].step, own[-1][0].step, begin, end)
+    part = max(LEAST_LINES, len(own) // 10)
+    begin, end = (median(point.seconds for point in some) for some in (own[:part], own[-part:]))
+    return Drift(own[0].step, own[-1].step, begin, end)
 
 
 def _squares(values: Sequence[float]) -> float:

@@ -101,7 +101,7 @@ def shift_suspects(facts: RunFacts) -> Iterator[Suspect]:
     begins = levels.index(slow) > levels.index(fast)
     text = f"{100 * (ratio - 1):.1f} % longer {_when(slow, levels)}: "
     text += f"{seconds_text(fast.seconds)} and {seconds_text(slow.seconds)}"
-    restarted = _restart_before(facts, slow if begins else fast)
+    restarted = _restart_before(facts, (slow if begins else fast).first)
     text += f"; the run was restarted at step {restarted}: other hosts?" if restarted is not None else "; no restart"
     if slow is levels[0] and slow.lines <= HEAD * facts.shape.lines and not begins:
         yield Suspect("first-steps", "first-steps", lost, text, 1.2)
@@ -116,12 +116,12 @@ def _when(slow: Level, levels: Sequence[Level]) -> str:
     return f"until step {slow.last}" if slow is levels[0] else f"from step {slow.first} to {slow.last}"
 
 
-def _restart_before(facts: RunFacts, level: Level) -> int | None:
-    """The step of the restart at which a level begins; None where there was none."""
+def _restart_before(facts: RunFacts, step: int) -> int | None:
+    """The first step of a start that began about this step; None where none did."""
     near = 3 * facts.shape.interval
     points = facts.observed.points
     changes = (b for a, b in pairwise(points) if a.start != b.start)
-    return next((point.step for point in changes if abs(point.step - level.first) <= near), None)
+    return next((point.step for point in changes if abs(point.step - step) <= near), None)
 
 
 def _network_factor(facts: RunFacts, ratio: float) -> str:
@@ -139,6 +139,8 @@ def drift_suspects(facts: RunFacts) -> Iterator[Suspect]:
         return
     text = f"from {seconds_text(drift.begin)} at step {drift.first} to {seconds_text(drift.end)} at step {drift.last}, "
     text += f"{100 * drift.rise:.1f} % longer, on a line"
+    restart = _restart_before(facts, drift.last)
+    text += f"; the run was restarted at step {restart}" if restart is not None else ""
     lost = drift.end - drift.begin
     if facts.planned.job.has_experts:
         yield Suspect("drift", "moe-imbalance", lost, text, 1.0)
@@ -250,11 +252,16 @@ SIGNATURES: tuple[Signature, ...] = (
 
 def ordered(found: Sequence[Suspect]) -> list[Suspect]:
     """Suspects by likelihood, each cause once: what the log names itself, then by form, the one that
-    costs most first, then by weight."""
-    forms: dict[str, float] = {}
-    for suspect in found:
-        forms[suspect.signature] = max(forms.get(suspect.signature, 0.0), suspect.seconds or 0.0)
+    costs most first, then by weight. The first of a form that costs at least half as much as the form
+    before it comes before the second of that."""
+    forms: dict[str, list[Suspect]] = {}
+    for suspect in sorted(found, key=lambda s: -s.weight):
+        forms.setdefault("" if suspect.is_direct else suspect.signature, []).append(suspect)
+    named = sorted(forms.pop("", []), key=lambda s: -(s.seconds or 0.0))
+    costs = {form: max(s.seconds or 0.0 for s in some) for form, some in forms.items()}
+    by_cost = sorted(forms, key=lambda form: -costs[form])
+    heads = [forms[form][0] for form in by_cost if 2 * costs[form] >= costs[by_cost[0]]]
     by_cause: dict[str, Suspect] = {}
-    for suspect in sorted(found, key=lambda s: (not s.is_direct, -forms[s.signature], -s.weight)):
+    for suspect in (*named, *heads, *(s for form in by_cost for s in forms[form])):
         by_cause.setdefault(suspect.cause, suspect)
     return list(by_cause.values())

@@ -29,6 +29,18 @@ def test_noise_alone_has_no_form(noise: float, seed: int) -> None:
     assert shape.noise == pytest.approx(max(noise, 0.002), rel=0.35)
 
 
+@pytest.mark.parametrize("lasting", [0.5, 0.8])
+@pytest.mark.parametrize("seed", range(20))
+def test_slow_spells_are_no_levels(lasting: float, seed: int) -> None:
+    random, state, seconds = Random(seed), 0.0, list[float]()
+    for _ in range(200):
+        state = lasting * state + random.gauss(0, 0.02 * (1 - lasting**2) ** 0.5)
+        seconds.append(1 + state)
+    shape = shape_of([3.0, *seconds])
+    assert len(shape.levels) == 1 and shape.drift is None
+    assert len(shape_of([3.0, *(s * (1.15 if n > 120 else 1) for n, s in enumerate(seconds))]).levels) == 2
+
+
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("first", [40, 100, 170])
 def test_a_level_begins_where_it_was_planted(first: int, seed: int) -> None:
