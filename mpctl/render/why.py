@@ -77,8 +77,10 @@ def _facts(document: WhyDocument, *, full: bool) -> Iterator[tuple[str, str]]:
             f"above {standing['percentile']} % of {standing['among']} {standing['what']}"
             f" (median {standing['median_mfu']:.0%}, best {standing['best_mfu']:.0%})",
         )
-    printed = f" (the log: {measured['mfu']:.0%})" if measured["mfu"] else ""
-    yield "MFU", f"{measured['planned_mfu']:.0%}{printed}, attention counted without its causal mask"
+    printed = [f"{measured['tflops']:.0f} TFLOP/s"] if measured["tflops"] else []
+    printed += [f"MFU {measured['mfu']:.0%}"] if measured["mfu"] else []
+    own = f"{measured['planned_mfu']:.0%}, {measured['planned_tflops']:.0f} TFLOP/s"
+    yield "MFU", f"{own}, attention without its causal mask" + f" (the log: {', '.join(printed)})" * bool(printed)
     if (more := measured["mean_seconds"] / measured["step_seconds"] - 1) > 0.01:
         yield "mean step", f"{seconds_text(measured['mean_seconds'])}, {more:.0%} above the median"
 

@@ -67,8 +67,8 @@ class LevelEntry(TypedDict):
 class MeasuredSteps(TypedDict):
     """Seconds of a step: the median of steady lines, and the mean of all but the first ones. spread: one
     standard deviation of a line as a share. best_seconds: at the fastest level, or before a drift.
-    interval: steps of a line. tflops, mfu: as the log prints them; planned_mfu: by the plan's count
-    at the measured seconds."""
+    interval: steps of a line. tflops, mfu: as the log prints them; planned_mfu, planned_tflops: by the
+    plan's count at the measured seconds."""
 
     step_seconds: float
     mean_seconds: float
@@ -81,6 +81,7 @@ class MeasuredSteps(TypedDict):
     tflops: float | None
     mfu: float | None
     planned_mfu: float
+    planned_tflops: float
 
 
 class PartEntry(TypedDict):
@@ -208,6 +209,7 @@ def _measured(facts: RunFacts) -> MeasuredSteps:
         "tflops": observed.tflops,
         "mfu": observed.mfu,
         "planned_mfu": facts.planned.time.model_flops / observed.seconds / facts.planned.time.peak,
+        "planned_tflops": facts.planned.time.model_flops / observed.seconds / 1e12,
     }
 
 

@@ -13,6 +13,7 @@ from itertools import pairwise
 from math import exp, log
 from typing import Any, NamedTuple
 
+from mpctl.core.axes import FILLING
 from mpctl.core.errors import InputError
 from mpctl.model.layout.job_layout import JobLayout
 from mpctl.plan.estimate.job import Estimate
@@ -24,7 +25,7 @@ from mpctl.plan.estimate.routing import expert_load
 from mpctl.plan.estimate.step import QUANTILE, StepTime, part_of_group
 from mpctl.plan.estimate.time import StepTimeModel, step_time_model
 from mpctl.plan.planning.plan import make_plan
-from mpctl.spec.job import JobSpec
+from mpctl.spec.job import JobSpec, changed_job
 
 SecondsAt = Callable[[float], float]
 """Seconds of a step by the factor at which a part of it is slower."""
@@ -94,11 +95,10 @@ class Planned:
 
     def with_settings(self, changes: Mapping[str, Any]) -> Planned | None:
         """The plan with other settings, by full name; None where they are not legal, or cannot be timed."""
-        job: Any = self.job
-        for name, value in changes.items():
-            table, _, key = name.partition(".")
-            changed = getattr(job, table).model_copy(update={key: value})
-            job = job.model_copy(update={table: changed})
+        across = "parallel.allow_tp_across_nodes"  # as the run was made
+        job = changed_job(self.job, {across: True, **changes}, frozenset({f"parallel.{FILLING}"}))
+        if job is None:
+            return None
         made = make_plan(job)
         if made.estimate is None or isinstance(made.estimate.time, str):
             return None

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from mpctl.measure.why.changes import find_changes
 from mpctl.measure.why.document import why_document
 from mpctl.measure.why.observed import observe_run
 from mpctl.measure.why.standing import find_standing, published_runs
+from mpctl.plan.planning.plan import load_plan
 from mpctl.records.rundir.directory import RunDir
 from mpctl.records.rundir.slow import SlowPart, append_slow
 from tests.measure.calibrate.test_run_dirs import write_run
@@ -51,3 +53,15 @@ def test_a_standing_is_among_runs_of_its_kind() -> None:
     assert device is not None
     alike = [run for run in published_runs() if run.device == device.name and run.dtype == "bf16"]
     assert standing["best_mfu"] <= max(run.mfu for run in alike)
+
+
+def test_changes_save_what_their_plans_save_and_fit() -> None:
+    plan = plan_of({**DENSE, "parallel.tp": 16, "parallel.pp": 1, "parallel.allow_tp_across_nodes": True})
+    changes = find_changes(plan, "megatron")
+    assert changes
+    for change in changes:
+        other = load_plan(None, {**DENSE, "parallel.tp": 16, "parallel.pp": 1, **change["settings"]}).estimate
+        assert other is not None and other.fits and other.step_seconds is not None
+        assert change["seconds"] == pytest.approx(plan.time.total - other.step_seconds)
+        assert change["seconds"] >= 0.02 * plan.time.total
+    assert any("without --tensor-model-parallel-size 16" in change["flags"] for change in changes)
