@@ -11,7 +11,7 @@ A change of another launcher is what differs in the two texts that `--emit` writ
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypedDict
 
 from mpctl.core.errors import InputError
@@ -55,10 +55,18 @@ def find_changes(planned: Planned, launcher: str) -> list[ChangeEntry]:
                 memory_bytes=other.estimate.device_bytes,
                 flags=flags,
             )
-    best = max((c["seconds"] for c in found.values() if len(c["settings"]) == 1), default=0.0)
-    least = {1: 0.0, 2: best + WORTH * planned.time.total}
-    worth = [c for c in found.values() if c["seconds"] >= least[len(c["settings"])]]
-    return sorted(worth, key=lambda change: -change["seconds"])[:MOST]
+    return _chosen(list(found.values()), WORTH * planned.time.total)
+
+
+def _chosen(found: Sequence[ChangeEntry], worth: float) -> list[ChangeEntry]:
+    """The best change of each setting, and the best of two settings where it saves `worth` more."""
+    by_names: dict[tuple[str, ...], ChangeEntry] = {}
+    for change in sorted(found, key=lambda change: -change["seconds"]):
+        by_names.setdefault(tuple(change["settings"]), change)
+    single = [change for names, change in by_names.items() if len(names) == 1]
+    best = max((change["seconds"] for change in single), default=0.0)
+    double = [c for names, c in by_names.items() if len(names) > 1 and c["seconds"] >= best + worth]
+    return sorted([*single, *double[:1]], key=lambda change: -change["seconds"])[:MOST]
 
 
 def _candidates(planned: Planned) -> Iterator[Mapping[str, Any]]:

@@ -56,11 +56,12 @@ def test_a_standing_is_among_runs_of_its_kind() -> None:
 
 
 def test_changes_save_what_their_plans_save_and_fit() -> None:
-    plan = plan_of({**DENSE, "parallel.tp": 16, "parallel.pp": 1, "parallel.allow_tp_across_nodes": True})
+    job = {**DENSE, "parallel.tp": 16, "parallel.pp": 1, "parallel.allow_tp_across_nodes": True}
+    plan = plan_of(job)
     changes = find_changes(plan, "megatron")
     assert changes
     for change in changes:
-        other = load_plan(None, {**DENSE, "parallel.tp": 16, "parallel.pp": 1, **change["settings"]}).estimate
+        other = load_plan(None, {**job, **change["settings"]}).estimate
         assert other is not None and other.fits and other.step_seconds is not None
         assert change["seconds"] == pytest.approx(plan.time.total - other.step_seconds)
         assert change["seconds"] >= 0.02 * plan.time.total
