@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mpctl.cli.options import AsJsonOption, JobSource, command_line, with_job
-from mpctl.cli.plan import FromOption
+from mpctl.cli.options import AsJsonOption, JobSource, with_job
 from mpctl.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -33,11 +32,10 @@ FullOption = Annotated[bool, typer.Option("--full", help="Show every suspect, ch
 JOB_ENDINGS = (".toml", ".json")
 
 
-@with_job
+@with_job(takes_words=True)
 def why(
     job: JobSource,
     log: LogArgument = None,
-    from_: FromOption = None,
     launcher: LauncherOption = None,
     html: HtmlOption = None,
     full: FullOption = False,
@@ -55,15 +53,15 @@ def why(
     from mpctl.render.output import print_json
     from mpctl.render.progress import PATIENCE, TaskBar
 
-    observed = _observe(job, log, from_, launcher)
+    observed = _observe(job, log, launcher)
     with TaskBar(after=PATIENCE) as bar:
         document = why_document(observed, bar.update)
     if html is not None:
         from mpctl.render.why import write_why_page
 
-        words = [log or "", *(["--from", *from_] if from_ else []), *(["--launcher", launcher] if launcher else [])]
-        line = f"{command_line('why', job.source, job.overrides)} {shlex.join([w for w in words if w])}"
-        write_why_page(html, document, observed.points, command=f"{line} --html {shlex.quote(str(html))}")
+        options = [*job.with_words([log] if log else []), *(["--launcher", launcher] if launcher else [])]
+        line = f"{job.line('why')} {shlex.join([*options, '--html', str(html)])}"
+        write_why_page(html, document, observed.points, command=line)
     if as_json:
         print_json(document)
         return
@@ -72,21 +70,20 @@ def why(
     print_why(document, full=full)
 
 
-def _observe(job: JobSource, log: str | None, from_: tuple[str, str] | None, launcher: str | None) -> Observed:
+def _observe(job: JobSource, log: str | None, launcher: str | None) -> Observed:
     """Read the log or the run directory that the words name."""
     from mpctl.interop.log_rows import LogLayout
     from mpctl.measure.why.observed import observe_log, observe_run
 
-    settings = dict(job.overrides)
+    settings = dict(job.own)
     layout = LogLayout(settings=settings, cluster=settings.pop("cluster", None), launcher=launcher)
+    if job.read is not None:
+        logs = job.with_words([log] if log else [])
+        if len(logs) != 1:
+            raise InputError.of("usage", "LOG", f"{len(logs)} logs are named with --from", "name one")
+        return observe_log(Path(logs[0]), layout._replace(flags=job.read))
     if job.source is None:
         raise InputError.of("usage", "LOG", "no log is named", "mpctl why train.sh LOG, or mpctl why RUN")
-    if from_ is not None:
-        if log is not None:
-            raise InputError.of(
-                "usage", "JOB", f"{job.source!r} is given together with --from", "leave one of them out"
-            )
-        return observe_log(Path(job.source), layout._replace(flags=from_))
     if log is not None:
         return observe_log(Path(log), _with_job(layout, job.source))
     if Path(job.source).is_file():
