@@ -72,7 +72,12 @@ class PipelineTiming(NamedTuple):
     microbatches: int
 
     def ends(self) -> list[float]:
-        """Seconds from the start of the step to the end of the last action of each stage."""
+        """Seconds from the start of the step to the end of the last action of each stage. Layouts that differ
+        in messages once a step have the same, which are computed once."""
+        chunks = tuple([tuple(row) for row in self.chunks])
+        return list(_ends(self._replace(chunks=chunks, ahead=tuple(self.ahead), back=tuple(self.back))))
+
+    def _find_ends(self) -> list[float]:
         stages, vpp = len(self.chunks), len(self.chunks[0])
         if stages == 1:
             only = self.chunks[0]
@@ -144,6 +149,11 @@ class PipelineTiming(NamedTuple):
         p = len(self.chunks)
         a, b = (place.chunk * p + place.stage for place in (sender, receiver))
         return self.ahead[a] if a < b else self.back[b]
+
+
+@lru_cache(maxsize=4096)
+def _ends(timing: PipelineTiming) -> tuple[float, ...]:
+    return tuple(timing._find_ends())
 
 
 @lru_cache(maxsize=64)
