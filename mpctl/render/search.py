@@ -105,7 +105,8 @@ def notes(document: SearchDocument) -> Iterator[Sentence]:
     if document["fastest"] and len(document["rows"]) > 1:
         share = "7" if best["step_seconds_high"] / best["step_seconds_low"] >= WIDE_BAND else "6"
         error = f"{100 * document['ranking_error']:g} %"
-        yield Sentence(f"differences below {error} are ranked correctly {share} times out of 10: measure close ones", "note")
+        order = f"differences below {error} are ranked correctly {share} times out of 10: measure close ones"
+        yield Sentence(order, "note")
     if document["unsorted"]:
         left_out = plural(document["unsorted"], "layout")
         yield Sentence(f"{left_out} left out that a row below beats in time and memory", "note")

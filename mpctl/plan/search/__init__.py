@@ -1,4 +1,4 @@
-"""The fastest layouts of a job, the plainest of their ties, those of least memory, and those near one that does not fit.
+"""The fastest layouts of a job, the plainest of their ties, those of least memory, those near one that does not fit.
 
 space.py       which layouts there are for a job; how to add a setting to the search
 evaluate.py    exact seconds and bytes of one layout, sharing layer times with the others

@@ -304,8 +304,32 @@ class StepTimeBound:
         seconds of the longest backward allow. Several layers may share a bucket. Raises MissingLink
         where a link that they need states no bandwidth."""
         profile, speed = self.evaluator.profile, self.evaluator.speed
-        seconds, overlap = self.evaluator.network(layout).seconds, profile.overlap
-        zero = sent_zero_stage(layout.zero, pp=layout.pp, profile=profile)
+        overlap, zero = profile.overlap, sent_zero_stage(layout.zero, pp=layout.pp, profile=profile)
+        mode = layout.tensor_mode, layout.tensor_depth
+        key = (
+            "sent",
+            *layout.rank_sizes,
+            layout.order,
+            *mode,
+            layout.sequence_parallel,
+            layout.zero,
+            layout.zero_size,
+            stage.layers,
+        )
+        passes, once, stepped = self.evaluator.cached(key, lambda: self._messages(layout, costs, stage, zero))
+        if zero >= 2:
+            overlapped = inf  # it is longer by messages whose sizes may differ
+        share = max(overlap.dp, overlap.gather or 0.0, overlap.zero * (layout.copies > 1))
+        moved = profile.operators.on(self.on_accelerator).optimizer_bytes
+        after = stepped * moved / speed.bandwidth + self.host_step
+        return SentBound(passes, after + exposed_seconds(once, share, overlap.drag, overlapped))
+
+    def _messages(
+        self, layout: LayoutSettings, costs: CostBounds, stage: StageLayers, zero: int
+    ) -> tuple[float, float, float]:
+        """(seconds of ZeRO's messages in a micro batch, of those once a step, elements that the update of a
+        rank changes). They depend on the placement of ranks, ZeRO, and the layers of the stage."""
+        seconds, overlap = self.evaluator.network(layout).seconds, self.evaluator.profile.overlap
         passes = once = stepped = 0.0
         for view, group in self._groups(layout, zero):
             sends, trained = zero >= 2 and group.replicas > 1, 0
@@ -322,12 +346,7 @@ class StepTimeBound:
             if in_buckets:
                 passes += sum(map(seconds, group.passes(0, trained, goes_back=True)))
             once += sum(map(seconds, group.step(trained)))
-        if zero >= 2:
-            overlapped = inf  # it is longer by messages whose sizes may differ
-        share = max(overlap.dp, overlap.gather or 0.0, overlap.zero * (layout.copies > 1))
-        moved = profile.operators.on(self.on_accelerator).optimizer_bytes
-        after = stepped * moved / speed.bandwidth + self.host_step
-        return SentBound(passes, after + exposed_seconds(once, share, overlap.drag, overlapped))
+        return passes, once, stepped
 
     def _groups(self, layout: LayoutSettings, zero: int) -> Iterator[tuple[str, ReplicaGroup]]:
         """The replicas of each view, by its name."""
