@@ -343,6 +343,7 @@ def test_a_bound_is_below_the_estimate(name: str) -> None:
         assert 0 < bounds.of_axes_quickly(layout) <= bounds.of_axes(layout) <= bound
         assert bound <= own <= time.total
         assert evaluator.min_state_bytes <= evaluator.device_bytes(layout)
+        assert evaluator.least_bytes(family) <= min(evaluator.min_bytes(family, zero) for zero in range(4))
         assert evaluator.min_bytes(layout, layout.zero) <= evaluator.device_bytes(layout)
         seen += own > 0.5 * time.total
     assert seen > 30, "a bound that is far below prunes nothing"
