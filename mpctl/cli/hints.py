@@ -82,9 +82,11 @@ def _setting_hint(option: str, known: Collection[str]) -> str:
     empty if there is none. known: the command's options."""
     from mpctl.cli.options import FLAGS
     from mpctl.spec.names import full_name
-    from mpctl.spec.synonyms import MEANT
+    from mpctl.spec.synonyms import MEANT, NOT_OFFERED
 
     name = option.lstrip("-").replace("-", "_").lower()
+    if name in NOT_OFFERED:
+        return NOT_OFFERED[name]
     setting = MEANT.get(name, full_name(name))
     if setting == name:
         return ""

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from mpctl.core.errors import Issue
 from mpctl.interop.config_text import Tree, yaml_text
 from mpctl.interop.emitted import ForeignLauncher, plan_notes
+from mpctl.interop.from_accelerate import read_accelerate
 from mpctl.interop.limits import LauncherLimits, dp_degrees, refused
 from mpctl.interop.log_formats import BAR, LauncherLog
 from mpctl.model.layout.topology import zero_stage
@@ -140,6 +141,7 @@ LAUNCHER = ForeignLauncher(
     _refusals,
     _notes,
     _body,
-    log=LauncherLog(BAR, "accelerate, transformers, Lightning"),
+    read_accelerate,
+    LauncherLog(BAR, "accelerate, transformers, Lightning"),
     variables=_variables,
 )

@@ -73,7 +73,11 @@ def launch_changes(launcher: str, old: JobSpec, new: JobSpec) -> LaunchChanges:
         before, after = (_keys(emit_plan(plan, launcher)) for plan in plans)
     except InputError as error:
         return start._replace(why_not="; ".join(f"{issue.where}: {issue.message}" for issue in error.issues))
-    return start._replace(changes=tuple(changed_keys(before, after)))
+    changes = list(changed_keys(before, after))
+    batch = KeyChange("micro batch, in the script", *(str(job.training.micro_batch_size) for job in (old, new)))
+    if batch.old != batch.new and batch[1:] not in [change[1:] for change in changes]:
+        changes.append(batch)
+    return start._replace(changes=tuple(changes))
 
 
 def changed_keys(old: Flags, new: Flags) -> Iterator[KeyChange]:

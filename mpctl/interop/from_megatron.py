@@ -111,7 +111,9 @@ def _with_vocabulary(read: ReadJob, typed: Overrides) -> ReadJob:
     found = vocabularies({**read.settings, **typed})
     if len({*found.values()}) == 1:
         name, vocab = next(iter(found.items()))
-        message = f"is not there: planned with {vocab:,}, that of preset {name}, which has exactly this shape"
+        message = (
+            f"--vocab-size is not there: planned with {vocab:,}, that of preset {name}, which has exactly this shape"
+        )
         hint = f"add --vocab-size {vocab}, or --set model.vocab=N for another"
         warning = Check("megatron-vocabulary", "warning", "--vocab-size", message, hint)
         return ReadJob({**read.settings, "model.vocab": vocab}, (*read.warnings, warning))

@@ -24,7 +24,7 @@ LAUNCHERS = {
     "megatron-bridge": InteropRow("mpctl.interop.bridge"),
     "torchtitan": InteropRow("mpctl.interop.torchtitan", reads=True),
     "deepspeed": InteropRow("mpctl.interop.deepspeed", reads=True),
-    "accelerate": InteropRow("mpctl.interop.accelerate"),
+    "accelerate": InteropRow("mpctl.interop.accelerate", reads=True),
     "nanotron": InteropRow("mpctl.interop.nanotron", reads=True),
     "colossalai": InteropRow("mpctl.interop.colossalai"),
     "torch": InteropRow("mpctl.interop.torch_mesh"),

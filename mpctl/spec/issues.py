@@ -103,11 +103,11 @@ def nearest(path: list[str], value: Any = None) -> str:
     value: what it was set to; if it is a table, its keys are looked up as well.
     """
     *table, key = path
-    if isinstance(value, dict) and (inner := [MEANT[k] for k in value if k in MEANT]):
-        return f"use {', '.join(inner)}"
     here, name = keys_at(table), key.lower().replace("-", "_")
     if name in NOT_OFFERED:
         return NOT_OFFERED[name]
+    if isinstance(value, dict) and (inner := [MEANT[k] for k in value if k in MEANT]):
+        return f"use {', '.join(inner)}"
     if name in MEANT and MEANT[name] != ".".join(path):
         return f"use {MEANT[name]}"
     if near := difflib.get_close_matches(name, here, n=2):

@@ -300,22 +300,46 @@ NO_CAPACITY = (
     "drops depends on how ranks share the batch"
 )
 NO_JITTER = "leave it out: noise of each rank's own would change the loss with the layout"
-NOT_OFFERED = dict.fromkeys(
-    (
-        "capacity_factor",
-        "moe_expert_capacity_factor",
-        "moe_capacity_factor",
-        "expert_capacity",
-        "eval_capacity_factor",
-        "train_capacity_factor",
-        "expert_capacity_factor",
-        "min_capacity",
-        "drop_tokens",
-        "moe_token_drop_policy",
-        "moe_pad_expert_input_to_capacity",
-    ),
-    NO_CAPACITY,
-) | dict.fromkeys(("router_jitter_noise", "moe_input_jitter_eps", "jitter_eps", "input_jitter_noise"), NO_JITTER)
+NO_ADAPTERS = (
+    "LoRA and other adapters are not planned yet; plan full fine-tuning, or training.freeze for frozen parameters"
+)
+NOT_OFFERED = (
+    dict.fromkeys(
+        (
+            "lora",
+            "qlora",
+            "peft",
+            "adapter",
+            "lora_r",
+            "lora_rank",
+            "lora_alpha",
+            "lora_dropout",
+            "lora_target_modules",
+            "use_lora",
+            "use_peft",
+            "load_in_4bit",
+            "load_in_8bit",
+        ),
+        NO_ADAPTERS,
+    )
+    | dict.fromkeys(
+        (
+            "capacity_factor",
+            "moe_expert_capacity_factor",
+            "moe_capacity_factor",
+            "expert_capacity",
+            "eval_capacity_factor",
+            "train_capacity_factor",
+            "expert_capacity_factor",
+            "min_capacity",
+            "drop_tokens",
+            "moe_token_drop_policy",
+            "moe_pad_expert_input_to_capacity",
+        ),
+        NO_CAPACITY,
+    )
+    | dict.fromkeys(("router_jitter_noise", "moe_input_jitter_eps", "jitter_eps", "input_jitter_noise"), NO_JITTER)
+)
 
 LLAMA = "use gpt with norm rmsnorm, position rotary, activation swiglu, bias false; or a preset"
 VALUES: dict[str, dict[str, tuple[str, ...]]] = {

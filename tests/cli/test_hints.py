@@ -58,6 +58,7 @@ def test_every_command_that_is_hinted_exists() -> None:
         ("--lr", "use --set training.learning_rate=VALUE"),
         ("--dropout", "use --set training.dropout=VALUE"),
         ("--jsn", "--json"),
+        ("--lora", "LoRA and other adapters are not planned yet"),
         ("--zzzzzz", "mpctl plan --help"),
     ],
 )

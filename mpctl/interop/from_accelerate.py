@@ -1,0 +1,154 @@
+"""A config of Hugging Face's accelerate as the settings of a job: FSDP, DeepSpeed, Megatron-LM or DDP.
+
+Keys: accelerate 1.15, commands/config/config_args.py and commands/launch.py, whose flags have the same
+names. The model, the length and the batch are the script's: its flags are read as transformers'
+TrainingArguments where the launch line has them, and are mpctl's options elsewhere.
+
+>>> read = read_accelerate("{distributed_type: FSDP, mixed_precision: bf16, num_machines: 2, num_processes: 16, "
+...                        "fsdp_config: {fsdp_version: 2, fsdp_reshard_after_forward: true}}")
+>>> [read.settings[key] for key in ("parallel.zero", "cluster.gpus_per_node", "training.runtime")]
+[3, 8, 'fsdp2']
+"""
+
+from __future__ import annotations
+
+from mpctl.interop.command_line import split_command
+from mpctl.interop.config_text import Flags, read_yaml, unreadable
+from mpctl.interop.mapping import NO_SETTINGS, ForeignKey, KeyReader, ReadJob
+from mpctl.interop.shell import is_script
+from mpctl.plan.planning.plan import Overrides
+
+TYPES = {"--use_fsdp": "FSDP", "--use_deepspeed": "DEEPSPEED", "--use_megatron_lm": "MEGATRON_LM"}
+STRATEGIES = {
+    "FULL_SHARD": 3,
+    "SHARD_GRAD_OP": 2,
+    "NO_SHARD": 0,
+    "HYBRID_SHARD": 3,
+    "HYBRID_SHARD_ZERO2": 2,
+    "true": 3,
+    "false": 2,
+}
+"""ZeRO's stage by FSDP 1's strategy, or by whether FSDP 2 gathers parameters again."""
+NUMBERED = dict(zip("12345", STRATEGIES, strict=False))
+SIZES, MEGATRON = "parallelism_config_", "megatron_lm_"
+DTYPES = {"no": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "fp8"}
+HOST = ("offload_optimizer_device", "offload_param_device", "fsdp_offload_params")
+TRAINER = (
+    ForeignKey("per_device_train_batch_size", "training.micro_batch_size", int),
+    ForeignKey("max_seq_length", "model.seq_length", int),
+    ForeignKey("max_length", "model.seq_length", int),
+    ForeignKey("block_size", "model.seq_length", int),
+    ForeignKey("max_steps", "training.steps", int),
+    ForeignKey("model_name_or_path", "model"),
+)
+"""Flags of a script with transformers' TrainingArguments."""
+
+
+def read_accelerate(text: str, typed: Overrides = NO_SETTINGS) -> ReadJob:
+    """The job of a config, or of `accelerate launch`'s flags. Raises InputError with every value
+    that no setting says."""
+    values = _values(text)
+    reader = KeyReader(values, "accelerate")
+    if not {"distributed_type", "num_processes", "mixed_precision"} & {*values}:
+        message = "a config of accelerate has distributed_type and num_processes, and this text neither"
+        raise unreadable(message, "give its file as @FILE: ~/.cache/huggingface/accelerate/default_config.yaml")
+    _read_ranks(reader)
+    words = reader.value("mixed_precision", "no")
+    if words not in DTYPES:
+        reader.wrong("mixed_precision", f"{words!r} is not known", f"use {', '.join(DTYPES)}")
+    reader.settings["training.dtype"] = DTYPES.get(words, "bf16")
+    for name in HOST:
+        if reader.value(name, "none").lower() not in ("none", "false"):
+            reader.wrong(name, f"{reader.value(name)}: states on the host are not planned", "use none")
+    runtime = _read_type(reader)
+    reader.read(TRAINER, defaults=False)
+    _read_batch(reader, typed)
+    if reader.is_on("gradient_checkpointing") or reader.is_on("fsdp_activation_checkpointing"):
+        reader.settings["training.recompute"] = "full"
+    return reader.job(runtime)
+
+
+def _values(text: str) -> Flags:
+    """The values by the last part of their names, which are all different."""
+    if not is_script(text):
+        return {name.rsplit(".", 1)[-1]: words for name, words in read_yaml(text).items()}
+    line = split_command(text, {})
+    kinds = [kind for flag, kind in TYPES.items() if flag in line.launcher] or ["MULTI_GPU"]
+    values = {name.lstrip("-"): words for name, words in {**line.flags, **line.launcher}.items()}
+    mixed = next((kind for kind in ("bf16", "fp16") if kind in values), "no")
+    return {"distributed_type": (kinds[0],), "mixed_precision": (mixed,), **values}
+
+
+def _read_ranks(reader: KeyReader) -> None:
+    machines, total = int(reader.number("num_machines", int, 1)), int(reader.number("num_processes", int, 0))
+    if total < 1 or machines < 1:
+        return
+    if total % machines:
+        reader.wrong("num_processes", f"{total} processes do not divide over {machines} machines", "use a multiple")
+    reader.settings |= {"cluster.nodes": machines, "cluster.gpus_per_node": max(total // machines, 1)}
+
+
+def _read_type(reader: KeyReader) -> str:
+    """ZeRO and the sizes of the axes; the runtime that stands for the plug-in."""
+    s, kind = reader.settings, reader.value("distributed_type", "NO")
+    for axis in ("tp", "cp"):
+        s[f"parallel.{axis}"] = int(reader.number(f"{SIZES}{axis}_size", int, 1))
+    if (size := int(reader.number(f"{SIZES}sp_size", int, 1))) > 1:
+        reader.nearest(f"{SIZES}sp_size", f"{size}: Ulysses is planned as context parallelism of that size")
+        s["parallel.cp"] = size
+    if kind == "MEGATRON_LM":
+        return _read_megatron(reader)
+    if kind == "DEEPSPEED":
+        if reader.has("deepspeed_config_file"):
+            file = reader.value("deepspeed_config_file")
+            reader.wrong("deepspeed_config_file", f"{file} is another file", f"give it: --from deepspeed @{file}")
+        s["parallel.zero"] = int(reader.number("zero_stage", int, 2))
+        return "megatron-deepspeed"
+    s["parallel.zero"] = _read_fsdp(reader) if kind == "FSDP" else 0
+    if kind not in ("FSDP", "MULTI_GPU", "NO", "MULTI_CPU"):
+        reader.wrong("distributed_type", f"{kind!r} is not read", f"use {', '.join((*TYPES.values(), 'MULTI_GPU'))}")
+    return "fsdp2" if kind != "FSDP" or reader.value("fsdp_version", "1") == "2" else "fsdp"
+
+
+def _read_fsdp(reader: KeyReader) -> int:
+    s, name = reader.settings, "fsdp_reshard_after_forward"
+    name = name if reader.has(name) else "fsdp_sharding_strategy"
+    strategy = reader.value(name, "FULL_SHARD")
+    strategy = NUMBERED.get(strategy, strategy)
+    if strategy not in STRATEGIES:
+        reader.wrong(name, f"{strategy!r} is not known", f"use {', '.join(STRATEGIES)}")
+    shard = int(reader.number(f"{SIZES}dp_shard_size", int, 0))
+    if int(reader.number(f"{SIZES}dp_replicate_size", int, 1)) > 1 and shard > 0:
+        cp = s["parallel.cp"]
+        s["parallel.zero_size"] = shard * (cp if isinstance(cp, int) else 1)
+    elif strategy.startswith("HYBRID") and "cluster.gpus_per_node" in s:
+        s["parallel.zero_size"] = s["cluster.gpus_per_node"]
+    return STRATEGIES.get(strategy, 3)
+
+
+def _read_megatron(reader: KeyReader) -> str:
+    s = reader.settings
+    s["parallel.tp"] = int(reader.number(f"{MEGATRON}tp_degree", int, 1))
+    s["parallel.pp"] = int(reader.number(f"{MEGATRON}pp_degree", int, 1))
+    s["parallel.sequence_parallel"] = reader.is_on(f"{MEGATRON}sequence_parallelism") and s["parallel.tp"] != 1
+    s["parallel.zero"] = int(reader.is_on(f"{MEGATRON}use_distributed_optimizer"))
+    if reader.is_on(f"{MEGATRON}recompute_activations"):
+        s["training.recompute"] = "selective"
+    return "megatron-core"
+
+
+def _read_batch(reader: KeyReader, typed: Overrides) -> None:
+    """The global batch of transformers' flags: micro batch x accumulation steps x dp."""
+    s, key = reader.settings, "gradient_accumulation_steps"
+    steps = int(reader.number(key, int, 1))
+    micro = s.get("training.micro_batch_size", typed.get("training.micro_batch_size"))
+    sizes = [typed.get(name, s.get(name)) for name in ("cluster.nodes", "cluster.gpus_per_node")]
+    if not isinstance(micro, int) or not all(isinstance(size, int) for size in sizes):
+        if steps > 1:
+            reader.nearest(key, f"{key} {steps} says nothing without the batch of a rank", "add --global-batch-size N")
+        return
+    world = int(str(sizes[0])) * int(str(sizes[1]))
+    inner = 1
+    for axis in ("tp", "cp", "pp"):
+        inner *= int(str(s.get(f"parallel.{axis}", 1)))
+    s["training.global_batch_size"] = micro * steps * max(world // inner, 1)

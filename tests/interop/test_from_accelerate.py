@@ -1,0 +1,104 @@
+"""accelerate's configs and launch lines read back: what --emit writes, their own forms, what is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mpctl.core.errors import InputError
+from mpctl.interop.changes import launch_changes
+from mpctl.interop.command_line import read_flags
+from mpctl.interop.emitted import emit_plan
+from mpctl.interop.from_accelerate import read_accelerate
+from mpctl.plan.planning.plan import load_plan
+from tests.interop.jobs import plan_of
+from tests.interop.test_accelerate import SHARDED, WHOLE
+
+BATCH = ("training.micro_batch_size", "training.global_batch_size")
+
+
+def facts(plan: Any) -> dict[str, object]:
+    job = plan.job
+    return {
+        **{axis: job.sizes[axis] for axis in ("tp", "cp", "dp")},
+        "zero": (job.parallel.zero, job.parallel.zero_size),
+        "training": (job.training.dtype, job.training.recompute),
+    }
+
+
+@pytest.mark.parametrize("name", {**SHARDED, **WHOLE})
+def test_what_is_written_is_read_as_the_same_layout(name: str) -> None:
+    settings = {**SHARDED, **WHOLE}[name]
+    plan = plan_of(settings)
+    read = dict(read_accelerate(emit_plan(plan, "accelerate").text).settings)
+    assert read.pop("training.runtime") == "fsdp2"
+    assert facts(plan_of({"training.dtype": "fp32", **read})) == facts(plan)
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        (
+            "{distributed_type: FSDP, num_processes: 8, mixed_precision: fp16, "
+            "fsdp_config: {fsdp_sharding_strategy: SHARD_GRAD_OP}}",
+            {"parallel.zero": 2, "training.runtime": "fsdp", "training.dtype": "fp16", "cluster.gpus_per_node": 8},
+        ),
+        (
+            "{distributed_type: FSDP, num_machines: 2, num_processes: 16, "
+            "fsdp_config: {fsdp_sharding_strategy: 4, fsdp_activation_checkpointing: true}}",
+            {"parallel.zero": 3, "parallel.zero_size": 8, "training.recompute": "full"},
+        ),
+        (
+            "{distributed_type: DEEPSPEED, num_processes: 8, deepspeed_config: {zero_stage: 1}}",
+            {"parallel.zero": 1, "training.runtime": "megatron-deepspeed"},
+        ),
+        (
+            "{distributed_type: MEGATRON_LM, num_processes: 8, megatron_lm_config: {megatron_lm_tp_degree: 2, "
+            "megatron_lm_pp_degree: 2, megatron_lm_sequence_parallelism: true, "
+            "megatron_lm_use_distributed_optimizer: true}}",
+            {"parallel.tp": 2, "parallel.pp": 2, "parallel.zero": 1, "parallel.sequence_parallel": True},
+        ),
+        ("{distributed_type: MULTI_GPU, num_processes: 4}", {"parallel.zero": 0, "cluster.gpus_per_node": 4}),
+    ],
+)
+def test_plug_ins_are_read(text: str, wanted: dict[str, object]) -> None:
+    read = read_accelerate(text).settings
+    assert {key: read.get(key) for key in wanted} == wanted
+
+
+LINE = "accelerate launch --use_fsdp --num_processes 8 --mixed_precision bf16 --fsdp_version 2 train.py "
+LINE += "--model_name_or_path gpt2 --per_device_train_batch_size 2 --gradient_accumulation_steps 4 --output_dir $OUT"
+
+
+def test_a_launch_line_has_the_scripts_batch_and_model() -> None:
+    job = load_plan(None, {**read_flags("accelerate", LINE).settings, "cluster": "dgx-h100"}).job
+    assert (job.training.micro_batch_size, job.training.global_batch_size, job.parallel.zero) == (2, 64, 3)
+    assert job.model is not None and job.model.layers == 12
+
+
+def test_a_changed_micro_batch_is_the_scripts() -> None:
+    old = plan_of({"parallel.zero": 3, "training.micro_batch_size": 1, "training.global_batch_size": 64}).job
+    new = old.model_copy(update={"training": old.training.model_copy(update={"micro_batch_size": 2})})
+    changes = launch_changes("accelerate", old, new).changes
+    assert [change.text for change in changes] == ["micro batch, in the script 1 -> 2"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{distributed_type: FSDP, num_processes: 8, fsdp_config: {fsdp_offload_params: true}}", "on the host"),
+        ("{distributed_type: TPU_POD, num_processes: 8}", "'TPU_POD' is not read"),
+        ("{distributed_type: FSDP, num_machines: 3, num_processes: 8}", "do not divide over 3"),
+        (
+            "{distributed_type: DEEPSPEED, deepspeed_config: {deepspeed_config_file: z.json}}",
+            "--from deepspeed @z.json",
+        ),
+        ("{a: 1}", "distributed_type"),
+        ("{distributed_type: FSDP, num_processes: x}", "'x' is not an integer"),
+    ],
+)
+def test_what_no_setting_says_is_refused(text: str, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        read_accelerate(text)
+    assert message in "\n".join(map(str, caught.value.issues))
