@@ -35,6 +35,8 @@ OF_THE_JOB = frozenset(
         *(flag.name for flag in FLAGS),
         "job",
         "set_",
+        "gpus",
+        "from_",
         "fetch",
         "device",
         "tensorboard",

@@ -158,7 +158,7 @@ def _config_of(launch: ScriptLaunch, launcher: str) -> str:
 def _content(text: str) -> str:
     try:
         if text == "-":
-            return sys.stdin.read()
+            return _decoded("stdin", sys.stdin.buffer.read(LARGEST + 1))
         if text.startswith("@"):
             return _file_text(Path(text[1:]))
     except OSError as error:
@@ -174,20 +174,21 @@ LARGEST = 2**20
 def _file_text(path: Path) -> str:
     """The text of a file. Raises InputError for one that is too large, or no text."""
     with path.open("rb") as file:
-        content = file.read(LARGEST + 1)
+        return _decoded(str(path), file.read(LARGEST + 1))
+
+
+def _decoded(name: str, content: bytes) -> str:
+    message = ""
     if len(content) > LARGEST:
-        size = f"{path.stat().st_size:,} bytes, and a script or a config has at most {LARGEST:,}"
-        raise InputError.of("bad-syntax", str(path), size, "name the launch script or the config file")
-    try:
-        text = content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        where = f"no text: byte {error.start} is not UTF-8"
-        raise InputError.of("bad-syntax", str(path), where, "name the launch script or the config file") from None
-    if "\0" in text:
-        raise InputError.of(
-            "bad-syntax", str(path), "no text: it has null bytes", "name the launch script or config file"
-        )
-    return text.replace("\r\n", "\n")
+        message = f"more than {LARGEST:,} bytes, which no script or config has"
+    elif b"\0" in content:
+        message = "no text: it has null bytes"
+    else:
+        try:
+            return content.decode("utf-8").replace("\r\n", "\n")
+        except UnicodeDecodeError as error:
+            message = f"no text: byte {error.start} is not UTF-8"
+    raise InputError.of("bad-syntax", name, message, "name the launch script or the config file")
 
 
 def _check_has_flags(text: str) -> None:

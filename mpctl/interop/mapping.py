@@ -119,7 +119,8 @@ class KeyReader:
         self.warn("nearest", key, message, hint)
 
     def warn(self, rule: str, key: str, message: str, hint: str = "") -> None:
-        self.warnings.append(Check(f"{self.software}-{rule}", "warning", key, message, hint))
+        named = message if key in message else f"{key}: {message}"
+        self.warnings.append(Check(f"{self.software}-{rule}", "warning", key, named, hint))
 
     def number(self, key: str, kind: type[int] | type[float], default: int | float) -> int | float:
         """The key's value as a number; the default where it is absent, or, with an issue, no

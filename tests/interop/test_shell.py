@@ -158,7 +158,7 @@ def test_a_config_that_a_launch_names_is_asked_for() -> None:
     [
         (b"\x7fELF\xff\xfe", "no text: byte"),
         (b"torchrun\0p.py", "null bytes"),
-        (b"#" * (2**20 + 1), "1,048,577 bytes"),
+        (b"#" * (2**20 + 1), "more than 1,048,576 bytes"),
         (b"torchrun p.py --x 'a", "a quote ' is not closed"),
         (b"A=(1 2\ntorchrun p.py --x 1", "line 1: a bracket ( is not closed"),
         (b"if true; then\ntorchrun p.py --x 1", "line 1: 'if' has no 'fi'"),
