@@ -96,4 +96,6 @@ def _keys(emitted: EmittedPlan) -> Flags:
     if emitted.language == "yaml":
         return read_yaml(emitted.body)
     calls, assigned = python_calls(emitted.body)
-    return flat_values({**assigned, **calls})
+    made = {name.rpartition(".")[0] for name in calls}
+    values = {key: value for key, value in assigned.items() if str(value).partition("(")[0] not in made}
+    return flat_values({**values, **calls})

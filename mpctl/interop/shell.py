@@ -77,6 +77,9 @@ class ScriptLaunch:
             if lines:
                 hint = f"{'; '.join(lines[:3])}: write its value there, in a copy of the script"
                 issue = Issue(issue.rule, issue.where, issue.message, hint)
+            elif "belongs to no flag" in issue.message:
+                hint = f'a shell splits unquoted values at blanks: write "${{ARGS[@]}}" in quotes on line {self.line}'
+                issue = Issue(issue.rule, issue.where, issue.message, hint)
             issues.append(issue)
         return InputError(issues)
 

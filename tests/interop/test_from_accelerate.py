@@ -84,6 +84,13 @@ def test_a_changed_micro_batch_is_the_scripts() -> None:
     assert [change.text for change in changes] == ["micro batch, in the script 1 -> 2"]
 
 
+def test_changes_of_a_config_function_are_its_keys() -> None:
+    old = load_plan(None, {"model": "llama-3-8b", "cluster": "dgx-h100", "cluster.nodes": 1, "parallel.zero": 3}).job
+    new = load_plan(None, {**SHARDED["tp dp"], "model": "llama-3-8b", "cluster": "dgx-h100", "cluster.nodes": 1}).job
+    keys = {change.key: change.new for change in launch_changes("torchtitan", old, new).changes}
+    assert keys["ParallelismConfig.tensor_parallel_degree"] == "4" and "config.parallelism" not in keys
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

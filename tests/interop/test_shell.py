@@ -153,6 +153,30 @@ def test_a_config_that_a_launch_names_is_asked_for() -> None:
     assert (job["training.global_batch_size"], job["parallel.zero"], job["cluster.nodes"]) == (64, 3, 2)
 
 
+TORCHTITAN = """#!/usr/bin/bash
+NGPU=${NGPU:-"8"}
+CONFIG=${CONFIG:-"FILE"}
+if [ -n "$COMM_MODE" ]; then
+    python3 -m torchtitan.train --job.config_file "$CONFIG" --comm.mode=${COMM_MODE}
+else
+    PYTORCH_ALLOC_CONF="expandable_segments:True" torchrun --nproc_per_node=${NGPU} --rdzv_endpoint="localhost:0" \\
+    --local-ranks-filter ${LOG_RANK:-0} -m ${TRAIN_FILE:-torchtitan.train} --job.config_file ${CONFIG} "$@"
+fi
+"""
+
+
+def test_a_script_of_torchtitan_names_a_module_and_a_config(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text("[training]\nlocal_batch_size = 2\n[parallelism]\ntensor_parallel_degree = 4\n")
+    job = read_flags("torchtitan", TORCHTITAN.replace("FILE", str(file), 1)).settings
+    assert (job["parallel.tp"], job["training.micro_batch_size"], job["cluster.gpus_per_node"]) == (4, 2, 8)
+
+
+def test_a_value_that_bash_splits_is_told_its_quotes() -> None:
+    text = 'A=(--step-batch-size-schedule "0:16 2B:32")\ntorchrun p.py ${A[@]}'
+    assert 'write "${ARGS[@]}" in quotes on line 2' in told(text)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
