@@ -31,7 +31,9 @@ from mpctl.plan.rules.check import Check
 STARTERS = ("torchrun", "deepspeed", "accelerate", "torch.distributed.run", "torch.distributed.launch")
 _PYTHON = re.compile(r"python(\d(\.\d+)?)?$")
 _COMMAND = rf"(?:{'|'.join(STARTERS[:3])}|srun|mpirun|mpiexec|python\d?(?:\.\d+)?)"
-_SCRIPT = re.compile(rf"\A#!.*sh\b|^\s*(?:\w+=\S*\s+)*(?:\S*/)?{_COMMAND}\s|^\s*(?:export\s+)?[A-Za-z_]\w*\+?=\(", re.M)
+_SCRIPT = re.compile(
+    rf"\A#!.*sh\b|^[ \t]*(?:\w+=\S*[ \t]+)*(?:\S*/)?{_COMMAND}\s|^[ \t]*(?:export[ \t]+)?[A-Za-z_]\w*\+?=\(", re.M
+)
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[[^]]*\])?(\+?)=(.*)", re.DOTALL)
 _DECLARES = ("export", "readonly", "declare", "local", "typeset")
 _NO_LAUNCH = ("echo", "printf", "cat", "cp", "mv", "rm", "ls", "sed", "mkdir", "chmod", "pip", "pip3", "git", "which")
@@ -169,6 +171,9 @@ class _Reader:
                 message = f"{doubt}: read as in an empty environment"
                 hint = f"it decides {', '.join(sorted(names)[:4])}: set its variable at the script's head if it is set"
                 yield Check("script-environment", "warning", "--from", message, hint)
+        if nodes := [name for name in self.variables.defaults if re.search(r"N?NODES$|WORLD_SIZE$", name)]:
+            message = f"{nodes[0]} is not set: planned with its default, {self.variables.defaults[nodes[0]]}"
+            yield Check("script-environment", "warning", "--from", message, "give --nodes N where it is another")
         if {"@", "*"} & self.variables.asked:
             message = "the script's own arguments ($@) are read as none"
             yield Check(
@@ -208,7 +213,9 @@ class _Reader:
         return status
 
     def _doubt(self, node: Node) -> Doubt:
-        return Doubt(node.line, self.lines[node.line - 1].strip()[:80] if node.line <= len(self.lines) else node.kind)
+        return Doubt(
+            node.line, self.lines[node.line - 1][:200].strip()[:80] if node.line <= len(self.lines) else node.kind
+        )
 
     def _group(self, node: Node, doubt: Doubt | None) -> bool | None:
         return self.run(node.branches[0][1], doubt)
@@ -357,7 +364,7 @@ class _Reader:
         if found is None:
             return
         name, adds, raw = found[1], bool(found[2]), found[3]
-        text = self.lines[word.line - 1].strip()[:80] if word.line <= len(self.lines) else word.raw
+        text = self.lines[word.line - 1][:200].strip()[:80] if word.line <= len(self.lines) else word.raw
         if doubt is not None:
             self.variables.forget(name, doubt)
         elif word.elements is not None:

@@ -106,7 +106,8 @@ def _tokens(text: str, at: int = 0, line: int = 1, end: str = "") -> Iterator[To
             if found[0].lstrip("0123456789") not in ("<<", "<<-"):
                 yield Separator(found[0], line, is_redirection=True)
                 continue
-            at += len(text[at:]) - len(text[at:].lstrip(" \t"))
+            while text[at : at + 1] in (" ", "\t"):
+                at += 1
             stop = _word_end(text, at, line)
             body, after = _document(text, _find(text, "\n", at), re.sub(r"['\"\\]", "", text[at:stop]))
             yield Separator("<<", line, is_redirection=True, document=body)
@@ -120,7 +121,7 @@ def _tokens(text: str, at: int = 0, line: int = 1, end: str = "") -> Iterator[To
             line, at = line + (found[0] == "\n"), found.end()
         elif found := _ARRAY.match(text, at):
             stop = _matching(text, found.end() - 1, line)
-            inner = _tokens(text[: stop - 1], found.end(), line)
+            inner = _tokens(text[found.end() : stop - 1], 0, line)
             elements = tuple(token for token in inner if isinstance(token, Word))
             yield Word(found[0][:-1], line, elements)
             line, at = line + text.count("\n", at, stop), stop
@@ -180,7 +181,7 @@ def skip_part(text: str, at: int, line: int = 0) -> int:
 
 def _matching(text: str, at: int, line: int) -> int:
     """The position behind the bracket that closes the one at `at`."""
-    opening, depth, start = text[at], 0, at
+    opening, depth = text[at], 0
     closing = _CLOSING[opening]
     while at < len(text):
         if text[at] == opening:
@@ -193,7 +194,7 @@ def _matching(text: str, at: int, line: int) -> int:
             at = _find(text, "\n", at)
             continue
         elif text[at] in "\"'`\\":
-            at = skip_part(text, at, line + text.count("\n", start, at))
+            at = skip_part(text, at, line)
             continue
         at += 1
     raise unclosed(line, f"a bracket {opening} is not closed")

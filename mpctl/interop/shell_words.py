@@ -25,6 +25,9 @@ LONGEST = 200_000
 """Letters of a value: `A=$A$A` doubles it."""
 Value = str | tuple[str, ...]
 _FORM = re.compile(r"(#?)([A-Za-z_]\w*|[0-9@*#?$!-])(?:\[([@*]|\d+|-1)\])?(?:(:?[-=+?])(.*))?", re.DOTALL)
+_PLAIN = re.compile(r"[^\"'\\$`<>]+")
+_LITERAL = re.compile(r"[^\\$`]+")
+"""Letters that mean nothing outside, and inside of double quotes."""
 _SUM = re.compile(r"[\d\s()+*/%-]{1,200}")
 _SIGNS = {
     ast.Add: operator.add,
@@ -49,12 +52,13 @@ class Doubt(NamedTuple):
 @dataclass
 class Variables:
     """The variables of a script. doubts: those whose value only a run would give; asked: names that
-    were looked up, unset: those of them that had no value."""
+    were looked up, unset: those of them that had no value; defaults: those of names without one."""
 
     values: dict[str, Value] = field(default_factory=dict)
     doubts: dict[str, Doubt] = field(default_factory=dict)
     asked: set[str] = field(default_factory=set)
     unset: set[str] = field(default_factory=set)
+    defaults: dict[str, str] = field(default_factory=dict)
 
     def find(self, name: str) -> Value | None:
         """The value of a variable; None where it has none, or an unknown one."""
@@ -123,7 +127,8 @@ class Variables:
         parts: list[tuple[str, bool | None]] = []
         at = 0
         while at < len(raw):
-            stop = self._end(raw, at)
+            plain = _PLAIN.match(raw, at)
+            stop = plain.end() if plain else self._end(raw, at)
             part = raw[at:stop]
             if part[0] == '"' and len(part) > 1:
                 inner = self._quoted(part[1:-1], joins=joins)
@@ -149,7 +154,8 @@ class Variables:
                 parts.append((inner[at + 1 : at + 2].strip("\n"), False))
                 at += 2
                 continue
-            stop = self._end(inner, at) if inner[at] in "$`" else at + 1
+            plain = _LITERAL.match(inner, at)
+            stop = plain.end() if plain else self._end(inner, at) if inner[at] in "$`" else at + 1
             part = inner[at:stop]
             parts += (
                 self._value(part, is_quoted=True, joins=joins) if part[0] == "$" and stop > at + 1 else [(part, False)]
@@ -200,7 +206,7 @@ class Variables:
             if sign[-1] == "+":
                 return self.text(word) if is_there else ""
             if not is_there and sign[-1] in "-=":
-                value = self.text(word)
+                self.defaults[name] = value = self.text(word)
                 if sign[-1] == "=":
                     self.put(name, value)
         if value is None and index in ("@", "*") and name not in self.doubts:

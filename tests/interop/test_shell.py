@@ -137,6 +137,13 @@ def test_a_number_of_nodes_that_is_not_known_is_a_warning_with_its_line() -> Non
     assert not [c for c in read_flags("megatron", text, {"cluster.nodes": 2}).warnings if c.rule == "script-ranks"]
 
 
+def test_a_default_number_of_nodes_is_said() -> None:
+    text = f"N=${{SLURM_NNODES:-1}}\ntorchrun --nnodes $N --nproc_per_node 8 p.py {SHAPE} --vocab-size 32000"
+    (warning,) = [check for check in read(text).warnings if check.rule == "script-environment"]
+    assert warning.message == "SLURM_NNODES is not set: planned with its default, 1"
+    assert not [c for c in read(f"#SBATCH --nodes=2\n{text}").warnings if c.rule == "script-environment"]
+
+
 def test_other_files_are_named_and_not_read() -> None:
     text = f'source /nowhere/env.sh\npython prep.py --a 1\ntorchrun p.py {SHAPE} --vocab-size 32000 --lr $LR "$@"'
     rules = {check.rule: check.message for check in read(text.replace("--lr $LR", "")).warnings}
