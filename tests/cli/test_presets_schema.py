@@ -289,8 +289,9 @@ def test_every_setting_that_has_a_flag_is_in_the_schema(schema: Schema) -> None:
     from mpctl.cli.options import FLAGS
 
     for flag in FLAGS:
-        table, _, key = flag.setting.partition(".")
-        if key:
+        *tables, key = flag.setting.split(".")
+        if tables:
+            table = tables[-1]
             held = schema["$defs"][f"{table.capitalize()}Spec"]
             bodies = [held, *held.get("anyOf", ())]
             assert any(key in body.get("properties", {}) for body in bodies), flag.option
