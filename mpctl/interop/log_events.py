@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 LONGEST = 160
-_SIZE = r" ?:? ?=?(\d{1,9}(?:\.\d{1,6})?)"
+_SIZE = r" ?:? ?=?(\d{1,15}(?:\.\d{1,6})?)"
 _MEMORY = (
     ("memory (MB)", "allocated", re.compile(rf"max allocated{_SIZE}"), 2**20),
     ("memory (MB)", "reserved", re.compile(rf"max reserved{_SIZE}"), 2**20),

@@ -174,6 +174,9 @@ def _verdict(facts: RunFacts) -> VerdictEntry:
     found = (
         f"{seconds_text(seconds)} a step (median of {plural(shape.lines, 'line')}, spread {100 * shape.spread:.1f} %)"
     )
+    if len(shape.levels) > 1:
+        last = shape.levels[-1]
+        found += f", {seconds_text(last.seconds)} from step {last.first} on"
     off = f"{100 * abs(seconds / time.total - 1):.0f} %"
     if seconds > time.high:
         return {

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 from mpctl.core.units import bytes_text, count_text, plural, seconds_text
-from mpctl.measure.why.levels import flat_suspects
+from mpctl.measure.why.levels import flat_suspects, planned_memory
 from mpctl.measure.why.series import Level, Spike
 from mpctl.measure.why.suspects import RunFacts, Suspect
 from mpctl.records.rundir.summary import WARM_UP_STEPS
@@ -231,7 +231,10 @@ def counting_suspects(facts: RunFacts) -> Iterator[Suspect]:
 def fast_suspects(facts: RunFacts) -> Iterator[Suspect]:
     """A run below the plan's band."""
     if facts.shape.median < facts.planned.time.low:
-        yield Suspect("fast", "other-job", None, "it is faster than nine of ten runs of this job would be")
+        text = "it is faster than nine of ten runs of this job would be"
+        for kind, size in facts.observed.memory.items():
+            text += f"; {kind} {bytes_text(size)}, planned {bytes_text(planned_memory(facts.planned, kind))}"
+        yield Suspect("fast", "other-job", None, text)
 
 
 Signature = Callable[[RunFacts], Iterator[Suspect]]
