@@ -113,7 +113,7 @@ class Shape(NamedTuple):
     @property
     def is_wide(self) -> bool:
         """Whether lines vary more than ordinary ones."""
-        return self.noise >= WIDE
+        return self.noise >= WIDE * (1 + 2 / sqrt(max(1, self.lines)))  # an estimate of few lines is unsure
 
     @property
     def base(self) -> float:
