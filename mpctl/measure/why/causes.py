@@ -18,7 +18,7 @@ class Cause(NamedTuple):
     checks: tuple[str, ...]
 
 
-_CLOCK = "nvidia-smi -q -d PERFORMANCE,CLOCK,POWER,TEMPERATURE"
+_CLOCK = "nvidia-smi -q -d PERFORMANCE,POWER"
 _NCCL = "NCCL_DEBUG=INFO: want `NET/IB : Using`, not `NET/Socket : Using`"
 _TESTS = "nccl-tests over the same nodes, then pairwise: all_reduce_perf -b 64M -e 1G -f 2"
 CAUSES = {
