@@ -5,11 +5,11 @@ are one plan each; a part of the system that is slower is a plan for each factor
 a chance. The weight of a hypothesis is its prior times the chance of the measured seconds under it
 (a normal distribution of their logarithm, as wide as the plan's band), and of the logged memory.
 Priors follow section 6 of published cases (causes.py): silent faults before settings that differ
-from the command line. Devices are rarely slower by more than a fifth (throttling, power limits),
-networks by any factor up to that of sockets for InfiniBand.
+from the command line. Devices are mostly slower by up to a fifth (heat, power limits), at times by half
+and more (NVML's hardware slowdown); networks by any factor up to that of sockets for InfiniBand.
 
-By hand, planned 10 s, measured 15 s: a device at 1/1.5 has the chance exp(-0.41 / 0.12) of one at
-full speed, a network at 1/4 that of any other factor.
+By hand, planned 10 s, measured 15 s: a device at 1/1.5 has the chance exp(-0.41 / 0.2) of one at full
+speed, a network at 1/4 that of any other factor.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from mpctl.plan.planning.layout_settings import setting_text
 LEAST_SPREAD, MOST_SPREAD = 0.03, 0.1
 """Of the plan's logarithm, where hypotheses are compared: what makes the plan of an unmeasured system
 wrong moves all of them alike."""
-MEMORY_SPREAD, UNLIKELY = 0.1, 0.02
-"""Peaks are within 1 to 5 % of their plan (docs/benchmarks.md); a log may count other ranks."""
+MEMORY_SPREAD, UNLIKELY = 0.06, 0.02
+"""Peaks are within 1 to 5 % of their plan (docs/benchmarks.md), and a log may count other ranks."""
 FINE = 60
 """Factors of a slower part that are weighed."""
 LEAST_WEIGHT = 0.02
@@ -84,7 +84,7 @@ def _on_cores(planned: Planned) -> bool:
 
 
 PARTS = (
-    Slower("device-clock", 1.0, 2.0, 0.12, _on_gpus, lambda p: p.slower_kernels, "kernels"),
+    Slower("device-clock", 1.0, 2.5, 0.2, _on_gpus, lambda p: p.slower_kernels, "kernels"),
     Slower("busy-host", 1.0, 20.0, 0.7, _on_cores, lambda p: p.slower_kernels, "kernels"),
     Slower("network", 1.5, 30.0, 1.2, _has_nodes, lambda p: p.slower_link("inter_node"), "messages between nodes"),
     Slower("intra-node", 0.4, 10.0, None, _has_node, lambda p: p.slower_link("intra_node"), "messages inside a node"),

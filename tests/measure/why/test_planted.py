@@ -103,7 +103,7 @@ def test_memory_tells_recomputation_from_a_slow_device(tmp_path: Path) -> None:
     whole = plan_of(DENSE).with_settings({"training.recompute": "full"})
     assert whole is not None
     times = noisy(whole.time.total, 1, 0.01)
-    for plan, first in ((whole, "recompute"), (plan_of(DENSE), "pipeline-split")):
+    for plan, first in ((whole, "recompute"), (plan_of(DENSE), "device-clock")):
         size = plan.estimate.fullest_stage.allocated_bytes / 2**20
         line = (
             f"[Rank 0] (after 2 iterations) memory (MB) | allocated: 9000.0 | max allocated: {size:.1f} | reserved: 1.0"
