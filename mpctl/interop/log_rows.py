@@ -149,9 +149,9 @@ def _job_tables(where: str, run: LogRun, layout: LogLayout) -> tuple[Raw, list[s
         read = _read_flags(run, layout, *layout.flags)
     elif (found := read_printed(run.config)) is not None:
         read = found
-    else:
+    elif not any(name.partition(".")[0] == "model" for name in layout.settings):
         message = "the log does not print the settings of its run"
-        hint = "name them: --job FILE, or --from LAUNCHER @FILE with its command line"
+        hint = "name them: a job file (calibrate: --job FILE), or --from LAUNCHER @FILE with its command line"
         raise InputError.of("log-no-layout", where, message, hint)
     settings = {key: v for key, v in read.settings.items() if not key.startswith(NO_TIME)}
     for table, keys in nested({**settings, **layout.settings}).items():

@@ -199,6 +199,6 @@ def test_what_log_and_layout_both_say_must_agree_and_all_of_it_is_told(tmp_path:
 
 def test_without_a_layout_or_a_cluster_the_way_out_is_named(tmp_path: Path) -> None:
     path = write(tmp_path / "run.log", logs.deepspeed())
-    assert "--job FILE, or --from LAUNCHER" in issues_of(path, LogLayout())["log-no-layout"]
+    assert "--job FILE), or --from LAUNCHER" in issues_of(path, LogLayout())["log-no-layout"]
     path = write(tmp_path / "run.log", logs.megatron(arguments=logs.ARGUMENTS))
     assert "--cluster NAME" in issues_of(path, LogLayout())["unknown-cluster"]
