@@ -33,8 +33,8 @@ def compare(
 
     mpctl compare demo tp=1,dp=2 demo-llama --fail-if "step>+5%"
 
-    Options of a job hold for all of them. Exit codes: 0 whether they fit or not; 2 bad input; 4 a gate of
-    --fail-if failed.
+    Options of a job hold for all of them. Exit codes: 0 done; 2 bad input; with --fail-if 4, a gate
+    failed, and 3, a job after the first does not fit.
     """
     from mpctl.plan.planning.compare import compare_document, load_variants
     from mpctl.plan.planning.gates import read_gates

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mpctl.core.errors import GATE_FAILED
+from mpctl.core.errors import DOES_NOT_FIT, GATE_FAILED
 
 if TYPE_CHECKING:
     from mpctl.plan.planning.compare import CompareDocument
@@ -24,6 +24,9 @@ FailIfOption = Annotated[
 
 
 def exit_if_failed(document: CompareDocument) -> None:
-    """Exit with the code of a failed gate, if one failed."""
+    """Exit with the code of a failed gate if one failed, else, where there are gates, with that of a job after
+    the first that does not fit."""
     if any(gate["failed"] for gate in document["gates"]):
         raise typer.Exit(GATE_FAILED)
+    if document["gates"] and False in document["fits"][1:]:
+        raise typer.Exit(DOES_NOT_FIT)

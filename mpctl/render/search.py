@@ -27,6 +27,8 @@ OBJECTIVES = {
     "days": "fewest days",
     "energy": "least energy",
 }
+BEST = {"memory": "least memory", "cost": "cheapest", "days": "fewest days", "energy": "least energy"}
+"""What the layout that is best by an objective is called; otherwise it is the fastest."""
 ORDERS = {
     "time": "fastest first",
     "memory": "least memory first",
@@ -66,7 +68,7 @@ def answers(document: SearchDocument) -> Iterator[tuple[str, str]]:
     best, suggested = best_of(document), document["suggested"]
     if best is None:
         return
-    name = "fastest" if document["fastest"] else "least memory"
+    name = best_name(document)
     yield name, f"{best['layout']}: {seconds_text(best['step_seconds'])} a step, {best['verdict']}"
     if suggested and document["suggestion"]:
         step = seconds_text(suggested["step_seconds"])
@@ -74,7 +76,10 @@ def answers(document: SearchDocument) -> Iterator[tuple[str, str]]:
     elif suggested:
         yield "suggested", f"the fastest: none within {100 * document['ranking_error']:g} % of it is plainer"
     if "run" in best:
-        yield f"{count_text(best['run']['tokens'])} tokens", whole_run_text(best["run"])
+        tokens = f"{count_text(best['run']['tokens'])} tokens"
+        yield tokens, f"{name}: {whole_run_text(best['run'])}"
+        if suggested and document["suggestion"] and "run" in suggested:
+            yield "", f"suggested: {whole_run_text(suggested['run'])}"
 
 
 def header_lines(document: SearchDocument) -> Iterator[str]:
@@ -107,6 +112,10 @@ def notes(document: SearchDocument) -> Iterator[Sentence]:
         error = f"{100 * document['ranking_error']:g} %"
         order = f"differences below {error} are ranked correctly {share} times out of 10: measure close ones"
         yield Sentence(order, "note")
+    if document["has_balanced_steps"] and "moe_load" in document["training"]:
+        load = f"{document['training']['moe_load']:g}"
+        held = f"steps with balanced routing, memory with {load} times the mean on the fullest rank"
+        yield Sentence(f"{held}: --set training.moe_load={load} ranks by steps at that load", "note")
     if document["unsorted"]:
         left_out = plural(document["unsorted"], "layout")
         yield Sentence(f"{left_out} left out that a row below beats in time and memory", "note")
@@ -119,8 +128,8 @@ def notes(document: SearchDocument) -> Iterator[Sentence]:
 
 
 def best_name(document: SearchDocument) -> str:
-    """The name of the layout with which the others are compared."""
-    return "fastest" if document["fastest"] else "smallest"
+    """The name of the layout with which the others are compared: over numbers of GPUs what the objective asks for."""
+    return BEST.get(document["objective"], "fastest")
 
 
 def comparison_lines(document: SearchDocument) -> list[str]:
@@ -164,7 +173,7 @@ def row_text(entry: LayoutEntry, name: str = "") -> str:
 
 def names_of(document: SearchDocument) -> dict[str, str]:
     """Return the names of the two answers by the line that plans them."""
-    found = ((document["suggested"], "suggested"), (document["fastest"], "fastest"))
+    found = ((document["suggested"], "suggested"), (document["fastest"], best_name(document)))
     return {entry["command"]: name for entry, name in found if entry}
 
 
@@ -199,7 +208,8 @@ def search_parts(document: SearchDocument, points: Sequence[FrontPoint] = ()) ->
     yield Facts(list(answers(document)))
     yield from map(Sentence, header_lines(document))
     if rows:
-        yield _table(f"Layouts, {ORDERS[document['sort']]}", rows, names, first="#")
+        where = f" on {plural(rows[0]['gpus'], 'GPU')}" if by_gpus else ""
+        yield _table(f"Layouts{where}, {ORDERS[document['sort']]}", rows, names, first="#")
         yield from notes(document)
         if lines := comparison_lines(document):
             yield Lines(f"Compared with the {best_name(document)}", lines)

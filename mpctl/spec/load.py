@@ -280,7 +280,10 @@ def _read_file(path: Path) -> Raw:
 
 
 def _syntax_hint(message: str, text: str) -> str:
-    """Return a hint for a table that has the name of a key: `cluster = "x"` and `[cluster]`."""
+    """Return a hint for a launch script, and for a table that has the name of a key: `cluster = "x"` and
+    `[cluster]`."""
+    if text.startswith("#!") or re.search(r"^\s*(?:torchrun|srun|deepspeed|accelerate launch) ", text, re.MULTILINE):
+        return "a launch script is read by its launcher's name: --from megatron @FILE"
     found = re.match(r"Cannot overwrite a value \(at line (\d+)", message)
     line = text.splitlines()[int(found[1]) - 1].strip() if found else ""
     table = re.match(r"\[\s*([\w-]+)\s*\]", line)

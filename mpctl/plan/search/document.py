@@ -85,7 +85,8 @@ class SearchDocument(TypedDict):
     """Schema mpctl.search/3: what `mpctl search --json` prints.
 
     training: settings that all layouts share. figures_from: the user's presets behind the figures. fixed:
-    settings of a layout that the request fixes. searched: those that varied. estimated: number of layouts
+    settings of a layout that the request fixes. has_balanced_steps: seconds are with balanced routing to experts,
+    bytes with the load that memory holds. searched: those that varied. estimated: number of layouts
     whose step was estimated, estimated_here of them on the GPUs of the rows. too_large:
     number of layouts left out for their memory, of those that no bound on time had ruled out
     before. is_complete: false after Ctrl-C. fastest: the fastest layout. suggested: the plainest of those
@@ -109,6 +110,7 @@ class SearchDocument(TypedDict):
     gpus: int
     runtime: str
     dtype: str
+    has_balanced_steps: bool
     global_batch_size: int | None
     fixed: dict[str, SettingValue]
     searched: list[str]
@@ -153,6 +155,7 @@ def search_document(result: SearchResult, command: CommandLine) -> SearchDocumen
         "gpus": job.world_size,
         "runtime": job.training.runtime,
         "dtype": job.training.dtype,
+        "has_balanced_steps": job.has_experts and job.training.moe_load is None,
         "global_batch_size": job.training.global_batch_size,
         "fixed": result.request.fixed,
         "searched": result.searched,

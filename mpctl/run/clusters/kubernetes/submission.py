@@ -337,8 +337,7 @@ def _paths(job: JobSpec, run_path: Path, *, is_mounted: bool) -> Iterator[Issue]
         if setting == "launch.program_dir":
             if _is_in_image(job):
                 continue
-            hint += ", or for a program in the image give its absolute path in launch.program, or set "
-            hint += "launch.program_dir to a folder of the image, such as /workspace"
+            hint += ", or for a program in the image set launch.program_dir to its folder there, such as /workspace"
         message = f"{path} is not below {' or '.join(seen)}, which the pods share"
         yield Issue("not-on-claim", setting, message, hint)
 
