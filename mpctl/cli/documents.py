@@ -152,6 +152,9 @@ DOCUMENTS = {
     "mpctl.weights/1": Document(
         "`mpctl checkpoint import` and `export --json`: what was written", "train.weights.writer:Written"
     ),
+    "mpctl.why/1": Document(
+        "`mpctl why --json`: a run against its plan, suspects, changes", "measure.why.document:WhyDocument"
+    ),
 }
 
 

@@ -44,6 +44,7 @@ from mpctl.records.rundir.summary import WARM_UP_STEPS
 
 LEAST = 3
 """Steady lines of a log that make a measurement."""
+LATEST = 10
 MOST_STEPS = 2_000_000
 NORMAL, FAR, LEAST_FAR = 1.4826, 5.0, 0.1
 UNLIKE = 0.15
@@ -313,12 +314,19 @@ def _steady(rows: Sequence[Rows]) -> tuple[list[LogStep], dict[str, int]]:
     if len(steps) < LEAST:  # every line has a checkpoint before it
         steps = [step for step, _ in after]
     dropped["after a checkpoint or evaluation"] = len(after) - len(steps)
-    batch = next((step.batch for step in reversed(steps) if step.batch), None)
+    batch = last_batch(steps)
     same = [step for step in steps if step.batch in (None, batch)]
     dropped["of another batch"] = len(steps) - len(same)
     kept = _without_outliers(same)
     dropped["outlier" if len(same) - len(kept) == 1 else "outliers"] = len(same) - len(kept)
     return kept, {why: count for why, count in dropped.items() if count}
+
+
+def last_batch(steps: Sequence[LogStep]) -> float | None:
+    """The commonest batch of the last LATEST steps that state one: the last line may be cut, as in the log of a
+    run that was killed. None where no step states one."""
+    stated = [step.batch for step in steps if step.batch][-LATEST:]
+    return Counter(reversed(stated)).most_common(1)[0][0] if stated else None
 
 
 def _without_outliers(steps: Sequence[LogStep]) -> list[LogStep]:

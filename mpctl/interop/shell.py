@@ -452,6 +452,8 @@ def _ranks(words: Sequence[str], batch: Mapping[str, str]) -> Iterator[tuple[str
     bare = {word.rsplit("/", 1)[-1] for word in before}
     slurm = [*(f"{name}={value}" for name, value in batch.items()), *(before if "srun" in bare else ())]
     nodes = _count(_flag(before, _RANK_FLAGS["cluster.nodes"])) or _count(_flag(slurm, _BATCH_NODES))
+    if not nodes and "--standalone" in before:
+        nodes = 1
     ranks = _count(_flag(before, _RANK_FLAGS["cluster.gpus_per_node"]))
     if total := _count(_flag(before, ("--num_processes",))):
         ranks = total // (nodes or 1) if total % (nodes or 1) == 0 else None

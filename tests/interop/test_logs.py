@@ -281,3 +281,12 @@ def test_any_text_is_a_run_or_refused_in_words(text: str) -> None:
     else:
         assert run.average or len(run.steps) >= LEAST
         assert all(step.duration > 0 for step in run.steps)
+
+
+def test_a_log_cut_in_its_last_batch_keeps_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    whole = logs.megatron((2.0,) * 12)
+    cut = whole.rindex("global batch size:    32") + len("global batch size:    3")
+    path.write_text(whole[:cut] + "\n", "utf-8")
+    run = read_log_file(path)
+    assert len(run.steps) == 9 and {step.batch for step in run.steps} == {32}

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from statistics import fmean
-from typing import Literal, TypedDict
+from typing import Literal
+
+from typing_extensions import TypedDict  # pydantic needs it to validate them before Python 3.12
 
 from mpctl.core.units import plural, seconds_span_text, seconds_text
 from mpctl.measure.why.changes import ChangeEntry, find_changes

@@ -86,8 +86,8 @@ def _on_cores(planned: Planned) -> bool:
 PARTS = (
     Slower("device-clock", 1.0, 2.5, 0.2, _on_gpus, lambda p: p.slower_kernels, "kernels"),
     Slower("busy-host", 1.0, 20.0, 0.7, _on_cores, lambda p: p.slower_kernels, "kernels"),
-    Slower("network", 1.5, 30.0, 1.2, _has_nodes, lambda p: p.slower_link("inter_node"), "messages between nodes"),
-    Slower("intra-node", 0.4, 10.0, None, _has_node, lambda p: p.slower_link("intra_node"), "messages inside a node"),
+    Slower("network", 1.5, 200.0, 1.2, _has_nodes, lambda p: p.slower_link("inter_node"), "messages between nodes"),
+    Slower("intra-node", 0.4, 16.0, None, _has_node, lambda p: p.slower_link("intra_node"), "messages inside a node"),
     Slower("host-bound", 0.5, 10.0, None, _on_gpus, lambda p: p.slower_host, "launches"),
     Slower(
         "pipeline-split", 0.8, 2.0, 0.15, lambda p: p.job.parallel.pp > 1, lambda p: p.slower_stage, "the last stage"
@@ -155,17 +155,16 @@ def _not_in_effect(facts: RunFacts) -> Iterator[Suspect]:
     for setting in SETTINGS:
         if not setting.prior or setting.value(planned) != setting.good:
             continue
-        other = planned.with_settings({setting.name: setting.bad[0]})
-        if other is None:
-            continue
-        cost = other.time.total - planned.time.total
-        if cost < WORTH * planned.time.total:
-            continue
-        weight = setting.prior * chance(other.time.total, measured, spread) * _memory_chance(facts, other)
-        weight *= DOUBTED if other.estimate.device_bytes > TOO_FULL * limit else 1.0
-        text = f"the job has {_said(setting, setting.good)}; if that is not in effect, "
-        text += f"the plan is {seconds_text(other.time.total)}{_memory_text(facts, other)}"
-        yield Suspect("flat", setting.cause, min(cost, facts.gap), text, weight)
+        for bad in setting.bad:
+            other = planned.with_settings({setting.name: bad})
+            if other is None or other.time.total - planned.time.total < WORTH * planned.time.total:
+                continue
+            weight = setting.prior * chance(other.time.total, measured, spread) * _memory_chance(facts, other)
+            weight *= DOUBTED if other.estimate.device_bytes > TOO_FULL * limit else 1.0
+            text = f"the job has {_said(setting, setting.good)}; with {_said(setting, bad)} in effect, "
+            text += f"the plan is {seconds_text(other.time.total)}{_memory_text(facts, other)}"
+            cost = min(other.time.total - planned.time.total, facts.gap)
+            yield Suspect("flat", setting.cause, cost, text, weight)
 
 
 def _missing(facts: RunFacts, best: float) -> Iterator[Suspect]:

@@ -18,7 +18,7 @@ from mpctl.interop.log_events import LogEvents
 from mpctl.interop.log_launchers import EMITTED
 from mpctl.interop.log_lines import plain
 from mpctl.interop.log_rows import LogLayout, row_of_run
-from mpctl.interop.logs import LogRun, read_log_file
+from mpctl.interop.logs import LogRun, last_batch, read_log_file
 from mpctl.measure.calibrate.runs import measured_step, usable_runs
 from mpctl.measure.why.series import Point
 from mpctl.model.layout.job_layout import JobLayout
@@ -89,7 +89,7 @@ def observe_log(path: Path, layout: LogLayout) -> Observed:
 
 def _counts(batch: float | None, run: LogRun) -> bool:
     """Whether a step has the batch of the steady ones."""
-    return batch is None or batch == run.steps[-1].batch
+    return batch is None or batch == last_batch(run.steps)
 
 
 def observe_run(path: Path) -> Observed:

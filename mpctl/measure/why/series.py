@@ -174,7 +174,8 @@ def find_shape(points: Sequence[Point]) -> Shape:
     )
     slow = {spike.point for spike in spikes}
     clean = [point for point in rest if point not in slow and not point.after] or rest
-    noise = _noise([point.seconds / median(seconds) for point in clean])
+    usual = median(seconds)
+    noise = _noise([point.seconds / usual for point in clean])
     levels, drift = _levels(clean, noise * _persistence(clean))
     interval = median_low([b.step - a.step for a, b in pairwise(rest) if b.step > a.step] or [1])
     middle = median(point.seconds for point in clean)
@@ -206,13 +207,21 @@ def _noise(values: Sequence[float]) -> float:
 def _persistence(clean: Sequence[Point]) -> float:
     """The standard error of a mean over that of independent lines with the noise of neighbours.
 
-    A trend of the longest start is taken out first. Where what is slow stays so for a while, lines far
-    apart differ by more than neighbours. With a correlation r from line to line, neighbours have 1 - r of
-    the variance, and the factor is sqrt(1 + r) / (1 - r): 1 for r = 0, 6.7 for r = 0.8.
+    A trend of the longest start is taken out first, or its two best levels, whichever leaves less: one of
+    them is what is looked for. Where what is slow stays so for a while, lines far apart differ by more
+    than neighbours. With a correlation r from line to line, neighbours have 1 - r of the variance, and the
+    factor is sqrt(1 + r) / (1 - r): 1 for r = 0, 6.7 for r = 0.8.
     """
     own = _longest(clean)
-    slope = _slope(own, [point.seconds for point in own])
-    values = [point.seconds - slope * point.step for point in own]
+    seconds = [point.seconds for point in own]
+    slope, cut = _slope(own, seconds), _best_cut(seconds) or 0
+    left, right = fmean(seconds[:cut] or [0.0]), fmean(seconds[cut:])
+    levels = [value - (left if n < cut else right) for n, value in enumerate(seconds)]
+    return min(_factor([point.seconds - slope * point.step for point in own]), _factor(levels))
+
+
+def _factor(values: Sequence[float]) -> float:
+    """The factor of _persistence for values without a trend."""
     near = [abs(b - a) for a, b in pairwise(values)]
     apart = [abs(b - a) for a, b in zip(values, values[APART:], strict=False)]
     if len(apart) < APART:
@@ -314,7 +323,8 @@ def _squares(values: Sequence[float]) -> float:
 def _spread(clean: Sequence[Point], levels: Sequence[Level], drift: Drift | None) -> float:
     """Standard deviation of a line about its level, as a share of it; about the drift the noise."""
     if drift is not None:
-        return _noise([point.seconds / median(p.seconds for p in clean) for point in clean])
+        usual = median(point.seconds for point in clean)
+        return _noise([point.seconds / usual for point in clean])
     ends = [level.last for level in levels]
     of = [levels[min(bisect_left(ends, point.step), len(levels) - 1)].seconds for point in clean]
     return NORMAL * median(abs(point.seconds / at - 1) for point, at in zip(clean, of, strict=True))

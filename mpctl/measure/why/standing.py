@@ -12,7 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib.resources import files
 from statistics import median
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple
+
+from typing_extensions import TypedDict  # pydantic needs it to validate them before Python 3.12
 
 from mpctl.measure.why.planned import Planned
 

@@ -88,3 +88,11 @@ def test_slow_first_steps_are_warm_up() -> None:
 
 def test_four_lines_have_a_shape() -> None:
     assert shape_of([9.0, 1.0, 1.0, 1.01]).base == pytest.approx(1, rel=0.01)
+
+
+@pytest.mark.parametrize("noise", [0.0005, 0.002])
+def test_a_quiet_log_shows_its_level(noise: float) -> None:
+    """Lines that average ten steps are quiet: what is left of a level must not count as persistence."""
+    draw = Random(3)
+    points = [Point(10 * n, (1.0 if n <= 60 else 1.08) * (1 + draw.gauss(0, noise))) for n in range(1, 101)]
+    assert [level.first for level in find_shape(points).levels[1:]] == [610]
