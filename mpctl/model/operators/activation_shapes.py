@@ -8,6 +8,7 @@ ranks, 1 x 2 x 2 x 4 = 16 as well.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
 from math import prod
 from typing import Literal, NamedTuple
 
@@ -56,8 +57,12 @@ Saved = list[SavedTensor]
 class LocalDims(dict[str, int]):
     """Sizes of named dimensions on one rank. Hashed as a value: never changed once made."""
 
-    def __hash__(self) -> int:  # type: ignore[override]
+    @cached_property
+    def _hash(self) -> int:
         return hash(frozenset(self.items()))
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return self._hash
 
 
 class ActivationShapes(NamedTuple):

@@ -140,6 +140,13 @@ class OperatorTable:
     def boundary_needs(self, layer: int) -> tuple[bool, ...]:
         """Whether the gradient of each tensor of `boundary` is sent back: if anything before it is
         trained, whatever the gradient's value."""
+        return self._boundary_needs[layer]
+
+    @cached_property
+    def _boundary_needs(self) -> list[tuple[bool, ...]]:
+        return [self._needs_at(layer) for layer in range(self.layers + 1)]
+
+    def _needs_at(self, layer: int) -> tuple[bool, ...]:
         at, before = self._at(layer)
         met = (_after(self.flows[at], before),) if before or not at else ()
         return (*met, *(flow.exit.after for flow in self.flows[max(at - 1, 0) : at]))

@@ -26,7 +26,7 @@ from mpctl.model.layout.job_layout import AMAX_BYTES, NORM_FIELDS, ROUTING_FIELD
 from mpctl.model.operators.grad_flow import GradFlow
 from mpctl.model.operators.table import StageSlice
 from mpctl.plan.estimate.communication import Message as Message
-from mpctl.plan.estimate.communication import MessageCount, count_messages, stage_transfers, transfers
+from mpctl.plan.estimate.communication import MessageCount, P2PTransfer, count_messages, stage_transfers, transfers
 from mpctl.plan.estimate.expert_messages import LOADS
 from mpctl.plan.estimate.gradient_messages import GradientMessages
 from mpctl.plan.estimate.layer_messages import LayerMessages, forward_flow
@@ -59,9 +59,18 @@ class StepMessages:
         """The messages of the replicas of each stage."""
         return GradientMessages(self.layout, self.profile)
 
+    @cached_property
+    def transfers(self) -> list[P2PTransfer]:
+        """What neighbouring chunks send each other for one micro batch."""
+        return list(transfers(self.layout, scatters=self.profile.overlap.scatters))
+
     def once_a_step(self, stage: int) -> list[Message]:
         """Messages of a stage once a step: gradients and parameters, the norm, the status."""
-        return [*self.gradients.step(stage), *self.closing]
+        return self._once[stage]
+
+    @cached_property
+    def _once(self) -> list[list[Message]]:
+        return self.layout.of_stages(lambda stage: [*self.gradients.step(stage), *self.closing])
 
     @cached_property
     def closing(self) -> list[Message]:
@@ -122,7 +131,7 @@ class StepMessages:
         for part in self.layout.stage_slices(stage):
             for messages, layers in self.slice_messages(part, forward_only=True):
                 yield from count_messages(message.times(layers * count) for message in messages)
-        for transfer in transfers(self.layout, scatters=self.profile.overlap.scatters):
+        for transfer in self.transfers:
             if transfer.is_forward and transfer.sender.stage == stage:
                 for message in transfer.messages:
                     if message.kind == "send":

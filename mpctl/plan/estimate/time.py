@@ -23,7 +23,7 @@ from functools import cached_property
 from math import log
 
 from mpctl.model.layout.job_layout import JobLayout
-from mpctl.plan.estimate.communication import Message, local_parameters, transfers
+from mpctl.plan.estimate.communication import Message, local_parameters
 from mpctl.plan.estimate.flops import model_and_hardware_flops
 from mpctl.plan.estimate.kernels import MissingFigure, OpTimes, cover_backwards, device_speed, pace
 from mpctl.plan.estimate.makespan import ChunkPass, ChunkTimes, PipelineTiming
@@ -65,10 +65,12 @@ def step_time_model(
 
 @dataclass(frozen=True)
 class StepTimeModel:
-    """Seconds of one step of a layout, piece by piece."""
+    """Seconds of one step of a layout, piece by piece. listed: its messages, if another layout that
+    differs in the order of axes alone has listed them."""
 
     layout: JobLayout
     operators: OperatorTimer
+    listed: StepMessages | None = None
 
     @property
     def job(self) -> JobSpec:
@@ -78,7 +80,7 @@ class StepTimeModel:
     @cached_property
     def messages(self) -> StepMessages:
         """All messages of the step: every message timed here is one of them."""
-        return StepMessages(self.layout, self.operators.profile)
+        return self.listed or StepMessages(self.layout, self.operators.profile)
 
     @property
     def seconds(self) -> float:
@@ -248,7 +250,7 @@ class StepTimeModel:
         back: list[float] = []
         if self.job.parallel.pp > 1:
             overlap = self.operators.profile.overlap
-            for transfer in transfers(self.layout, scatters=overlap.scatters):
+            for transfer in self.messages.transfers:
                 seconds = (1 - overlap.pp) * self._seconds(transfer.messages)
                 (ahead if transfer.is_forward else back).append(seconds)
         chunks = [[found.chunk for found in row] for row in self.passes]

@@ -82,7 +82,8 @@ class LayoutSettings(_Fields):
     @property
     def sizes(self) -> dict[str, int]:
         """Ranks along every axis."""
-        return {axis: getattr(self, axis) for axis in AXIS_NAMES}
+        values: tuple[Any, ...] = self  # sizes come first
+        return dict(zip(AXIS_NAMES, values, strict=False))
 
     def with_sizes(self, sizes: Mapping[str, int]) -> LayoutSettings:
         """The same layout with these sizes of axes."""
@@ -105,7 +106,8 @@ class LayoutSettings(_Fields):
     def rank_sizes(self) -> tuple[int, ...]:
         """The sizes along every axis of both views: fields that determine where ranks are placed,
         with the order."""
-        return (*self.sizes.values(), self.ep, self.etp)
+        sizes: tuple[Any, ...] = self[: len(AXIS_NAMES)]
+        return (*sizes, self.ep, self.etp)
 
     @property
     def edp(self) -> int:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from math import gcd, inf
-from operator import mul
+from operator import add, itemgetter, mul
 from typing import Any, NamedTuple
 
 from mpctl.core.axes import AXES, DEFAULT_ORDER, FILLING, chosen_ranks
@@ -31,6 +31,13 @@ from mpctl.plan.planning.layout_settings import LayoutSettings
 from mpctl.plan.search.evaluate import SLACK, LayoutEvaluator
 from mpctl.spec.schedules import SCHEDULES
 
+_OF_MESSAGES = itemgetter(
+    *range(len(AXES)),
+    *map(
+        LayoutSettings._fields.index,
+        ("ep", "etp", "order", "tensor_mode", "tensor_depth", "sequence_parallel", "zero", "zero_size"),
+    ),
+)
 OUTSIDE_LAYER = tuple(axis.name for axis in AXES if not axis.in_layer)
 
 
@@ -51,6 +58,11 @@ class PassBound(NamedTuple):
     def seconds(self) -> float:
         """Seconds of a forward and a backward."""
         return self.with_host(0.0)
+
+    def times(self, count: int) -> PassBound:
+        """The bound of `count` such layers."""
+        forward, backward, host_forward, host_backward = self
+        return PassBound(count * forward, count * backward, count * host_forward, count * host_backward)
 
     def with_host(self, seconds: float) -> float:
         """Forward and backward where the host takes so many seconds more for each."""
@@ -129,11 +141,13 @@ class StepTimeBound:
     def __init__(self, evaluator: LayoutEvaluator) -> None:
         self.evaluator, self.space = evaluator, evaluator.space
         self.known_costs: dict[tuple[Any, ...], CostBounds | None] = {}
+        self.known_messages: dict[tuple[Any, ...], dict[tuple[int, ...], tuple[float, float, float]]] = {}
         host, slow = evaluator.profile.host, evaluator.speed.host
         # host seconds of a pass over a chunk, without those of its layers: alone, and in a pipeline
         self.host = slow * (host.micro_batch + 0.0), slow * (host.micro_batch + host.message)
-        self.on_accelerator = evaluator.space.job.device_kind != "cpu"
-        self.host_step = slow * host.step_on(self.on_accelerator)
+        on_accelerator = evaluator.space.job.device_kind != "cpu"
+        self.host_step = slow * host.step_on(on_accelerator)
+        self.optimizer_bytes = evaluator.profile.operators.on(on_accelerator).optimizer_bytes
 
     def costs(self, layout: LayoutSettings) -> CostBounds | None:
         """Costs of the layouts with this one's layer key; None where a link that they need states
@@ -155,7 +169,7 @@ class StepTimeBound:
                 for run, kind in flow.runs:
                     if id(kind) not in kinds:
                         work = pass_bound(operators.block(stack, kind), slow)
-                        held = {view: _elements(kind, views, view) for view in views}
+                        held = self._held(layout, kind, views)
                         kinds[id(kind)] = LayerKind(work, held, kind.after)
                     layers.append((len(run), kinds[id(kind)].work))
                 ends += [(1, pass_bound(operators.end(e), slow)) for e in (flow.entry, flow.exit)]
@@ -168,6 +182,11 @@ class StepTimeBound:
         most = PassBound(*(max(one[at] for _, one in layers) for at in range(4)))
         whole, exit_ = total_of([*layers, *ends]), pass_bound(head, slow)
         return CostBounds(whole, tuple(kinds.values()), most, total_of(ends), exit_)
+
+    def _held(self, layout: LayoutSettings, kind: GradFlow, views: Views) -> dict[str, Elements]:
+        """The elements of a layer on a rank, by view."""
+        key = ("elements", id(kind), layout.tensor_mode, layout.tensor_depth, layout.ep, layout.etp)
+        return self.evaluator.cached(key, lambda: {view: _elements(kind, views, view) for view in views})
 
     def _nearest_ranks(self, layout: LayoutSettings) -> LayoutSettings:
         """A layout of the same layer key whose tp and cp groups are neighbours, where they are
@@ -208,9 +227,8 @@ class StepTimeBound:
     def _stage_work(costs: CostBounds, stage: StageLayers) -> PassBound:
         """Least seconds of a micro batch on a stage."""
         if len(costs.kinds) == 1:  # of most models, and so of every layout
-            (count,), layer = stage.layers, costs.kinds[0].work
-            ends = zip(layer, costs.exit, strict=True)
-            return PassBound(*[count * a + stage.is_last * b for a, b in ends])
+            own = costs.kinds[0].work.times(stage.layers[0])
+            return PassBound(*map(add, own, costs.exit)) if stage.is_last else own
         works = zip(stage.layers, (kind.work for kind in costs.kinds), strict=True)
         return total_of([*works, (int(stage.is_last), costs.exit)])
 
@@ -219,8 +237,7 @@ class StepTimeBound:
         """A micro batch on the stages before one, kernels and host each in sum: which of them takes
         longer may differ between kinds of layers."""
         if len(costs.kinds) == 1:
-            (count,) = stage.before
-            return PassBound(*[count * a for a in costs.kinds[0].work])
+            return costs.kinds[0].work.times(stage.before[0])
         works = (kind.work for kind in costs.kinds)
         return total_of([*zip(stage.before, works, strict=True)])
 
@@ -275,66 +292,66 @@ class StepTimeBound:
         ]
         starts = [self._before(costs, stage).forward_seconds for stage in stages]
         around = [self._fill(costs, family, stage) for stage in stages]
+        held = list(dict.fromkeys(stage.layers for stage in stages))
+        numbers = [held.index(stage.layers) for stage in stages]
         for layout in layouts:
             try:
-                held = {stage.layers: stage for stage in stages}
-                by_layers = {layers: self._sent(layout, costs, stage, overlapped) for layers, stage in held.items()}
-                sent = [by_layers[stage.layers] for stage in stages]
+                different = self._sent(layout, costs, held, overlapped)
+                sent = [different[number] for number in numbers]
             except MissingLink:
                 yield inf, layout
                 continue
             # A stage closes its step when it is done; those before it, which close theirs too,
             # are later by their backward passes.
-            first = min(one.after for one in sent)
-            ends = (
+            first = min([one.after for one in different])
+            ends = [
                 m * (work + self._exposed(one.passes, work)) + max(start + one.after, fill + first)
                 for start, fill, work, one in zip(starts, around, works, sent, strict=True)
-            )
-            least = min(m * self._exposed(one.passes) + one.after for one in sent)
+            ]
+            least = min([m * self._exposed(one.passes) + one.after for one in different])
             yield max(bound + SLACK * least, SLACK * max(ends)), layout
 
     def _exposed(self, sent: float, computed: float = inf) -> float:
         """Least seconds that ZeRO's messages of a micro batch add to `computed` seconds of it or
         more."""
         overlap = self.evaluator.profile.overlap
-        return exposed_seconds(sent, overlap.zero, overlap.drag, computed)
+        return exposed_seconds(sent, overlap.zero, overlap.drag, computed) if sent else 0.0
 
-    def _sent(self, layout: LayoutSettings, costs: CostBounds, stage: StageLayers, overlapped: float) -> SentBound:
-        """The messages of a stage's replicas and its update: overlapped as far as `overlapped`
-        seconds of the longest backward allow. Several layers may share a bucket. Raises MissingLink
-        where a link that they need states no bandwidth."""
+    def _sent(
+        self, layout: LayoutSettings, costs: CostBounds, held: Sequence[tuple[int, ...]], overlapped: float
+    ) -> list[SentBound]:
+        """The messages of the replicas of stages with these layers, and their updates: overlapped as far as
+        `overlapped` seconds of the longest backward allow. Several layers may share a bucket. Raises
+        MissingLink where a link that they need states no bandwidth."""
         profile, speed = self.evaluator.profile, self.evaluator.speed
         overlap, zero = profile.overlap, sent_zero_stage(layout.zero, pp=layout.pp, profile=profile)
-        mode = layout.tensor_mode, layout.tensor_depth
-        key = (
-            "sent",
-            *layout.rank_sizes,
-            layout.order,
-            *mode,
-            layout.sequence_parallel,
-            layout.zero,
-            layout.zero_size,
-            stage.layers,
-        )
-        passes, once, stepped = self.evaluator.cached(key, lambda: self._messages(layout, costs, stage, zero))
+        key = _OF_MESSAGES(layout)
+        known = self.known_messages.get(key)
+        if known is None:
+            known = self.known_messages[key] = {}
         if zero >= 2:
             overlapped = inf  # it is longer by messages whose sizes may differ
         share = max(overlap.dp, overlap.gather or 0.0, overlap.zero * (layout.copies > 1))
-        moved = profile.operators.on(self.on_accelerator).optimizer_bytes
-        after = stepped * moved / speed.bandwidth + self.host_step
-        return SentBound(passes, after + exposed_seconds(once, share, overlap.drag, overlapped))
+        sent = list[SentBound]()
+        for layers in held:
+            if layers not in known:
+                known[layers] = self._messages(layout, costs, layers, zero)
+            passes, once, stepped = known[layers]
+            after = stepped * self.optimizer_bytes / speed.bandwidth + self.host_step
+            sent.append(SentBound(passes, after + exposed_seconds(once, share, overlap.drag, overlapped)))
+        return sent
 
     def _messages(
-        self, layout: LayoutSettings, costs: CostBounds, stage: StageLayers, zero: int
+        self, layout: LayoutSettings, costs: CostBounds, layers: tuple[int, ...], zero: int
     ) -> tuple[float, float, float]:
         """(seconds of ZeRO's messages in a micro batch, of those once a step, elements that the update of a
-        rank changes). They depend on the placement of ranks, ZeRO, and the layers of the stage."""
+        rank changes). They depend on the placement of ranks, ZeRO, and the numbers of layers of the stage."""
         seconds, overlap = self.evaluator.network(layout).seconds, self.evaluator.profile.overlap
         passes = once = stepped = 0.0
         for view, group in self._groups(layout, zero):
             sends, trained = zero >= 2 and group.replicas > 1, 0
             in_buckets = zero == 2 and overlap.buckets
-            for count, kind in zip(stage.layers, costs.kinds, strict=True):
+            for count, kind in zip(layers, costs.kinds, strict=True):
                 if count and (size := kind.elements[view]).numel:
                     trained += count * size.trained
                     if sends and not in_buckets:

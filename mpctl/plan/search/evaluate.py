@@ -30,6 +30,7 @@ from mpctl.plan.estimate.communication import gradient_bytes, local_parameters, 
 from mpctl.plan.estimate.kernels import MissingFigure, Speed, device_speed
 from mpctl.plan.estimate.libraries import Communicators
 from mpctl.plan.estimate.memory import KnownMemory, LayoutMemory, peak_bytes
+from mpctl.plan.estimate.messages import StepMessages
 from mpctl.plan.estimate.network import MissingLink, Network
 from mpctl.plan.estimate.operator_times import KnownTimes, OperatorTimer, casts_shared
 from mpctl.plan.estimate.routing import loaded_layout
@@ -231,7 +232,9 @@ class LayoutEvaluator:
 
     def _time_model(self, layout: LayoutSettings) -> StepTimeModel:
         job_layout = self.job_layout(layout)
-        return StepTimeModel(job_layout, self.timer(layout, job_layout))
+        key = ("messages", layout._replace(order=""))
+        listed = self.cached(key, lambda: StepMessages(job_layout, self.profile))
+        return StepTimeModel(job_layout, self.timer(layout, job_layout), listed)
 
     def device_bytes(self, layout: LayoutSettings) -> int:
         """Peak memory on the device of the fullest rank, bytes. It does not depend on the order of
@@ -281,17 +284,18 @@ class LayoutEvaluator:
         key = ("first chunks", family.tp, *self.stages_key(family))
         chunks = self.cached(key, lambda: self._first_chunks(family))
         saved = min(sum(number * layer_bytes(shapes, block).saved for block, number in layers) for layers in chunks)
-        microbatches, many = self.space.microbatches(family), len(chunks)
+        microbatches = self.space.microbatches(family)
         held = min(family.pp, microbatches)
         if family.pp > 1 and not splits:
-            held = peak_in_flight(family.schedule, stage=0, stages=family.pp, microbatches=microbatches, chunks=many)
+            place = {"stage": 0, "stages": family.pp, "chunks": family.vpp}
+            held = peak_in_flight(family.schedule, **place, microbatches=microbatches)
         slack, context = self.overhead
         return SLACK * held * saved * slack + context
 
-    def _first_chunks(self, family: LayoutSettings) -> list[tuple[tuple[OperatorGroup, int], ...]]:
-        """The kinds of layers in each chunk of the first stage, with their numbers."""
+    def _first_chunks(self, family: LayoutSettings) -> set[tuple[tuple[OperatorGroup, int], ...]]:
+        """The kinds of layers in the chunks of the first stage, with their numbers."""
         chunks = self.job_layout(family).chunks(0)
-        return [tuple(kind for part in slices for kind in part.part.layers) for slices in chunks]
+        return {tuple(kind for part in slices for kind in part.part.layers) for slices in chunks}
 
     @cached_property
     def overhead(self) -> tuple[float, float]:

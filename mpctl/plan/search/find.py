@@ -309,7 +309,7 @@ class BranchAndBound:
                 for least, member in self._members(part, bound):
                     yield least, "layout", member
             elif needed > self.budgets[0].limit:
-                self.too_large_count += sum(1 for _ in self.space.members(part))
+                self.too_large_count += len(self.space.choices(part))
 
     def _families(self, axes: LayoutSettings, bound: float) -> Iterator[tuple[float, LayoutSettings]]:
         layout_class = class_of(axes)
@@ -439,7 +439,7 @@ class BranchAndBound:
                     continue
                 needed = self._min_bytes(family)
                 if needed > self.least_memory.limit:
-                    self.too_large_count += sum(1 for _ in self.space.members(family))
+                    self.too_large_count += len(self.space.choices(family))
                 if needed > self.least_memory.most_bytes:
                     dropped.add(key)
                     continue

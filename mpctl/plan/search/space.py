@@ -40,7 +40,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from itertools import permutations
+from itertools import permutations, product
 from math import gcd
 from typing import Any, NamedTuple
 
@@ -87,7 +87,8 @@ CHOSEN = tuple(axis for axis in AXES if axis.name != FILLING)
 class MemberSetting(NamedTuple):
     """A setting in which the layouts of a family differ.
 
-    name: a field of LayoutSettings; values: its legal values for a family, in a fixed order.
+    name: a field of LayoutSettings; values: its legal values for a family, in a fixed order, by the
+    family's axis sizes and tensor mode.
     """
 
     name: str
@@ -270,16 +271,23 @@ class SearchSpace:
 
     def members(self, family: LayoutSettings) -> Iterator[LayoutSettings]:
         """The layouts of a family: one for each choice of values of the member settings."""
-        layouts = iter((family,))
-        for setting in self.member_settings:
-            layouts = _with_each(layouts, setting.name, setting.values(self, family))
-        if not self._cuts_states:
-            return layouts
-        return (
-            layout if size is None else layout._replace(zero_size=size)
-            for layout in layouts
-            for size in self.zero_sizes(layout)
+        return (family._replace(**choice) for choice in self.choices(family))
+
+    def choices(self, family: LayoutSettings) -> list[dict[str, Any]]:
+        """The values of the member settings, and of zero_size, in each member. They are the same for all
+        families with these sizes and tensor mode."""
+        mode = family.tensor_mode, family.tensor_depth, family.sequence_parallel
+        choices: list[dict[str, Any]] = self._once(
+            ("choices", *family.rank_sizes, *mode), lambda: list(self._find_choices(family))
         )
+        return choices
+
+    def _find_choices(self, family: LayoutSettings) -> Iterator[dict[str, Any]]:
+        names = [setting.name for setting in self.member_settings]
+        for values in product(*(setting.values(self, family) for setting in self.member_settings)):
+            choice: dict[str, Any] = dict(zip(names, values, strict=True))
+            for size in self.zero_sizes(family._replace(**choice)):
+                yield choice if size is None else {**choice, "zero_size": size}
 
     @cached_property
     def _cuts_states(self) -> bool:
@@ -432,7 +440,8 @@ class SearchSpace:
     def counts_ends(self, blocks: int) -> bool:
         """Whether embedding and loss are counted as layers, as where 126 layers on 8 stages of 8
         chunks are cut as 128."""
-        return ends_count_as_layers(self.layers, blocks, self.job.training.runtime)
+        find = ends_count_as_layers
+        return bool(self._once(("ends", blocks), lambda: find(self.layers, blocks, self.job.training.runtime)))
 
     def fills(self, pp: int) -> bool:
         """Whether a runtime that fills stages one after the other gives each of them something."""
@@ -522,10 +531,3 @@ def runs_in_mode(layout: LayoutSettings) -> bool:
     return layout.tensor_mode == "1d" or not settings_of_1d(
         sequence_parallel=layout.sequence_parallel, cp=layout.cp, schedule=layout.schedule
     )
-
-
-def _with_each(
-    layouts: Iterator[LayoutSettings], name: str, values: Sequence[SettingValue]
-) -> Iterator[LayoutSettings]:
-    changes: list[dict[str, Any]] = [{name: value} for value in values]
-    return (layout._replace(**change) for layout in layouts for change in changes)
