@@ -252,8 +252,13 @@ class JobLayout:
 
     def of_stages(self, find: Callable[[int], Value]) -> list[Value]:
         """`find` of every stage, called once for those that are alike."""
-        found = {first: find(first) for first in dict.fromkeys(self._first_alike)}
+        found = {first: find(first) for first in self.first_stages}
         return [found[first] for first in self._first_alike]
+
+    @cached_property
+    def first_stages(self) -> tuple[int, ...]:
+        """The first stage of each class."""
+        return tuple(dict.fromkeys(self._first_alike))
 
     @cached_property
     def _first_alike(self) -> tuple[int, ...]:

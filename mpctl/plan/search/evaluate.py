@@ -244,7 +244,9 @@ class LayoutEvaluator:
 
     def _peak_bytes(self, layout: LayoutSettings) -> int:
         memory = self._memory(layout, self._communicators(layout))
-        return peak_bytes(memory.of_stage(stage) for stage in range(layout.pp))
+        # of equal stages the first holds the most micro batches, unless weight gradients are deferred
+        stages = range(layout.pp) if memory.splits_backward else memory.layout.first_stages
+        return peak_bytes(memory.of_stage(stage) for stage in stages)
 
     def _communicators(self, layout: LayoutSettings) -> Communicators:
         """Return the communicators, shared by all layouts with the same groups."""
