@@ -22,6 +22,7 @@ from mpctl.plan.search.space import SearchSpace
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job
 from mpctl.spec.presets import VARIABLE, find_file
+from tests.plan.search.test_find import assert_equal_answers
 
 JOB = {
     "cluster": "selene",
@@ -170,7 +171,7 @@ def test_the_pruned_search_finds_what_the_exhaustive_one_does(objective: Any) ->
     fixed = {"cp": 1, "tp": 4, "order": "tp-cp-dp-pp", "stage_balance": "even", "zero": 1}
     space = SearchSpace(job_of(cluster__nodes=1), fixed)
     pruned, every = (find_layouts(space, top=400, exhaustive=way, objective=objective) for way in (False, True))
-    assert pruned.groups == every.groups and pruned.front == every.front
+    assert_equal_answers(space, pruned, every, objective)
     assert {point.layout.tensor_mode for point in every.best} == {"1d", "2d"}
 
 
