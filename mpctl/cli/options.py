@@ -343,7 +343,7 @@ def _on_gpus(job: JobSource, text: str, *, takes_counts: bool) -> JobSource:
             option = f"--{given[0].rsplit('.', 1)[-1].replace('_', '-')}"
             raise InputError.of("given-twice", option, f"is given with --gpus {text}", "leave one of them out")
         counts = ",".join(map(str, gpus.counts)) if len(gpus.counts) > 1 else None
-        hint = "state others with --cluster NAME or --set cluster.intra_node.bandwidth=..."
+        hint = "--cluster NAME for others"
         notes = (Check("gpus-assumed", "warning", "--gpus", gpus.assumed, hint),) if "assumed" in gpus.assumed else ()
         return job._replace(overrides={**gpus.settings, **job.overrides}, warnings=notes, counts=counts)
     if takes_counts:

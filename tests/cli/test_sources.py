@@ -104,7 +104,7 @@ def test_a_search_says_what_to_change_in_the_launchers_own_flags(mpctl: Mpctl, s
     assert changes["new_seconds"] < changes["old_seconds"]
     assert keys["--tensor-model-parallel-size"] == ("4", "1")
     assert keys["--recompute-granularity"] == ("full", None)
-    command = document["best"][0]["command"]
+    command = document["fastest"]["command"]
     assert (
         command.startswith(f"mpctl plan --from megatron {script} --cluster dgx-h100") and "--set model" not in command
     )
@@ -123,6 +123,6 @@ def test_counts_of_a_search_may_have_a_device(mpctl: Mpctl) -> None:
     words = ("search", "--model", "gpt2", "--top", 1, "--max-pp", 1, "--max-tp", 1)
     document = mpctl(*words, "--gpus", "2,4xh100", "--price", 2, "--json").document
     assert (document["gpus"], [entry["gpus"] for entry in document["by_gpus"]]) == (4, [2, 4])
-    assert document["best"][0]["price_per_billion_tokens"] > 0
+    assert document["fastest"]["price_per_billion_tokens"] > 0
     listed = mpctl(*words, "--cluster", "dgx-h100", "--nodes", 1, "--gpus", "2,4", "--json").document
     assert [entry["gpus"] for entry in listed["by_gpus"]] == [2, 4, 8]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -143,7 +144,10 @@ def test_a_copy_of_mpctls_profile_plans_the_same(
         model = () if "--model" in options else ("--model", "llama-3-8b")
         where = ("--cluster", "dgx-h100", "--nodes", "2", "--runtime", runtime)
         assert run(["plan", *model, *where, *options, *how]) in (0, 3)  # 3: it does not fit
-        return capsys.readouterr().out.replace("a-fork", "mpctl")
+        out = capsys.readouterr().out.replace("a-fork", "mpctl")
+        if "--json" in how:
+            return json.dumps({**json.loads(out), "figures_from": []})
+        return re.sub(r"^figures:.*?(?=^step time)", "", out, flags=re.DOTALL | re.MULTILINE)
 
     for how in ((), ("--json",)):
         assert shown("a-fork", *how) == shown("mpctl", *how)

@@ -39,7 +39,7 @@ def test_a_run_of_0_1_0_has_the_keys_of_today() -> None:
     """It was written before the types existed."""
     run = RunDir(Path(__file__).parents[2] / "recorded/run-0.1.0/run")
     summary = json.loads(run.summary.read_text())
-    later = {"saves", "communication_seconds", "mfu", "hfu", "experts", "goodput", "slow", "program"}
+    later = {"saves", "communication_seconds", "mfu", "hfu", "experts", "goodput", "slow", "program", "figures_from"}
     assert set(RunSummary.__annotations__) - set(summary) == later
     assert summary["plan_beside_run"]
     for rank in summary["plan_beside_run"]:
