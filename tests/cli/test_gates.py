@@ -28,5 +28,10 @@ def test_a_failed_gate_is_exit_code_4_in_words_and_in_json(mpctl: Mpctl, tmp_pat
     assert told.code == 4 and gate["failed"] and gate["change"] > 0.02
 
 
+def test_a_gate_passes_no_job_that_does_not_fit(mpctl: Mpctl) -> None:
+    said = mpctl("compare", "gpt3-175b-1024", "micro_batch_size=64,recompute=none", "--fail-if", "tokens<-90%")
+    assert said.code == 3 and "tokens<-90% passed" in " ".join(said.out.split())
+
+
 def test_gates_are_read_before_the_plans(mpctl: Mpctl) -> None:
     assert "is no gate" in mpctl("compare", "no-such-job", "tp=2", "--fail-if", "x").err
