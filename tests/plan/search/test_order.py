@@ -8,6 +8,7 @@ from typing import Any, get_args
 import pytest
 
 from mpctl import DoesNotFit, InputError, search_layouts
+from mpctl.core.units import plural
 from mpctl.plan.search.document import search_document
 from mpctl.plan.search.find import significant
 from mpctl.plan.search.plain import complexity
@@ -111,7 +112,8 @@ def assert_true(found: SearchResult) -> None:
     assert found.estimated >= len(found.seen)
     document = search_document(found, lambda choice: repr(choice.layout))
     titles = [getattr(part, "title", "") for part in search_parts(document)]
-    assert f"Layouts, {ORDERS[found.sort]}" in titles
+    gpus = f" on {plural(best.job.world_size, 'GPU')}" if found.by_gpus else ""
+    assert f"Layouts{gpus}, {ORDERS[found.sort]}" in titles
 
 
 @pytest.mark.parametrize("first", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(20, 200, 20))])

@@ -157,7 +157,7 @@ def test_a_program_may_be_part_of_the_image(
     job = job.model_copy(update={"launch": job.launch.model_copy(update=settings)})
     issues = submission_issues(job, mount / "run")
     assert [issue.where for issue in issues] == ([] if is_taken else ["launch.program_dir"])
-    assert all("folder of the image" in issue.hint for issue in issues)
+    assert all("in the image set launch.program_dir" in issue.hint for issue in issues)
     if is_taken:  # and it is looked for in the pods alone
         assert list(program_issues(make_plan(job), is_elsewhere=False)) == []
 
