@@ -47,15 +47,21 @@ def test_help_of_a_command_is_its_dash_h(mpctl: Mpctl) -> None:
     [
         (("plan", "--compare", "demo", "tp=1,dp=2"), ("compare", "demo", "tp=1,dp=2")),
         (("plan", "demo", "--explain", "time.mfu", "--json"), ("explain", "demo", "time.mfu", "--json")),
-        (("plan", "demo", "--tp", 4, "--gpus-per-node=4", "--compare-tensor-modes", 4),
-         ("tensor-modes", "demo", 4, "--tp", 4, "--gpus-per-node=4")),
+        (
+            ("plan", "demo", "--tp", 4, "--gpus-per-node=4", "--compare-tensor-modes", 4),
+            ("tensor-modes", "demo", 4, "--tp", 4, "--gpus-per-node=4"),
+        ),
         (("plan", "demo", "--emit", "torch"), ("emit", "demo", "torch")),
-        (("plan", "--nodes", 1, "--gpus-per-node", 4, "--emit", "torch"),
-         ("emit", "torch", "--nodes", 1, "--gpus-per-node", 4)),
-        (("plan", "--from", "megatron", "--micro-batch-size 1", "--gpus-per-node", 2, "--emit", "torch"),
-         ("emit", "--from", "megatron", "--micro-batch-size 1", "--gpus-per-node", 2, "torch")),
+        (
+            ("plan", "--nodes", 1, "--gpus-per-node", 4, "--emit", "torch"),
+            ("emit", "torch", "--nodes", 1, "--gpus-per-node", 4),
+        ),
+        (
+            ("plan", "--from", "megatron", "--micro-batch-size 1", "--gpus-per-node", 2, "--emit", "torch"),
+            ("emit", "--from", "megatron", "--micro-batch-size 1", "--gpus-per-node", 2, "torch"),
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_former_option_of_plan_is_the_command(
     mpctl: Mpctl, former: tuple[object, ...], today: tuple[object, ...]
 ) -> None:
