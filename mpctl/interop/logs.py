@@ -45,6 +45,7 @@ from mpctl.records.rundir.summary import WARM_UP_STEPS
 LEAST = 3
 """Steady lines of a log that make a measurement."""
 LATEST = 10
+"""Last steps whose commonest batch is that of the steady ones."""
 MOST_STEPS = 2_000_000
 NORMAL, FAR, LEAST_FAR = 1.4826, 5.0, 0.1
 UNLIKE = 0.15

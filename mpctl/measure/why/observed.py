@@ -18,7 +18,7 @@ from mpctl.interop.log_events import LogEvents
 from mpctl.interop.log_launchers import EMITTED
 from mpctl.interop.log_lines import plain
 from mpctl.interop.log_rows import LogLayout, row_of_run
-from mpctl.interop.logs import LogRun, last_batch, read_log_file
+from mpctl.interop.logs import last_batch, read_log_file
 from mpctl.measure.calibrate.runs import measured_step, usable_runs
 from mpctl.measure.why.series import Point
 from mpctl.model.layout.job_layout import JobLayout
@@ -67,10 +67,11 @@ def observe_log(path: Path, layout: LogLayout) -> Observed:
     (measured,), _ = usable_runs([row])
     seconds = measured.measured["step_seconds"]
     scale = seconds / median(step.duration for step in run.steps)
+    batch = last_batch(run.steps)
     points = tuple(
         Point(row.step.number, scale * row.step.duration, row.after, row.start)
         for row in run.every
-        if _counts(row.step.batch, run)
+        if row.step.batch in (None, batch)
     )
     mfu = run.figure("mfu")
     return Observed(
@@ -85,11 +86,6 @@ def observe_log(path: Path, layout: LogLayout) -> Observed:
         tflops=run.figure("tflops"),
         mfu=mfu / 100 if mfu else None,
     )
-
-
-def _counts(batch: float | None, run: LogRun) -> bool:
-    """Whether a step has the batch of the steady ones."""
-    return batch is None or batch == last_batch(run.steps)
 
 
 def observe_run(path: Path) -> Observed:
