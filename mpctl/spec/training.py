@@ -7,6 +7,7 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from mpctl.core.units import DTYPE_BYTES
+from mpctl.spec.adapter import AdapterSpec
 from mpctl.spec.base import (
     BatchRanges,
     Count,
@@ -31,6 +32,10 @@ DEFAULT_RUNTIME = "mpctl"
 
 CORE: RecomputeModule = "core_attn"
 """The module of recompute_modules that every runtime with selective recomputation has."""
+
+Optimizer = Literal[
+    "adamw", "adamw-8bit", "paged-adamw-8bit", "adamw-4bit", "adafactor", "sgd", "lion", "lion-8bit", "paged-lion-8bit"
+]
 
 Load = Annotated[float, Ge(1), Le(2**16)]
 """A largest load over the mean of all."""
@@ -209,6 +214,25 @@ class TrainingSpec(StrictModel):
         description="parameters that are not trained, by patterns over their names such as "
         '"embedding.*" or "layers.[0-5].*"',
     )
+    adapter: AdapterSpec | None = Field(
+        None, description="train adapters of a frozen model (LoRA, QLoRA, DoRA); all parameters when absent"
+    )
+    optimizer: Optimizer = Field(
+        "adamw",
+        description="update rule; 8bit and 4bit: moments in blocks with a scale each; "
+        "paged: in host memory where needed",
+    )
+    optimizer_dtype: Literal["fp32", "bf16"] | None = Field(
+        None, description="data type of unquantized moments; that of the runtime when absent (mpctl: fp32)"
+    )
+    master_weights: bool | None = Field(
+        None,
+        description="whether 16-bit parameters have fp32 copies that are updated; as the runtime does "
+        "when absent (mpctl: yes)",
+    )
+    momentum: Probability = Field(0.0, description="optimizer sgd: decay of its velocity; 0: no velocity")
+    offload_optimizer: bool = Field(False, description="keep moments and masters in host memory")
+    offload_parameters: bool = Field(False, description="keep parameters in host memory between their uses (ZeRO 3)")
     runtime: Annotated[str, AfterValidator(_known_runtime)] = Field(
         DEFAULT_RUNTIME,
         description="software whose kernels, overlap and memory a plan assumes: a runtime preset "

@@ -17,6 +17,7 @@ from mpctl.spec.model import ModelSpec
 if TYPE_CHECKING:  # a plan without a model never pays for these
     from mpctl.model.families.description import ModelFamily
     from mpctl.model.operators.table import OperatorTable
+    from mpctl.spec.adapter import AdapterSpec
 
 
 def get_family(name: str) -> ModelFamily:
@@ -44,13 +45,19 @@ def all_builtin() -> list[ModelFamily]:
     return [get_family(name) for name in builtin_families()]
 
 
-def get_table(model: ModelSpec, *, tp: int, freeze: Sequence[str] = ()) -> OperatorTable:
+def get_table(
+    model: ModelSpec, *, tp: int, freeze: Sequence[str] = (), adapter: AdapterSpec | None = None
+) -> OperatorTable:
     """The operator table of the model's family.
 
     tp: tensor-parallel size, to a multiple of which vocabularies are padded. freeze: patterns of
-    the parameters that are not trained (`training.freeze`).
+    the parameters that are not trained (`training.freeze`). adapter: by which it is trained.
     """
     table = get_family(model.family).operator_table(model, tp=tp)
+    if adapter is not None:
+        from mpctl.model.operators.adapters import adapted
+
+        table = replace(table, stacks=adapted(table.stacks, model, adapter), adapter=adapter)
     return replace(table, freeze=tuple(freeze)) if freeze else table
 
 

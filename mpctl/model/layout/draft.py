@@ -55,7 +55,9 @@ class LayoutDraft:
         from mpctl.model.families import get_table
 
         job = self.job
-        return self._table or get_table(self.model, tp=job.parallel.tp, freeze=job.training.freeze)
+        return self._table or get_table(
+            self.model, tp=job.parallel.tp, freeze=job.training.freeze, adapter=job.training.adapter
+        )
 
     @cached_property
     def stages(self) -> list[list[Span]]:

@@ -26,7 +26,6 @@ from mpctl.core.units import plural
 from mpctl.model.families import get_table
 from mpctl.model.layout.buckets import Bucket, BucketRules, BucketShape, bucket_shapes, layer_units, stage_buckets
 from mpctl.model.layout.topology import dense_view, job_grid, job_topology, join_zero_groups, other_views
-from mpctl.model.operators.grad_flow import frozen_by
 from mpctl.model.operators.matmul import ParameterSpec
 from mpctl.model.operators.table import OperatorTable, StageSlice
 from mpctl.model.pipeline.filled import FilledCut, is_filled, job_cut
@@ -104,7 +103,7 @@ class JobLayout:
         where the layers cannot be divided over the stages."""
         if job.model is None:
             raise InputError.of("no-model", "model", "a layout needs a model", "name one: model")
-        table = get_table(job.model, tp=job.parallel.tp, freeze=job.training.freeze)
+        table = get_table(job.model, tp=job.parallel.tp, freeze=job.training.freeze, adapter=job.training.adapter)
         return cls.assemble(job, job.model, table, job_stages(job, table.layers))
 
     @classmethod
@@ -319,7 +318,7 @@ class JobLayout:
         return BucketRules(
             views=self.views,
             max_elements=parallel.bucket_bytes // training.reduced_bytes,
-            is_frozen=frozen_by(self.table.freeze),
+            is_frozen=self.table.is_frozen,
         )
 
     def layer_units(self, stage: int, chunk: int) -> dict[str, int]:

@@ -102,17 +102,18 @@ def frozen_by(patterns: Sequence[str]) -> IsFrozen:
     return lambda name: match(name) is not None
 
 
-def find_flows(stacks: Sequence[LayerStack], freeze: Sequence[str]) -> tuple[StackGradFlow, ...]:
-    """The gradient flow of each stack of a model, in the order of the data."""
-    is_frozen, source = frozen_by(freeze), False
+def find_flows(stacks: Sequence[LayerStack], is_frozen: IsFrozen | None = None) -> tuple[StackGradFlow, ...]:
+    """The gradient flow of each stack of a model, in the order of the data. is_frozen: whether the
+    parameter of a name is; None where all are trained."""
+    of_ends, source = is_frozen or frozen_by(()), False
     flows: list[StackGradFlow] = []
     for stack in stacks:
-        shared = _trained(stack.shared, is_frozen)
-        entry = _walk(stack.entry, _trained(stack.entry.weights, is_frozen), before=False)
+        shared = _trained(stack.shared, of_ends)
+        entry = _walk(stack.entry, _trained(stack.entry.weights, of_ends), before=False)
         walk = _LayerWalk(stack, source=source, joins=bool(shared))
-        runs = tuple(_runs(walk, is_frozen if freeze else None, before=entry.after))
+        runs = tuple(_runs(walk, is_frozen, before=entry.after))
         before = runs[-1][1].after if runs else entry.after
-        exit_ = _walk(stack.exit, _trained(stack.exit.weights, is_frozen), before=before)
+        exit_ = _walk(stack.exit, _trained(stack.exit.weights, of_ends), before=before)
         flows.append(StackGradFlow(entry, runs, exit_, shared))
         source = exit_.after
     return tuple(flows)
@@ -178,7 +179,7 @@ def _walk(
     """
     names, stream = {weight.name for weight in trained}, before
     needs: dict[str, GradNeeds] = {}
-    has_branches = part.has_experts or any(core.latent for core in part.cores)
+    has_branches = part.has_experts or any(core.latent for core in part.cores) or any(p.adapts for p in part.products)
     branches = _Branches() if has_branches else None
     for operation in part.flat:
         if branches is not None:
@@ -188,6 +189,8 @@ def _walk(
             x = product.input_gradient and (source if product.name in foreign else stream)
             stream = stream or x or (joins and not needs)
             needs[product.name] = GradNeeds(x, w, x or w or product.bias in names)
+            if w and product.adapts:
+                needs[product.adapts] = needs[product.adapts]._replace(y=True)
         stream = stream or any(weight.name in names for weight in parameters_of(operation))
     return GradFlow(part, needs, trained, stream)
 

@@ -111,7 +111,9 @@ class MatMul(NamedTuple):
     whether every rank needs all of Y, of which a column product writes a part. value: the tensor
     that it reads (layer.py), which it saves for dW unless it is saved already; empty where that is
     negligible. weights: W and, where the model has biases, b. is_wide: whether it is multiplied in
-    float32 at least, whatever the training dtype is (a router).
+    float32 at least, whatever the training dtype is (a router). is_frozen: whether W has no gradient
+    because the model is trained by adapters (adapters.py); adapts: of an adapter's product, the name
+    of the product to whose result its own is added.
     """
 
     name: str
@@ -127,6 +129,8 @@ class MatMul(NamedTuple):
     value: str = ""
     weights: tuple[ParameterSpec, ...] = ()
     is_wide: bool = False
+    is_frozen: bool = False
+    adapts: str = ""
 
     @property
     def is_grouped(self) -> bool:

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 from mpctl.core.sharding import EXPERTS
-from mpctl.model.operators.grad_flow import GradFlow, StackGradFlow, find_flows
+from mpctl.model.operators.adapters import is_of_adapter, saved_patterns
+from mpctl.model.operators.grad_flow import GradFlow, IsFrozen, StackGradFlow, find_flows, frozen_by
 from mpctl.model.operators.layer import LayerStack, OperatorGroup
 from mpctl.model.operators.matmul import Dims
 from mpctl.model.operators.matmul import ParameterSpec as ParameterSpec  # re-exported
+from mpctl.spec.adapter import AdapterSpec
 
 Span = tuple[int, int]
 Value = TypeVar("Value")
@@ -95,16 +97,33 @@ class OperatorTable:
 
     A parameter named in two places (a word table and the head tied to it, an encoder's table that
     the decoder reads too) is one; a stage that needs it holds one copy. freeze: patterns of the
-    parameters that are not trained.
+    parameters that are not trained. adapter: by which the model is trained; its products are among
+    those of the stacks (adapters.py).
     """
 
     stacks: tuple[LayerStack, ...]
     freeze: tuple[str, ...] = ()
+    adapter: AdapterSpec | None = field(default=None, hash=False)
+
+    @cached_property
+    def is_frozen(self) -> IsFrozen:
+        """Whether the parameter of a name is not trained: it matches `freeze`, or belongs neither to
+        the adapter nor to its modules_to_save."""
+        by_pattern = frozen_by(self.freeze)
+        if self.adapter is None:
+            return by_pattern
+        saved = tuple(saved_patterns(self.adapter))
+        return lambda name: by_pattern(name) or not (is_of_adapter(name) or name.startswith(saved))
+
+    @property
+    def has_frozen(self) -> bool:
+        """Whether some parameters may be frozen."""
+        return bool(self.freeze) or self.adapter is not None
 
     @cached_property
     def flows(self) -> tuple[StackGradFlow, ...]:
         """Gradients that each stack computes."""
-        return find_flows(self.stacks, self.freeze)
+        return find_flows(self.stacks, self.is_frozen if self.has_frozen else None)
 
     @cached_property
     def layer_kinds(self) -> tuple[int, ...]:

@@ -22,7 +22,6 @@ from mpctl.core.collectives import Kind
 from mpctl.core.units import DTYPE_BYTES
 from mpctl.model.layout.job_layout import JobLayout
 from mpctl.model.operators.flops import sequence_sizes
-from mpctl.model.operators.grad_flow import frozen_by
 from mpctl.model.operators.layer import LayerStack
 from mpctl.model.operators.matmul import Dims, ParameterSpec
 from mpctl.model.pipeline.schedule.orders import StageChunk
@@ -284,7 +283,7 @@ def stage_transfers(layout: JobLayout, *, scatters: bool) -> list[list[Message]]
 
 def shared_parameters(layout: JobLayout) -> list[SharedParameter]:
     """Trained parameters that several stages hold, in the order in which the stages have them."""
-    is_frozen = frozen_by(layout.table.freeze)
+    is_frozen = layout.table.is_frozen
     trained = {n: held for n, held in layout.shared_parameters.items() if not is_frozen(n)}
     weights = {
         weight.name: weight

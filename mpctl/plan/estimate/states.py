@@ -25,7 +25,6 @@ from mpctl.core.sharding import View, Views
 from mpctl.core.units import DTYPE_BYTES
 from mpctl.model.layout.buckets import padded_numel, part_numel
 from mpctl.model.layout.job_layout import AMAX_BYTES, JobLayout
-from mpctl.model.operators.grad_flow import frozen_by
 from mpctl.model.operators.matmul import ParameterSpec
 from mpctl.plan.estimate.attention import kernels_of
 from mpctl.plan.estimate.communication import local_parameters
@@ -51,7 +50,7 @@ def find_states(layout: JobLayout, stage: int) -> StateBytes:
     if not kernels_of(layout).slices_buckets:
         return _others_states(layout, memory, stage)
     count = trained = local_parameters(layout, stage)
-    if layout.table.freeze:
+    if layout.table.has_frozen:
         trained = local_parameters(layout, stage, trained_only=True)
     if any(view.zero for view in layout.views.values()):
         return _sliced_states(layout, count, stage)
@@ -95,7 +94,7 @@ def _others_states(layout: JobLayout, memory: RuntimeMemory, stage: int) -> Stat
     held = parameters = gradients = optimizer = 0
     for view in layout.views.values():
         count = trained = local_parameters(layout, stage, view=view.name)
-        if layout.table.freeze:
+        if layout.table.has_frozen:
             trained = local_parameters(layout, stage, view=view.name, trained_only=True)
         held += count
         parameters += _shared(count * width, view, 2 if width > copy else 3)
@@ -118,7 +117,7 @@ def whole_gradients(layout: JobLayout, stage: int) -> tuple[float, ...]:
     are scattered; empty if each micro batch's are scattered, or if a buffer of the states holds them."""
     if kernels_of(layout).slices_buckets or not keeps_gathered(layout):
         return ()
-    is_frozen, each = frozen_by(layout.table.freeze), layout.job.training.reduced_bytes
+    is_frozen, each = layout.table.is_frozen, layout.job.training.reduced_bytes
     ends = {"is_first": stage == 0, "is_last": stage == layout.head_stage}
     chunks = (layout.table.stage_weights([span], **ends) for span in layout.stages[stage])
     return tuple(float(each * _numel([w for w in chunk if not is_frozen(w.name)], layout.views)) for chunk in chunks)
@@ -214,7 +213,7 @@ def _written_by_stage(layout: JobLayout) -> Iterator[Counter[str]]:
     """Yield for each stage the bytes that each rank of a view's first replica writes of its parameters,
     by the name of the view; parameters of several stages count in the first."""
     width = layout.job.training.value_bytes
-    is_frozen = frozen_by(layout.table.freeze)
+    is_frozen = layout.table.is_frozen
     trained, seen = 3 * max(4, width), set[str]()
     for stage in range(len(layout.stages)):
         sizes = Counter[str]()

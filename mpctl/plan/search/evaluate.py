@@ -104,8 +104,8 @@ class LayoutEvaluator:
 
     def table(self, tp: int) -> OperatorTable:
         """The model's operators on tp ranks."""
-        freeze = self.space.job.training.freeze
-        return self.cached(tp, lambda: get_table(self.model, tp=tp, freeze=freeze))
+        freeze, adapter = self.space.job.training.freeze, self.space.job.training.adapter
+        return self.cached(tp, lambda: get_table(self.model, tp=tp, freeze=freeze, adapter=adapter))
 
     def network(self, layout: LayoutSettings) -> Network:
         """The links of the cluster as the layout's groups use them."""

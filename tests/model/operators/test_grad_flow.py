@@ -51,7 +51,7 @@ DROPOUT, FULL = {"training.dropout": 0.1}, {"training.recompute": "full"}
 
 def flows(freeze: list[str], settings: dict[str, Any] | None = None) -> tuple[StackGradFlow, ...]:
     table = get_table(shape_of(job_of({**SMALL, **(settings or {})})), tp=1)
-    return find_flows(table.stacks, freeze)
+    return find_flows(table.stacks, frozen_by(freeze) if freeze else None)
 
 
 def layer(stack: StackGradFlow, number: int) -> GradFlow:

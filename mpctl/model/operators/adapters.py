@@ -1,0 +1,197 @@
+"""Add the products of adapters (LoRA) to a model's stacks, and say what they freeze.
+
+The adapter of a product Y = X W is two more products, H = X A and Y += s H B, with A [rank, in] and B
+[out, rank]. They obey the contraction law (matmul.py) like all others: the adapter of a column
+product has A whole and B cut like W's rows, and sums dH over tp; that of a row product has A cut like
+W's columns, sums H over tp, and has B whole. A product that fuses several outputs (queries, keys and
+values; gate and up) has one adapter for each, as PEFT has, or one for all where the target is a fused
+module (`c_attn`).
+
+Parameters are named for the product: `attention.qkv.lora.query.A.weight`,
+`attention.output.lora.B.weight`.
+
+By hand, hidden 8, rank 2, heads of width 8: q_proj has A [2, 8] and B [8, 2], 32 parameters; on tp 2
+a rank holds all of A and 4 rows of B, 24.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from mpctl.model.operators.layer import LayerStack, Operation, OperatorGroup
+from mpctl.model.operators.matmul import MatMul, ParameterSpec
+from mpctl.spec.adapter import AdapterSpec
+from mpctl.spec.model import ModelSpec
+
+MARK = ".lora."
+"""In the name of every parameter of an adapter."""
+
+QKV, UP = ("query", "key", "value"), ("gate", "up")
+# Names of modules -> products of ours, with the output where a product fuses several. A product is
+# named by its end: `attention.output` is every attention's of a layer, `mlp.up` is no expert's.
+_MLP, _SHARED, _EXPERTS = "mlp", "mlp.shared", "mlp.experts"
+_MLPS = (_MLP, _SHARED, _EXPERTS)
+
+
+def _in_mlps(product: str, part: str = "") -> tuple[tuple[str, str], ...]:
+    return tuple((f"{mlp}.{product}", part) for mlp in _MLPS)
+
+
+_FUSED_QKV, _OUTPUT = (("attention.qkv", ""),), (("attention.output", ""),)
+NAMES: dict[str, tuple[tuple[str, str], ...]] = {
+    "q_proj": (("attention.qkv", "query"), ("attention.query", "")),
+    "k_proj": (("attention.qkv", "key"),),
+    "v_proj": (("attention.qkv", "value"),),
+    "q_a_proj": (("attention.query_down", ""),),
+    "q_b_proj": (("attention.query_up", ""),),
+    "kv_a_proj_with_mqa": (("attention.key_value_down", ""),),
+    "kv_b_proj": (("attention.key_value_up", ""),),
+    **dict.fromkeys(("c_attn", "qkv_proj", "query_key_value", "linear_qkv", "Wqkv"), _FUSED_QKV),
+    **dict.fromkeys(("o_proj", "out_proj", "dense", "linear_proj"), _OUTPUT),
+    "c_proj": (*_OUTPUT, *_in_mlps("down")),
+    **dict.fromkeys(("gate_proj", "w1"), _in_mlps("up", "gate")),
+    **dict.fromkeys(("up_proj", "w3"), _in_mlps("up", "up")),
+    **dict.fromkeys(("c_fc", "fc1", "dense_h_to_4h", "gate_up_proj", "linear_fc1"), _in_mlps("up")),
+    **dict.fromkeys(("down_proj", "w2", "fc2", "dense_4h_to_h", "linear_fc2"), _in_mlps("down")),
+    **dict.fromkeys(("lm_head", "output_layer"), (("head", ""),)),
+}
+_QWEN = {"w1": _in_mlps("up", "up"), "w2": _in_mlps("up", "gate")}  # next to c_attn, whose model has no w3
+_GROUPS = {"attention": ("attention.", "cross"), "mlp": ("mlp.",), "all-linear": ("",)}
+_SAVED = {
+    "lm_head": "head.",
+    "output_layer": "head.",
+    "embed_tokens": "embedding.word.",
+    "wte": "embedding.word.",
+    "word_embeddings": "embedding.word.",
+}
+
+
+class Target(NamedTuple):
+    """An adapter of one output of a product. part: which one, empty for all of a product. shape,
+    dims: those of the output's rows of W."""
+
+    product: MatMul
+    part: str
+    rows: int
+
+    @property
+    def name(self) -> str:
+        """The adapter's name, `attention.qkv.lora.query`."""
+        return f"{self.product.name}.lora" + (f".{self.part}" if self.part else "")
+
+
+def adapted(stacks: Sequence[LayerStack], model: ModelSpec, adapter: AdapterSpec) -> tuple[LayerStack, ...]:
+    """The stacks with the products of an adapter. Layers of one kind stay one object."""
+    return tuple(_adapted_stack(stack, model, adapter) for stack in stacks)
+
+
+def _adapted_stack(stack: LayerStack, model: ModelSpec, adapter: AdapterSpec) -> LayerStack:
+    kinds = {id(block): _adapted_group(block, model, adapter) for block in stack.kinds}
+    ends = (_adapted_group(end, model, adapter) for end in (stack.entry, stack.exit))
+    entry, exit_ = ends
+    return replace(stack, blocks=tuple(kinds[id(block)] for block in stack.blocks), entry=entry, exit=exit_)
+
+
+def _adapted_group(group: OperatorGroup, model: ModelSpec, adapter: AdapterSpec) -> OperatorGroup:
+    """A layer or an end with its adapters; layers inside an end (multi-token prediction) have none."""
+    return OperatorGroup(tuple(one for each in group.operations for one in _with_adapters(each, model, adapter)))
+
+
+def _with_adapters(operation: Operation, model: ModelSpec, adapter: AdapterSpec) -> Iterator[Operation]:
+    if not isinstance(operation, MatMul) or operation.is_lookup:
+        yield operation
+        return
+    yield operation._replace(is_frozen=True)
+    for target in targets_of(operation, model, adapter):
+        yield from _products(target, adapter)
+
+
+def targets_of(product: MatMul, model: ModelSpec, adapter: AdapterSpec) -> list[Target]:
+    """The adapters of one product, in the order of its outputs; none where it is no target."""
+    parts = fused_parts(product, model)
+    chosen = dict.fromkeys(part for name in adapter.targets for part in _named(product, name, adapter, list(parts)))
+    if "" in chosen and not parts:
+        return [Target(product, "", product.matrix.shape[_rows_at(product)])] if chosen else []
+    if "" in chosen:
+        return [Target(product, "", sum(parts.values()))]
+    return [Target(product, part, parts[part]) for part in parts if part in chosen]
+
+
+def _named(product: MatMul, name: str, adapter: AdapterSpec, parts: list[str]) -> Iterable[str]:
+    """Outputs of a product that a target names; every one of an unfused product is ''."""
+    if name in _GROUPS:
+        is_linear = not (product.is_wide or product.is_head) and product.weights
+        return (parts or [""]) if is_linear and product.name.startswith(_GROUPS[name]) else ()
+    if name == product.name:
+        return parts or [""]
+    table = _QWEN if "c_attn" in adapter.targets and name in _QWEN else NAMES
+    found = [part for ours, part in table.get(name, ()) if ours == product.name]
+    return [part if part in parts else "" for part in found if part in parts or not part or part == "up"]
+
+
+def _rows_at(product: MatMul) -> int:
+    """The dimension of W with its outputs: the first but experts'."""
+    return 1 if product.is_grouped else 0
+
+
+def fused_parts(product: MatMul, model: ModelSpec) -> dict[str, int]:
+    """Rows of W of each output that a product fuses, in order; empty where it has one."""
+    if product.name == "attention.qkv":
+        size = model.head_size
+        return dict(zip(QKV, (model.heads * size, *(model.kv_heads * size,) * 2), strict=True))
+    if product.name.endswith(".up") and product.name.startswith("mlp") and model.gated:
+        halves = product.matrix.shape[2] if product.is_grouped else product.matrix.shape[0] // 2
+        return dict.fromkeys(UP, halves)
+    return {}
+
+
+def _products(target: Target, adapter: AdapterSpec) -> Iterator[MatMul]:
+    """The two products of an adapter."""
+    base, name, rank = target.product, target.name, ("rank", adapter.rank)
+    matrix, outputs = base.matrix, base.matrix.dims[_rows_at(base)]
+    if base.is_grouped:
+        outputs = base.writes[-1]
+    inputs = (matrix.dims[-1], matrix.shape[-1])
+    lead = (("experts", matrix.shape[0]),) * base.is_grouped
+    between = (*base.rows, "rank")
+    down = MatMul(
+        f"{name}.A",
+        base.part,
+        base.reads,
+        (base.reads[-1], "rank"),
+        between,
+        input_gradient=base.input_gradient,
+        is_head=base.is_head,
+        value=base.value,
+        weights=(_weight(f"{name}.A.weight", matrix, *lead, rank, inputs),),
+        adapts=base.name,
+    )
+    up = MatMul(
+        f"{name}.B",
+        base.part,
+        between,
+        ("rank", base.writes[-1]),
+        base.writes,
+        is_head=base.is_head,
+        value=f"{name}.A",
+        weights=(_weight(f"{name}.B.weight", matrix, *lead, (outputs, target.rows), rank),),
+        adapts=base.name,
+    )
+    yield from (down, up)
+
+
+def _weight(name: str, like: ParameterSpec, *sizes: tuple[str, int]) -> ParameterSpec:
+    dims, shape = zip(*sizes, strict=True)
+    return ParameterSpec(name, shape, dims, view=like.view)
+
+
+def is_of_adapter(name: str) -> bool:
+    """Whether a parameter belongs to an adapter."""
+    return MARK in name
+
+
+def saved_patterns(adapter: AdapterSpec) -> list[str]:
+    """Beginnings of the names of parameters that are trained in full next to the adapters."""
+    return [_SAVED.get(name, name) for name in adapter.modules_to_save]
