@@ -22,6 +22,7 @@ from mpctl.model.operators.matmul import ParameterSpec as ParameterSpec  # re-ex
 from mpctl.spec.adapter import AdapterSpec
 
 Span = tuple[int, int]
+ROUTER = ".router.weight"
 Value = TypeVar("Value")
 
 
@@ -248,15 +249,9 @@ class OperatorTable:
 
     @cached_property
     def routed_layers(self) -> tuple[str, ...]:
-        """The layers' branches with experts by full name, `layers.3.mlp`, in execution order."""
-        ending = ".router.weight"
-        return tuple(
-            f"{stack.prefix}.{layer}.{weight.name.removesuffix(ending)}"
-            for stack in self.stacks
-            for layer, block in enumerate(stack.blocks)
-            for weight in (block.weights if block.has_experts else ())
-            if weight.name.endswith(ending)
-        )
+        """The layers' branches with experts by full name, `layers.3.mlp`, in execution order; layers of
+        multi-token prediction are among them."""
+        return tuple(name for stack in self.stacks for name in _routed(stack))
 
     @cached_property
     def numel(self) -> int:
@@ -279,6 +274,15 @@ class OperatorTable:
         for stack in self.stacks:
             layers = Counter(map(id, stack.blocks))
             yield from ((layers[id(block)], weight) for block in stack.kinds for weight in block.weights)
+
+
+def _routed(stack: LayerStack) -> Iterator[str]:
+    """Names of the branches with experts of a stack."""
+    groups = [(f"{stack.prefix}.{layer}.", block) for layer, block in enumerate(stack.blocks)]
+    for prefix, group in (*groups, ("", stack.exit)):
+        for weight in group.weights if group.has_experts else ():
+            if weight.name.endswith(ROUTER):
+                yield prefix + weight.name.removesuffix(ROUTER)
 
 
 def _after(flow: StackGradFlow, layers: int) -> bool:

@@ -58,7 +58,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "ep2-zero3": {"dp": 2, "parallel__zero": 3},
     "zero-bubble": {"tp": 2, "parallel__pp": 2, "parallel__schedule": "zero-bubble", **SP},
 }
-QUICK = {("llama", "tp2-sp"), ("tied", "pp2")}
+QUICK = {("llama", "tp2-sp"), ("tied", "pp2"), ("deepseek", "pp2")}
 CASES = [
     pytest.param(model, layout, marks=[pytest.mark.slow] * ((model, layout) not in QUICK))
     for model in MODELS
