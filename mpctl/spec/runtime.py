@@ -8,7 +8,7 @@ from a fit to published runs. No figure depends on a model.
 
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le, MaxLen, MinLen
 from pydantic import Field, ValidationError
@@ -18,7 +18,7 @@ from mpctl.core.errors import InputError
 from mpctl.spec.base import AS_MEMORY, Amount, Count, CountOrZero, DType, Factor, Part, Seconds, Share, StrictModel
 from mpctl.spec.parallel import ScheduleName, TensorMode
 from mpctl.spec.presets import PresetFile, get_file, own_folders, preset_issues, search_path
-from mpctl.spec.training import DEFAULT_RUNTIME, RecomputeMode
+from mpctl.spec.training import DEFAULT_RUNTIME, RecomputeMode, TrainingSpec
 from mpctl.spec.training import Dispatcher as Dispatcher
 
 
@@ -433,16 +433,28 @@ class RuntimeProfile(StrictModel):
     )
     seen: FittedRuns = Field(default_factory=FittedRuns, description="runs that the figures were fitted to")
     memory: RuntimeMemory = Field(default_factory=RuntimeMemory, description="what it holds in memory")
+    with_adapters: dict[str, Any] = Field(
+        default_factory=dict,
+        description="figures that replace these in jobs with training.adapter, by the same tables and keys; "
+        "`seen` are the runs with adapters alone",
+    )
     source: str = Field(description="where the figures come from")
 
 
-def get_profile(name: str) -> RuntimeProfile:
-    """The runtime preset that `training.runtime` names.
+def get_profile(name: str, *, adapters: bool = False) -> RuntimeProfile:
+    """The runtime preset that `training.runtime` names. adapters: with the figures of its table `with_adapters`.
 
     Raises InputError where no preset has this name, and where its file is wrong, with an issue for
     each wrong key. A file is read again when it has changed."""
     file = profile_file(name)
-    return _read_profile(file, None if file.is_bundled else _stamp(file.path))
+    stamp = None if file.is_bundled else _stamp(file.path)
+    profile = _read_profile(file, stamp)
+    return _read_adapters(file, stamp) if adapters and profile.with_adapters else profile
+
+
+def job_profile(training: TrainingSpec) -> RuntimeProfile:
+    """The profile of the software that runs a job. Raises InputError as `get_profile` does."""
+    return get_profile(training.runtime, adapters=training.adapter is not None)
 
 
 def profile_file(name: str) -> PresetFile:
@@ -468,12 +480,34 @@ def _profile_file(name: str, search_path: tuple[str, ...], folders: tuple[object
 
 
 @lru_cache(maxsize=256)
-def _read_profile(file: PresetFile, _: object) -> RuntimeProfile:
+def _read_profile(file: PresetFile, stamp: object) -> RuntimeProfile:
     """Read once for each version of the file."""
     try:
-        return RuntimeProfile.model_validate(file.read())
+        profile = RuntimeProfile.model_validate(file.read())
     except ValidationError as error:
         raise InputError(preset_issues(error, file, RuntimeProfile)) from None
+    if profile.with_adapters:
+        _read_adapters(file, stamp)  # a wrong key is found whatever the job
+    return profile
+
+
+@lru_cache(maxsize=256)
+def _read_adapters(file: PresetFile, _: object) -> RuntimeProfile:
+    """As `_read_profile`, under the figures of `with_adapters`."""
+    table = file.read()
+    own = table.pop("with_adapters", {})
+    if "seen" in own:
+        table.pop("seen", None)
+    try:
+        return RuntimeProfile.model_validate(_over(table, own))
+    except ValidationError as error:
+        raise InputError(preset_issues(error, file, RuntimeProfile)) from None
+
+
+def _over(table: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """A table with the keys of another one over it, table by table."""
+    both = {key for key, value in own.items() if isinstance(value, dict) and isinstance(table.get(key), dict)}
+    return {**table, **own, **{key: _over(table[key], own[key]) for key in both}}
 
 
 def is_launched(runtime: str) -> bool:

@@ -17,6 +17,7 @@ import pytest
 
 from mpctl.cli.app import run
 from mpctl.core.errors import InputError
+from mpctl.model.layout.job_layout import JobLayout
 from mpctl.plan.planning.plan import make_plan
 from mpctl.plan.search.find import find_layouts
 from mpctl.plan.search.space import SearchSpace
@@ -253,3 +254,26 @@ def test_a_profile_is_read_again_when_its_file_changes(folder: Path, tmp_path: P
     path.unlink()
     with pytest.raises(InputError, match="toy"):
         get_profile("toy")
+
+
+def test_a_job_with_adapters_has_figures_of_its_own(folder: Path, tmp_path: Path) -> None:
+    seen = '\n[seen]\ndevices = ["A", "B"]\n'
+    own = "\n[with_adapters]\nspread = 0.3\noverlap = { dp = 0.5 }\nseen = { gpus = 8 }\n"
+    place(tmp_path, "runtimes", "toy", TOY + seen + own)
+    adapters = JOB | {"training.adapter.rank": 8, "training.runtime": "toy"}
+    plain, tuned = (JobLayout.of(load_job(None, job)).profile for job in (JOB, adapters))
+    assert (plain.spread, plain.overlap.dp, plain.seen.devices) == (0.1, 0.0, ["A", "B"])
+    assert (tuned.spread, tuned.overlap.dp, tuned.seen.devices, tuned.seen.gpus) == (0.3, 0.5, [], 8)
+    assert (tuned.spread_apart, tuned.overlap.tp, tuned.host) == (plain.spread_apart, plain.overlap.tp, plain.host)
+    with_it = make_plan(load_job(None, adapters)).estimate
+    assert with_it is not None and with_it.layout.profile is tuned
+
+
+@pytest.mark.parametrize(
+    "wrong", ["with_adapters = 3", "[with_adapters]\nhost = 1", "[with_adapters.host]\nlayers = 1"]
+)
+def test_wrong_figures_for_adapters_name_the_file(folder: Path, tmp_path: Path, wrong: str) -> None:
+    line, table = (wrong, "") if wrong.startswith("with") else ("", wrong)
+    path = place(tmp_path, "runtimes", "toy", f"{line}\n{TOY}\n{table}\n")
+    (issue,) = issues_of(JOB)  # whether or not the job has adapters
+    assert issue.where == str(path) and ("host" in issue.message or "with_adapters" in issue.message)

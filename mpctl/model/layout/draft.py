@@ -14,7 +14,7 @@ from mpctl.model.layout.topology import find_topology
 from mpctl.model.pipeline.stages import Span, job_stages
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
-from mpctl.spec.runtime import RuntimeProfile, get_profile
+from mpctl.spec.runtime import RuntimeProfile, job_profile
 
 if TYPE_CHECKING:  # a job without a model never pays for these
     from mpctl.model.layout.job_layout import JobLayout
@@ -41,7 +41,7 @@ class LayoutDraft:
     @cached_property
     def profile(self) -> RuntimeProfile:
         """The profile of the software that runs the job. Raises InputError where its file is wrong."""
-        return get_profile(self.job.training.runtime)
+        return job_profile(self.job.training)
 
     @cached_property
     def topology(self) -> Topology | None:

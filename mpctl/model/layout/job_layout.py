@@ -33,7 +33,7 @@ from mpctl.model.pipeline.stages import Span, job_stages
 from mpctl.spec.cluster import ClusterSpec
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
-from mpctl.spec.runtime import RuntimeProfile, get_profile
+from mpctl.spec.runtime import RuntimeProfile, job_profile
 from mpctl.spec.schedules import SCHEDULES
 
 STATUS_FIELDS = 2
@@ -187,7 +187,7 @@ class JobLayout:
     @cached_property
     def profile(self) -> RuntimeProfile:
         """The profile of the software that runs the job (`training.runtime`)."""
-        return get_profile(self.job.training.runtime)
+        return job_profile(self.job.training)
 
     @cached_property
     def num_microbatches(self) -> int:

@@ -42,7 +42,7 @@ from mpctl.plan.rules.validate import find_errors
 from mpctl.plan.search.space import SearchSpace
 from mpctl.spec.cluster import Link
 from mpctl.spec.job import JobSpec
-from mpctl.spec.runtime import RuntimeProfile, get_profile
+from mpctl.spec.runtime import RuntimeProfile, job_profile
 from mpctl.spec.schedules import SCHEDULES
 
 Value = TypeVar("Value")
@@ -88,7 +88,7 @@ class LayoutEvaluator:
         if job.cluster.device is None:
             raise MissingFigure("no cluster.device is named")
         self.space, self.model = space, space.model
-        self.profile: RuntimeProfile = get_profile(job.training.runtime)
+        self.profile: RuntimeProfile = job_profile(job.training)
         self.system: System = find_system(job.cluster, self.profile)
         self.speed: Speed = device_speed(job.cluster, job.training.chosen_dtype, self.system.factor)
         self.usable_memory: int = job.cluster.usable_bytes or 0
