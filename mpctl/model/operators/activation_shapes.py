@@ -65,6 +65,28 @@ class LocalDims(dict[str, int]):
         return self._hash
 
 
+class AdapterShapes(NamedTuple):
+    """What adapters and a frozen base keep of a micro batch in one software (AdapterCosts).
+
+    value: bytes of an element of X A. input_copy: bytes of an element of the copy that each
+    adapter keeps of its input, 0 where all share the product's. mask: bytes of an element of its
+    dropout's mask; dropout: whether it has one. remakes: the input of an MLP's last product is
+    computed again. results: results of a product that dora keeps. dequantizes: the base is stored in
+    fewer bits than its products' operands have; copies: it is stored in more, so that forward makes
+    a copy, which backward reads. adds: dX is added to that of the product in place.
+    """
+
+    value: int
+    input_copy: int = 0
+    mask: float = 0.0
+    dropout: bool = False
+    remakes: bool = False
+    results: float = 0.0
+    dequantizes: bool = False
+    copies: bool = False
+    adds: bool = True
+
+
 class ActivationShapes(NamedTuple):
     """Everything that decides what a rank saves of one micro batch.
 
@@ -87,7 +109,7 @@ class ActivationShapes(NamedTuple):
     token and expert that the router keeps; token_weights: numbers of each token that it keeps
     besides. adds_products: products add to a matrix's gradient, so that no dW is made. sums: bytes
     of an element of the gradients of a step. logit_bytes: bytes of a logit's element that a loss
-    takes at once (the runtime's profile).
+    takes at once (the runtime's profile). adapter: of a model that adapters train.
     """
 
     dims: LocalDims
@@ -119,6 +141,7 @@ class ActivationShapes(NamedTuple):
     adds_products: bool = False
     sums: int = 4
     logit_bytes: float = 0.0
+    adapter: AdapterShapes | None = None
 
     @property
     def local_experts(self) -> int:

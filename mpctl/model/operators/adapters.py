@@ -18,9 +18,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from typing import NamedTuple
 
-from mpctl.model.operators.layer import LayerStack, Operation, OperatorGroup
+from mpctl.model.operators.layer import Activation, LayerStack, Operation, OperatorGroup
 from mpctl.model.operators.matmul import MatMul, ParameterSpec
 from mpctl.spec.adapter import AdapterSpec
 from mpctl.spec.model import ModelSpec
@@ -95,17 +96,25 @@ def _adapted_stack(stack: LayerStack, model: ModelSpec, adapter: AdapterSpec) ->
 
 
 def _adapted_group(group: OperatorGroup, model: ModelSpec, adapter: AdapterSpec) -> OperatorGroup:
-    """A layer or an end with its adapters; layers inside an end (multi-token prediction) have none."""
-    return OperatorGroup(tuple(one for each in group.operations for one in _with_adapters(each, model, adapter)))
+    """A layer or an end with its adapters; layers inside an end (multi-token prediction) are frozen."""
+    operations = [
+        one._replace(result=behind.value) if isinstance(one, Activation) and isinstance(behind, MatMul) else one
+        for one, behind in zip_longest(group.operations, group.operations[1:])
+    ]
+    return OperatorGroup(tuple(one for each in operations for one in _with_adapters(each, model, adapter)))
 
 
 def _with_adapters(operation: Operation, model: ModelSpec, adapter: AdapterSpec) -> Iterator[Operation]:
-    if not isinstance(operation, MatMul) or operation.is_lookup:
+    if isinstance(operation, OperatorGroup):
+        yield _adapted_group(operation, model, adapter.model_copy(update={"targets": ()}))
+    elif isinstance(operation, MatMul):
+        is_saved = operation.parameter.startswith(tuple(saved_patterns(adapter)))
+        targets = [] if operation.is_lookup or is_saved else targets_of(operation, model, adapter)
+        yield operation._replace(is_frozen=not is_saved, is_adapted=bool(targets))
+        for target in targets:
+            yield from _products(target, adapter)
+    else:
         yield operation
-        return
-    yield operation._replace(is_frozen=True)
-    for target in targets_of(operation, model, adapter):
-        yield from _products(target, adapter)
 
 
 def targets_of(product: MatMul, model: ModelSpec, adapter: AdapterSpec) -> list[Target]:

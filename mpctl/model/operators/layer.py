@@ -86,13 +86,15 @@ class Norm(NamedTuple):
 
 class Activation(NamedTuple):
     """The activation between the two products of an MLP. is_gated: whether it multiplies the
-    activation of one half of its input with the other half."""
+    activation of one half of its input with the other half. result: the name of what it makes, where
+    a frozen product reads it, which does not save it."""
 
     part: str
     reads: Dims
     kind: str
     is_gated: bool
     value: str
+    result: str = ""
 
     def saved(self, shapes: ActivationShapes, kept: set[str]) -> Saved:
         """Its input; kernels that save only relu's result compute its gradient from that, and a
@@ -105,6 +107,9 @@ class Activation(NamedTuple):
             return SavedTensor(f"{stem} {name}", self.reads, "value", times, outer, module=module)
 
         if self._keeps_result(shapes):
+            if self.result:
+                kept.add(self.result)
+                return [tensor("result")]
             return [tensor("result")] if shapes.operand < shapes.value else []
         gates = [tensor("gate")] if self.is_gated and kernels.keeps_gate else []
         return [tensor("up", 2 if self.is_gated else 1), *gates]

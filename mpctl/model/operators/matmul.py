@@ -28,7 +28,15 @@ from typing import NamedTuple
 from mpctl.core.collectives import Kind
 from mpctl.core.sharding import DENSE, Views, reduced_axes
 from mpctl.core.tensor_grid import FEATURES
-from mpctl.model.operators.activation_shapes import OF_LATENTS, ActivationShapes, Saved, SavedTensor, Width, is_outer
+from mpctl.model.operators.activation_shapes import (
+    OF_LATENTS,
+    ActivationShapes,
+    AdapterShapes,
+    Saved,
+    SavedTensor,
+    Width,
+    is_outer,
+)
 from mpctl.model.operators.activation_shapes import Dims as Dims  # re-exported
 from mpctl.model.operators.kernel_sets import ROWS_BLOCK, row_sums_bytes
 
@@ -112,8 +120,9 @@ class MatMul(NamedTuple):
     that it reads (layer.py), which it saves for dW unless it is saved already; empty where that is
     negligible. weights: W and, where the model has biases, b. is_wide: whether it is multiplied in
     float32 at least, whatever the training dtype is (a router). is_frozen: whether W has no gradient
-    because the model is trained by adapters (adapters.py); adapts: of an adapter's product, the name
-    of the product to whose result its own is added.
+    because the model is trained by adapters (adapters.py); is_adapted: whether it has one; adapts: of
+    an adapter's product, the name of the product to whose result its own is added. What both save:
+    frozen_saved, adapter_saved.
     """
 
     name: str
@@ -130,6 +139,7 @@ class MatMul(NamedTuple):
     weights: tuple[ParameterSpec, ...] = ()
     is_wide: bool = False
     is_frozen: bool = False
+    is_adapted: bool = False
     adapts: str = ""
 
     @property
@@ -203,8 +213,12 @@ class MatMul(NamedTuple):
     def saved(self, shapes: ActivationShapes, kept: set[str]) -> Saved:
         """Its input, unless an operation before saved it; a lookup the words. kept: names of the
         tensors that are saved already, to which it adds its own."""
+        if self.is_frozen:
+            return [*frozen_saved(self, shapes), *self._shared_gate(shapes)]
         if self.is_lookup:
             return [SavedTensor("words", ("looked_up", self.writes[1]), "index", 1 if shapes.tp > 1 else 0)]
+        if self.adapts:
+            return adapter_saved(self, shapes, kept)
         own = self.saved_input(shapes)
         is_copied = own.width == "operand" and shapes.operand < shapes.value
         is_kept = not self.value or (self.value in kept and not is_copied)
@@ -217,7 +231,7 @@ class MatMul(NamedTuple):
         copy in fp8 is saved in its place."""
         is_latent = self.value == KEY_LATENT
         keeps_shard = shapes.keeps_shards and self.is_column and not is_latent
-        width: Width = "value" if keeps_shard or self.is_head or self.is_wide else "operand"
+        width: Width = "value" if keeps_shard or self.is_head or self.is_wide or self.adapts else "operand"
         dims, outer = saved_dims(self.reads, self.value), is_outer(self.reads)
         if is_latent and shapes.kernels.keeps_shards:
             is_copied = width == "operand" and shapes.operand < shapes.value
@@ -241,17 +255,21 @@ class MatMul(NamedTuple):
         states themselves. defers: dW is computed later, for which X and the gathered dY of a row
         product stay."""
         if self.is_lookup:
-            return lookup_bytes(shapes, self.writes[1])
+            return 0.0 if self.is_frozen else lookup_bytes(shapes, self.writes[1])
         if "vocab" in self.writes:
             return self._head_needs(shapes)
+        if self.adapts:
+            return adapter_needs(self, shapes)
         seq = self.reads[1] if len(self.reads) > 2 else "seq"
         stream, own = shapes.stream_bytes(seq), shapes.own_bytes(seq)
         is_row, rows = self.writes[-1] == "hidden", shapes.count(self.rows) * shapes.value
-        x, y = rows * self._inputs(shapes), rows * self._outputs(shapes)
+        x, y = rows * self._inputs(shapes), rows * self.outputs(shapes)
         given = own * shapes.dropout if is_row else y
         if defers:
             return given + 2 * x + stream * shapes.splits if is_row else 0.0
         w = 0 if shapes.adds_products and not self.is_grouped else self.matrix_bytes(shapes)
+        if self.is_frozen:
+            return self._frozen_needs(shapes, x=x, given=given, stream=stream)
         needed = given + product_bytes(shapes, x=x, w=w, y=own if is_row else y) + cast_bytes(shapes, x=x, y=stream)
         if not shapes.splits:
             return needed
@@ -260,13 +278,19 @@ class MatMul(NamedTuple):
         gathered = 2 * stream + (own if shapes.keeps_shards else 0.0)  # X once more, and dX, which is summed
         return needed + gathered - (0.0 if is_row else x)
 
+    def _frozen_needs(self, shapes: ActivationShapes, *, x: float, given: float, stream: float) -> float:
+        """dX, that of the adapter until they are summed, and W if it is dequantised."""
+        apart = self.is_adapted and shapes.adapter is not None and not shapes.adapter.adds
+        w = self.matrix_bytes(shapes) if self.is_dequantized(shapes) else 0
+        return given + (1 + apart) * x + w + stream * shapes.splits * (not self.is_grouped)
+
     def _head_needs(self, shapes: ActivationShapes) -> float:
         """Gradients of a head's input and of its table, if that is made. Those of the logits are
         written over them, where the loss does not take them all at once."""
         logits, stream = shapes.count(self.writes), shapes.stream_bytes(self.writes[1])
         if shapes.kernels.loss == "logits":
             return logits * shapes.logit_bytes + stream
-        table = table_bytes(shapes) if shapes.makes_table_gradient else 0
+        table = table_bytes(shapes) if shapes.makes_table_gradient and not self.is_frozen else 0
         if shapes.mode != "1d":
             return head_bytes(shapes, x=stream, w=table, y=logits * shapes.value)
         gathered = 2 * stream + (stream / shapes.tp if shapes.keeps_shards else 0.0)
@@ -275,18 +299,27 @@ class MatMul(NamedTuple):
     def deferred(self, shapes: ActivationShapes, waiting: set[str]) -> float:
         """Bytes of its input and of the gradient of its result, which wait for a deferred dW.
         waiting: inputs that wait already, to which it adds its own."""
-        if self.is_wide:  # computed at once
+        if self.is_wide or self.is_frozen:  # computed at once, or never
             return 0.0
         own = 0.0 if self.value in waiting else shapes.bytes_of([self.saved_input(shapes)])
         waiting.add(self.value)
         split = shapes.tp if shapes.splits and self.writes[-1] == "latent" else 1
-        return own + shapes.count(self.rows) * self._outputs(shapes) * shapes.operand / split
+        return own + shapes.count(self.rows) * self.outputs(shapes) * shapes.operand / split
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether W may be stored in another data type than training's (AdapterSpec.stored_as)."""
+        return self.is_frozen and not (self.is_lookup or self.is_head or self.is_wide) and bool(self.weights)
+
+    def is_dequantized(self, shapes: ActivationShapes) -> bool:
+        """Whether a copy of W in the training dtype is made for each pass, and freed after it."""
+        return self.is_stored and shapes.adapter is not None and shapes.adapter.dequantizes
 
     def _inputs(self, shapes: ActivationShapes) -> int:
         """Columns of X on this rank."""
         return shapes.count(dim for dim in saved_dims(self.reads, self.value) if dim not in self.rows)
 
-    def _outputs(self, shapes: ActivationShapes) -> int:
+    def outputs(self, shapes: ActivationShapes) -> int:
         """Columns of Y on this rank: both halves of a gated product, queries with keys and values."""
         columns = 1
         for dim, size in zip(self.matrix.dims, self.matrix.shape, strict=True):
@@ -300,7 +333,54 @@ class MatMul(NamedTuple):
         """Bytes of this rank's part of W; in 3d a third axis cuts it as well."""
         experts = shapes.local_experts if self.is_grouped else 1
         parts = shapes.side if shapes.mode == "3d" else 1
-        return self._inputs(shapes) * self._outputs(shapes) * shapes.value // parts * experts
+        return self._inputs(shapes) * self.outputs(shapes) * shapes.value // parts * experts
+
+
+# ------------------------------------------------------------------------------
+# What products save where adapters train a model. A frozen one saves no input, as it makes no dW. A
+# reads its product's input, which the adapters of one input save once, unless each keeps a copy of
+# its own: in another data type, or dropped. B saves X A. DoRA keeps results, which it scales.
+#
+# By hand, b 1, s 2, in 4, rank 2, bf16, q and k: X 2 x 4 x 2 = 16 bytes once, X A 2 x 8 bytes; with
+# dropout two X, 32 bytes, and masks.
+
+
+def frozen_saved(product: MatMul, shapes: ActivationShapes) -> Saved:
+    """Return what a frozen product saves: a copy of W, if W is stored in a wider data type."""
+    if not (product.is_stored and shapes.adapter is not None and shapes.adapter.copies):
+        return []
+    return [SavedTensor(f"{product.name} weight copy", (), times=product.matrix_bytes(shapes) / shapes.value)]
+
+
+def adapter_saved(product: MatMul, shapes: ActivationShapes, kept: set[str]) -> Saved:
+    """Return what a product of an adapter saves: A its input, B X A and what dora keeps."""
+    own, adapter = product.saved_input(shapes), shapes.adapter or AdapterShapes(shapes.value)
+    if product.reads[-1] == "rank":
+        columns = product.outputs(shapes) * adapter.results
+        result = SavedTensor(
+            f"{product.name} result", product.rows, times=columns, is_outer=is_outer(product.writes), module=own.module
+        )
+        return [own._replace(times=adapter.value / shapes.value), *[result] * (adapter.results > 0)]
+    if adapter.remakes and product.reads[-1] in MODULES and product.reads[-1] != "latent":
+        return []
+    if not (adapter.dropout or adapter.input_copy):
+        is_kept = product.value in kept
+        kept.add(product.value)
+        return [] if is_kept else [own]
+    copy = own._replace(times=own.times * (adapter.input_copy or shapes.value) / shapes.value)
+    mask = own._replace(name=f"{product.name} mask", width="mask", times=adapter.mask)
+    return [copy, *[mask] * (adapter.dropout and adapter.mask > 0)]
+
+
+def adapter_needs(product: MatMul, shapes: ActivationShapes) -> float:
+    """Return temporary bytes of the backward of a product of an adapter: dX and dW, dY of B; with
+    dropout the gradient of the dropped input besides."""
+    split = shapes.tp if shapes.splits and is_outer(product.reads) else 1
+    x = shapes.bytes_of([product.saved_input(shapes)._replace(width="value", times=1, is_outer=False)]) / split
+    is_second = product.reads[-1] == "rank"
+    y = shapes.count(product.rows) * product.outputs(shapes) * shapes.value * is_second
+    drops = shapes.adapter is not None and shapes.adapter.dropout and not is_second
+    return y + (1 + drops) * x + product.matrix_bytes(shapes)
 
 
 def saved_dims(dims: Dims, value: str) -> Dims:

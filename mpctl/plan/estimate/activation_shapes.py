@@ -11,6 +11,7 @@ from mpctl.core.units import DTYPE_BYTES
 from mpctl.model.layout.job_layout import JobLayout
 from mpctl.model.operators.activation_shapes import ActivationShapes, LocalDims
 from mpctl.plan.estimate.attention import fuses_variants, kernels_of
+from mpctl.plan.estimate.base_weights import adapter_shapes
 from mpctl.plan.estimate.communication import Sizes, local_sizes
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
@@ -84,6 +85,7 @@ def activation_shapes(layout: JobLayout) -> ActivationShapes:
         adds_products=is_added and not job.launch.compile and adds_products(layout),
         sums=t.reduced_bytes,
         logit_bytes=memory.logit_bytes,
+        adapter=adapter_shapes(layout),
         **_router_sizes(layout),
     )
 

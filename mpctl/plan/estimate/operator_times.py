@@ -30,6 +30,7 @@ from mpctl.model.operators.grad_flow import GradFlow
 from mpctl.model.operators.layer import LayerStack
 from mpctl.model.operators.matmul import GradNeeds, MatMul, ParameterSpec
 from mpctl.plan.estimate.activation_shapes import adds_products
+from mpctl.plan.estimate.adapter_times import AdapterTimer
 from mpctl.plan.estimate.attention import AttentionTimer, kernels_of, repeats_core
 from mpctl.plan.estimate.communication import Message, Sizes, gradient_bytes, local_sizes
 from mpctl.plan.estimate.expert_messages import ROWS, routed_layers
@@ -112,6 +113,11 @@ class OperatorTimer:
     def attention(self) -> AttentionTimer:
         """The timer of softmax(Q K^T) V."""
         return AttentionTimer(self.layout, self.speed, self.profile, self.sizes, self.width)
+
+    @cached_property
+    def adapters(self) -> AdapterTimer:
+        """The timer of what adapters and a frozen base move."""
+        return AdapterTimer(self.layout, self.speed, self.profile)
 
     @cached_property
     def messages(self) -> LayerMessages:
@@ -330,7 +336,7 @@ class OperatorTimer:
                 work.again(OpTimes(products / 2 + bound, host_forward=work.host_forward / 2))
 
     def _host(self, work: OpTimes, flow: GradFlow) -> None:
-        own = layer_host(self.profile.host, self.tp)
+        own = layer_host(self.profile.host, self.tp) + self.adapters.host(flow)
         work.host_forward = own
         work.host_backward = 2 * own * flow.after
 
@@ -374,7 +380,10 @@ class OperatorTimer:
         work.dgrad += self.steps * times.inputs
         work.wgrad += self.steps * times.weights
         self.hiding.product(work, product, messages, times)
-        self._elementwise(work, product, flow, shape)
+        if product.adapts or product.is_stored:
+            self.adapters.add(work, product, flow, shape)
+        if not product.adapts:
+            self._elementwise(work, product, flow, shape)
 
     def product_times(self, product: MatMul, flow: GradFlow) -> ProductTimes:
         """Each of the `steps` that a product is computed in."""
@@ -385,8 +394,10 @@ class OperatorTimer:
         in every pass."""
         needs = flow.needs[product.name]
         m, k, n = shape
-        is_own_width = product.is_head or product.is_wide
+        is_own_width = product.is_head or product.is_wide or product.adapts
         narrow = None if is_own_width else PRODUCT_BYTES.get(self.job.training.dtype)
+        if product.is_stored and self.adapters.is_narrow:
+            narrow = PRODUCT_BYTES["fp8"]
         rates, width = (self.speed.linear, narrow) if narrow else (self.speed.other, self.width)
         if product.is_grouped:
             return self._grouped_times(rates, width, needs, shape)

@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import lcm
+from typing import NamedTuple
 
 from mpctl.core.sharding import View, Views
 from mpctl.core.units import DTYPE_BYTES
@@ -27,6 +28,7 @@ from mpctl.model.layout.buckets import padded_numel, part_numel
 from mpctl.model.layout.job_layout import AMAX_BYTES, JobLayout
 from mpctl.model.operators.matmul import ParameterSpec
 from mpctl.plan.estimate.attention import kernels_of
+from mpctl.plan.estimate.base_weights import WeightKinds, WeightWidths, count_weights, gathered_bytes, held_weights
 from mpctl.plan.estimate.communication import local_parameters
 from mpctl.spec.job import CheckpointSpec
 from mpctl.spec.runtime import RuntimeMemory
@@ -56,8 +58,17 @@ def find_states(layout: JobLayout, stage: int) -> StateBytes:
         return _sliced_states(layout, count, stage)
     width, reduced = job.training.value_bytes, job.training.reduced_bytes
     stepping = trained * 4 if reduced < 4 else 0  # narrow gradients are widened
-    optimizer = trained * _optimizer_width(width)
-    return StateBytes(count, count * width, trained * reduced, optimizer, stepping=stepping)
+    parameters, optimizer = count * width, trained * _optimizer_width(width)
+    if layout.table.adapter is not None:
+        held, widths = held_weights(layout, stage), WeightWidths.of(layout)
+        parameters = round(widths.trained_bytes(held) + widths.frozen_bytes(held))
+        optimizer = _adapter_optimizer(held, widths)
+    return StateBytes(count, parameters, trained * reduced, optimizer, stepping=stepping)
+
+
+def _adapter_optimizer(held: WeightKinds, widths: WeightWidths) -> int:
+    """Optimizer states of A and B, in their data type, and of what is trained in full."""
+    return held.adapter * _optimizer_width(widths.adapter) + held.full * _optimizer_width(widths.full)
 
 
 def _optimizer_width(width: int) -> int:
@@ -72,15 +83,26 @@ def _sliced_states(layout: JobLayout, count: int, stage: int) -> StateBytes:
     width, reduced = job.training.value_bytes, job.training.reduced_bytes
     parameters = count  # parameters in no bucket are frozen and not shared
     gradients = stepped = 0
+    frozen = 0
     for shape, number in layout.bucket_shapes(stage).items():
         view = layout.views[shape.view]
         part, padded = part_numel(shape.numel, view), padded_numel(shape.numel, view)
-        parameters += number * ((part if view.zero == 3 else padded) - shape.numel)
+        added = number * ((part if view.zero == 3 else padded) - shape.numel)
+        parameters += added
         if shape.is_trained:
             gradients += number * (part if view.zero >= 2 else padded)
             stepped += number * part
+        else:
+            frozen += added
     stepping = stepped * 4 if reduced < 4 else 0
-    return StateBytes(count, parameters * width, gradients * reduced, stepped * _optimizer_width(width), stepping)
+    optimizer = stepped * _optimizer_width(width)
+    held_bytes = parameters * width
+    if layout.table.adapter is not None:
+        held, widths = held_weights(layout, stage), WeightWidths.of(layout)
+        shares = (parameters - frozen - held.frozen) / max(1, held.trained), frozen / max(1, held.frozen) + 1
+        held_bytes = round(shares[0] * widths.trained_bytes(held) + shares[1] * widths.frozen_bytes(held))
+        optimizer = round(stepped / max(1, held.trained) * _adapter_optimizer(held, widths))
+    return StateBytes(count, held_bytes, gradients * reduced, optimizer, stepping)
 
 
 def _others_states(layout: JobLayout, memory: RuntimeMemory, stage: int) -> StateBytes:
@@ -93,16 +115,48 @@ def _others_states(layout: JobLayout, memory: RuntimeMemory, stage: int) -> Stat
     copy = t.value_bytes
     held = parameters = gradients = optimizer = 0
     for view in layout.views.values():
+        own = _of_view(layout, stage, view, width)
+        held += own.numel
+        parameters += _shared(own.shared, view, 2 if width > copy else 3) + round(own.whole)
+        if view.zero >= 2 and (keeps_gathered(layout) or (view.zero == 2 and width > copy)):
+            parameters += round(own.gathered)
+        gradients += _shared(own.trained * reduced, view, 2)
+        optimizer += _shared(own.optimizer, view, 1)
+    return StateBytes(held, parameters, gradients, optimizer)
+
+
+class _ViewBytes(NamedTuple):
+    """Parameters of a view on a rank before ZeRO shares them, and how many are trained. The rest are
+    bytes: shared: that ZeRO may share, whole: that it may not; gathered: of all of them for a pass;
+    optimizer: of optimizer states."""
+
+    numel: int
+    trained: int
+    shared: float
+    whole: float
+    gathered: float
+    optimizer: int
+
+
+def _of_view(layout: JobLayout, stage: int, view: View, width: int) -> _ViewBytes:
+    """The bytes of a view under another runtime; width: of a trained parameter's element."""
+    copy = layout.job.training.value_bytes
+    adapter = layout.table.adapter
+    if adapter is None:
         count = trained = local_parameters(layout, stage, view=view.name)
         if layout.table.has_frozen:
             trained = local_parameters(layout, stage, view=view.name, trained_only=True)
-        held += count
-        parameters += _shared(count * width, view, 2 if width > copy else 3)
-        if view.zero >= 2 and (keeps_gathered(layout) or (view.zero == 2 and width > copy)):
-            parameters += count * copy
-        gradients += _shared(trained * reduced, view, 2)
-        optimizer += _shared(trained * _optimizer_width(width), view, 1)
-    return StateBytes(held, parameters, gradients, optimizer)
+        return _ViewBytes(count, trained, count * width, 0, count * copy, trained * _optimizer_width(width))
+    held, widths = held_weights(layout, stage, view.name), WeightWidths.of(layout)
+    whole = held.stored_bytes if adapter.is_quantized and not layout.profile.adapters.shards_quantized else 0.0
+    return _ViewBytes(
+        held.trained + held.frozen,
+        held.trained,
+        widths.trained_bytes(held) + widths.frozen_bytes(held) - whole,
+        whole,
+        gathered_bytes(layout, held) - whole,
+        _adapter_optimizer(held, widths),
+    )
 
 
 def keeps_gathered(layout: JobLayout) -> bool:
@@ -139,7 +193,7 @@ def fp8_table_bytes(layout: JobLayout) -> float:
 
 def held_weight_bytes(layout: JobLayout, stage: int) -> float:
     """Both layouts of a stage's weights in fp8 where a step keeps them: 2 bytes a parameter of
-    linear layers (train/layers/fp8.py, HeldWeights)."""
+    linear layers (train/layers/fp8.py, WeightKinds)."""
     if not layout.holds_fp8_weights:
         return 0.0
     names = {f"{name}.weight" for name in layout.table.linear_layers}
@@ -156,6 +210,8 @@ def weight_buffers(layout: JobLayout, stage: int) -> tuple[float, float]:
         return fp8_table_bytes(layout) + held_weight_bytes(layout, stage), 0.0
     width, views = DTYPE_BYTES[job.training.dtype], layout.views
     slices = layout.stage_slices(stage)
+    if layout.table.adapter is not None:
+        return _adapter_buffers(layout, stage)
     heads = [w.local_numel(views) for part in slices if part.has_exit for w in part.stack.exit.weights]
     head = max(heads, default=0)
     kinds = [block for part in slices for block in part.stack.kinds]
@@ -173,6 +229,30 @@ def weight_buffers(layout: JobLayout, stage: int) -> tuple[float, float]:
         if memory.reduction_bytes and view.replicas > 1:
             trained = local_parameters(layout, stage, trained_only=True, view=view.name)
             buckets += memory.reduction_bytes * trained
+    return buckets, float(largest * width)
+
+
+def _adapter_buffers(layout: JobLayout, stage: int) -> tuple[float, float]:
+    """The same where adapters train: gathered parameters are frozen ones, in the bits that are sent, and
+    gradients those of adapters."""
+    job, memory, slices = layout.job, layout.profile.memory, layout.stage_slices(stage)
+    width, flows = DTYPE_BYTES[job.training.dtype], [flow for part in slices for _, flow in part.blocks]
+    trained = [[w.local_numel(layout.views) for w in flow.trained] for flow in flows]
+    trained += [[w.local_numel(layout.views) for part in slices for w in part.end_weights(trained_only=True)]]
+    largest = max((size for sizes in trained for size in sizes), default=0)
+    if keeps_gathered(layout):
+        return 0.0, max(map(sum, trained)) * 4.0
+    if job.parallel.zero >= 3:
+        weights = [(flow.part.weights, {w.name for w in flow.trained}) for flow in flows]
+        layer = max((gathered_bytes(layout, count_weights(layout, w, "", names)) for w, names in weights), default=0)
+        ends = count_weights(layout, {w.name: w for part in slices for w in part.end_weights()}.values())
+        return 0.0, 2 * layer + gathered_bytes(layout, ends) + largest * 4.0
+    if memory.weight_gradients == "layer" and layout.model.attention == "flash":
+        return float(max(map(sum, trained)) * width), 0.0
+    buckets = 0.0
+    for view in layout.views.values():
+        if memory.reduction_bytes and view.replicas > 1:
+            buckets += memory.reduction_bytes * held_weights(layout, stage, view.name).trained
     return buckets, float(largest * width)
 
 

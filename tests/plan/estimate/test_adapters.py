@@ -1,0 +1,230 @@
+"""Bytes, FLOP and seconds of adapters and frozen bases, by hand and beside measured tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from mpctl.model.layout.job_layout import JobLayout
+from mpctl.plan.estimate.activation_shapes import activation_shapes
+from mpctl.plan.estimate.base_weights import held_weights, stored_bits
+from mpctl.plan.estimate.flops import part_flops
+from mpctl.plan.estimate.saved import layer_activations
+from mpctl.plan.estimate.states import find_states
+from mpctl.plan.estimate.step import StepTime
+from mpctl.spec.adapter import AdapterSpec
+from mpctl.spec.load import load_job
+from mpctl.spec.runtime import AdapterCosts, MemoryPasses
+from tests.plan.estimate.test_time import DEVICE, IDEAL, NONE, timed
+
+# A layer has 4096 (q) + 2 x 1024 (k, v) + 4096 (o) + 3 x 8192 (gate, up, down) = 34,816 weights in products
+# and 128 in norms; two tables of 1000 x 64 and a norm around.
+LLAMA: dict[str, Any] = {
+    "model.family": "gpt",
+    "model.layers": 2,
+    "model.hidden": 64,
+    "model.heads": 8,
+    "model.kv_heads": 2,
+    "model.ffn": 128,
+    "model.vocab": 1000,
+    "model.vocab_divisor": 1,
+    "model.seq_length": 32,
+    "model.activation": "swiglu",
+    "model.position": "rotary",
+    "model.norm": "rmsnorm",
+    "model.bias": False,
+    "model.tied_embeddings": False,
+    "training.dtype": "bf16",
+    "launch.device": "cpu",
+}
+PRODUCTS, REST = 2 * 34_816, 2 * 64_000 + 2 * 128 + 64
+
+OF_QV = 2 * (4 * 64 + 64 * 4 + 4 * 64 + 16 * 4)  # two layers: A and B of q, of v
+
+
+def adapted(adapter: Mapping[str, Any], costs: AdapterCosts | None = None, **settings: Any) -> JobLayout:
+    job = load_job(None, {**LLAMA, "training.adapter": {"rank": 4, **adapter}, **settings})
+    layout = JobLayout.of(job)
+    if costs is not None:
+        profile = layout.profile.model_copy(update={"adapters": costs})
+        layout.__dict__["profile"] = profile
+    return layout
+
+
+def saved(layout: JobLayout) -> dict[str, float]:
+    """Bytes of what a layer saves, by name."""
+    shapes = activation_shapes(layout)
+    tensors = layer_activations(shapes, layout.table.stacks[0].block_of(1)).saved
+    found: dict[str, float] = {}
+    for tensor in tensors:
+        found[tensor.name] = found.get(tensor.name, 0.0) + shapes.bytes_of([tensor])
+    return found
+
+
+def of_adapter(layout: JobLayout) -> dict[str, float]:
+    return {name.replace("lora.", ""): size for name, size in saved(layout).items() if ".lora" in name}
+
+
+# X is 32 x 64 x 2 bytes, X A 32 x 4 x 2.
+def test_a_frozen_product_saves_no_input_and_adapters_share_one() -> None:
+    layout = adapted({"targets": ["q_proj", "k_proj", "v_proj"]})
+    assert of_adapter(layout) == {
+        "attention.qkv.query.A input": 4096,
+        "attention.qkv.query.B input": 256,
+        "attention.qkv.key.B input": 256,
+        "attention.qkv.value.B input": 256,
+    }
+    plain = saved(JobLayout.of(load_job(None, LLAMA)))
+    gone = {name: size for name, size in plain.items() if name not in saved(layout)}
+    assert gone == {"attention.qkv input": 4096, "mlp.up input": 4096, "mlp.down input": 8192}
+
+
+def test_an_adapter_of_the_last_product_keeps_what_its_product_need_not() -> None:
+    down = adapted({"targets": ["down_proj"]})
+    assert of_adapter(down)["mlp.down.A input"] == 32 * 128 * 2
+    remade = adapted({"targets": ["down_proj"]}, AdapterCosts(remakes_activation=True))
+    assert set(of_adapter(remade)) == {"mlp.down.B input"}
+
+
+def test_relus_result_is_kept_by_the_activation_where_its_product_is_frozen() -> None:
+    relu = {"model.activation": "relu"}
+    plain, frozen = JobLayout.of(load_job(None, {**LLAMA, **relu})), adapted({"targets": "q_proj"}, **relu)
+    assert saved(plain)["mlp.down input"] == saved(frozen)["mlp result"] == 32 * 128 * 2
+
+
+# Rows of the table of what is kept, measured with peft 0.21: see each.
+@pytest.mark.parametrize(
+    ("costs", "adapter", "of_one"),
+    [
+        ({}, {}, 256),  # bf16 adapters share X: X A alone
+        ({"input_copy": "training"}, {"dtype": "fp32"}, 4096 + 256),  # autocast: a bf16 copy of X for each
+        ({"input_copy": "adapter"}, {"dtype": "fp32"}, 2 * (4096 + 256)),  # no autocast: a float32 copy
+        ({"mask_bytes": 1}, {"dropout": 0.1}, 4096 + 2048 + 256),  # dropped X and its mask
+        ({"dora_results": 2}, {"kind": "dora"}, 256 + 2 * 32 * 16 * 2),  # two results [T, out]
+    ],
+)
+def test_what_software_keeps_for_the_second_adapter_of_an_input(
+    costs: dict[str, Any], adapter: dict[str, Any], of_one: float
+) -> None:
+    found = of_adapter(adapted({"targets": ["q_proj", "v_proj"], **adapter}, AdapterCosts(**costs)))
+    assert sum(size for name, size in found.items() if ".value." in name) == of_one
+
+
+def test_a_wider_base_is_copied_for_each_product_until_its_backward() -> None:
+    found = saved(adapted({"targets": "q_proj", "base_precision": "fp32"}))
+    copies = {name: size for name, size in found.items() if "weight copy" in name}
+    assert sum(copies.values()) == 2 * 34_816
+    assert not any("weight copy" in name for name in saved(adapted({"targets": "q_proj", "base_precision": "nf4"})))
+
+
+# ------------------------------------------------------------------------------ states
+
+
+@pytest.mark.parametrize(
+    ("adapter", "bits"),
+    [
+        ({"kind": "qlora"}, 4.127),
+        ({"kind": "qlora", "double_quantization": False}, 4.5),
+        ({"base_precision": "int8"}, 8 + 32 / 64),
+        ({"base_precision": "fp8"}, 8),
+        ({"base_precision": "int4-gptq"}, 4.15625),
+        ({}, 16),
+        ({"base_precision": "fp32"}, 32),
+    ],
+)
+def test_bits_a_weight(adapter: dict[str, Any], bits: float) -> None:
+    assert stored_bits(AdapterSpec.model_validate(adapter), 64, "bf16") == pytest.approx(bits, abs=1e-4)
+
+
+def test_states_of_lora_by_hand() -> None:
+    layout = adapted({"targets": ["q_proj", "v_proj"]})
+    held = held_weights(layout, 0)
+    assert (held.adapter, held.full, held.stored, held.rest) == (OF_QV, 0, PRODUCTS, REST)
+    states = find_states(layout, 0)
+    assert states.parameters == 2 * (PRODUCTS + REST + OF_QV)
+    assert states.gradients == 4 * OF_QV
+    assert states.optimizer == 12 * OF_QV  # master and two moments in float32
+
+
+def test_states_of_a_quantised_base_and_float32_adapters() -> None:
+    layout = adapted(
+        {"kind": "qlora", "targets": ["q_proj", "v_proj"], "dtype": "fp32", "double_quantization": False},
+        AdapterCosts(unquantized_dtype="fp32"),
+    )
+    states = find_states(layout, 0)
+    assert states.parameters == PRODUCTS * 4.5 / 8 + 4 * (REST + OF_QV)
+    assert states.optimizer == 8 * OF_QV
+
+
+def test_modules_to_save_are_trained_in_full() -> None:
+    layout = adapted({"targets": "q_proj", "modules_to_save": "lm_head"})
+    assert held_weights(layout, 0).full == 64_000
+    assert not held_weights(adapted({"targets": "q_proj"}), 0).full
+
+
+SHARDED = {"cluster.gpus_per_node": 4, "training.global_batch_size": 4}
+
+
+def test_zero_3_shares_the_frozen_base_in_its_bits() -> None:
+    qlora = {"kind": "qlora", "targets": "q_proj", "double_quantization": False}
+    whole, shared = adapted(qlora), adapted(qlora, **{**SHARDED, "parallel.zero": 3})
+    stored, rest = PRODUCTS * 4.5 / 8, 2 * (REST + 2 * 512)
+    assert find_states(whole, 0).parameters == stored + rest
+    padding = 1.1  # slices of a multiple of 64 elements
+    assert (stored + rest) / 4 <= find_states(shared, 0).parameters < padding * (stored + rest) / 4
+
+
+def test_software_that_shares_floats_alone_leaves_the_stored_bits_whole() -> None:
+    qlora = {"kind": "qlora", "targets": "q_proj", "double_quantization": False}
+    settings = {**SHARDED, "parallel.zero": 3, "training.runtime": "fsdp2"}
+    shared = find_states(adapted(qlora, **settings), 0).parameters
+    whole = find_states(adapted(qlora, AdapterCosts(shards_quantized=False), **settings), 0).parameters
+    assert whole - shared == pytest.approx(PRODUCTS * 4.5 / 8 * 3 / 4, abs=2)
+
+
+# ------------------------------------------------------------------------------ FLOP and seconds
+
+
+def test_flop_of_a_layer_are_4n_and_6a() -> None:
+    """Measured by torch's FlopCounterMode on a linear layer with peft's adapter: 2N + 2a forward, 2N + 4a
+    backward a token; attention's scores stay."""
+    layout = adapted({"targets": "all-linear"})
+    flow = layout.table.flows[0].runs[-1][1]
+    each = 2 * (4 * 64 + 64 * 4) + 2 * (4 * 64 + 16 * 4) + 2 * (4 * 64 + 128 * 4) + (4 * 128 + 64 * 4)
+    scores = 2 * 2 * 32 * 32 * 64
+    assert part_flops(layout, flow, ("forward",)) == 32 * (2 * 34_816 + 2 * each) + scores
+    assert part_flops(layout, flow) == 32 * (4 * 34_816 + 6 * each) + 3 * scores
+
+
+QV = {"rank": 4, "targets": ["query_key_value"]}  # one adapter over qkv: A [4, 64], B [192, 4]
+FREE = AdapterCosts(inputs=NONE, results=NONE)
+
+
+def adapter_time(adapter: dict[str, Any], costs: AdapterCosts = FREE, bandwidth: float = 1e9) -> StepTime:
+    device = {**DEVICE, "memory_bandwidth": bandwidth}
+    settings = {"cluster.device": device, "training.adapter": {**QV, **adapter}}
+    return timed(settings, IDEAL.model_copy(update={"adapters": costs}))
+
+
+def test_a_base_is_dequantised_for_each_pass_whatever_the_batch() -> None:
+    """Two layers of 49,152 weights, of which the first needs no dX of qkv: in nf4 0.5625 bytes are read and 4
+    of float32 written, of 49,152 forward, 49,152 and 36,864 back."""
+    plain, stored = (adapter_time({"kind": kind, "double_quantization": False}) for kind in ("lora", "qlora"))
+    passes = 3 * 49_152 + 49_152 - 64 * 192
+    assert stored.compute - plain.compute == pytest.approx(passes * (4 + 4.5 / 8) / 1e9)
+    slow = adapter_time({"kind": "qlora", "double_quantization": False}, FREE.model_copy(update={"dequantize": 0.5}))
+    assert slow.compute - stored.compute == pytest.approx(stored.compute - plain.compute)
+
+
+def test_passes_over_inputs_and_results_of_adapters() -> None:
+    """16 rows of 64 inputs and 192 results in float32; the first layer's input has no gradient."""
+    one = MemoryPasses(forward=1, backward=1)
+    moved = {"inputs": (2 + 1) * 16 * 64 * 4, "results": (2 + 2) * 16 * 192 * 4}
+    plain = adapter_time({})
+    for name, size in moved.items():
+        beside = adapter_time({}, FREE.model_copy(update={name: one}))
+        assert beside.compute - plain.compute == pytest.approx(size / 1e9)
+    dropped = adapter_time({"dropout": 0.1}, FREE.model_copy(update={"dropout": one}))
+    assert dropped.compute - plain.compute == pytest.approx(moved["inputs"] / 1e9)
