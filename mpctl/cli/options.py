@@ -228,6 +228,9 @@ def command_line(
     `--set`; a setting that is None is left out. read: of --from."""
     flags = {flag.setting: flag for flag in FLAGS}
     words = ["mpctl", verb, *([source] if source else []), *(["--from", *read] if read else [])]
+    if settings.get(KIND) in KINDS and isinstance(settings.get(RANK), int):
+        words += [f"--{settings[KIND]}", str(settings[RANK])]
+        settings = {where: value for where, value in settings.items() if where not in (KIND, RANK)}
     for where, value in settings.items():
         flag = flags.get(where)
         if value is None:
@@ -305,6 +308,8 @@ def job_source(
     from_: tuple[str, str] | None = None,
     gpus: str | None = None,
     *,
+    lora: int | None = None,
+    qlora: int | None = None,
     fetch: bool,
     takes_words: bool = False,
     takes_counts: bool = False,
@@ -316,6 +321,8 @@ def job_source(
         from mpctl.spec.load import parse_settings
 
         overrides |= parse_settings(set_)
+    if lora is not None or qlora is not None:
+        overrides = {**_adapter(lora, qlora), **overrides}
     made = JobSource(job, overrides)
     if gpus is not None:
         made = _on_gpus(made, gpus, takes_counts=takes_counts)
@@ -324,6 +331,17 @@ def job_source(
 
         fetch_model(job, overrides)
     return made if from_ is None else _read_from(made, *from_, takes_words=takes_words)
+
+
+KINDS = ("lora", "qlora")
+KIND, RANK = "training.adapter.kind", "training.adapter.rank"
+
+
+def _adapter(lora: int | None, qlora: int | None) -> Mapping[str, Any]:
+    """The settings of --lora and --qlora. Raises InputError where both are given."""
+    if lora is not None and qlora is not None:
+        raise InputError.of("given-twice", "--lora", f"{lora} is given with --qlora {qlora}", "leave one of them out")
+    return {KIND: "lora", RANK: lora} if qlora is None else {KIND: "qlora", RANK: qlora}
 
 
 def _on_gpus(job: JobSource, text: str, *, takes_counts: bool) -> JobSource:
@@ -373,6 +391,20 @@ def _read_from(job: JobSource, launcher: str, text: str, *, takes_words: bool) -
     )
 
 
+_LORA = typer.Option(
+    "--lora",
+    metavar="RANK",
+    help="Train LoRA adapters of this rank on all linear layers; other targets: --set training.adapter.targets=...",
+    show_default=False,
+    rich_help_panel=JOB,
+)
+_QLORA = typer.Option(
+    "--qlora",
+    metavar="RANK",
+    help="The same over a base in 4 bits (nf4, double quantisation).",
+    show_default=False,
+    rich_help_panel=JOB,
+)
 _GPUS = typer.Option(
     "--gpus",
     metavar="NxDEVICE",
@@ -405,6 +437,8 @@ def _job_parameters() -> Iterable[Parameter]:
             autocompletion=_completer(flag),
         )
         yield _parameter(flag.name, Annotated[flag.type | None, option])
+    yield _parameter("lora", Annotated[int | None, _LORA])
+    yield _parameter("qlora", Annotated[int | None, _QLORA])
     yield _parameter("gpus", Annotated[str | None, _GPUS])
     yield _parameter("from_", Annotated[tuple[str, str] | None, _FROM])
     text = "Any setting of the job, such as dropout=0.1 or training.dropout=0.1; repeatable."

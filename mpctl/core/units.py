@@ -78,6 +78,7 @@ def count_text(amount: float) -> str:
 
 
 MFU_CONVENTION = "attention counted in full"
+ADAPTER_CONVENTION = f"{MFU_CONVENTION}, frozen products at 4N, adapters at 6N"
 """What MFU and HFU count: every pair of a query and a key, as Megatron-LM does, although a causal mask
 hides half of them."""
 

@@ -282,6 +282,22 @@ BY_SETTING: dict[str, tuple[str, ...]] = {
         "pretrained",
     ),
     "training.freeze": ("frozen", "frozen_parameters"),
+    "training.adapter.kind": ("peft", "use_peft", "peft_type", "adapter", "use_lora", "finetuning_type", "use_dora"),
+    "training.adapter.rank": ("lora", "lora_r", "lora_rank", "lora_dim", "r"),
+    "training.adapter.alpha": ("lora_alpha",),
+    "training.adapter.rslora": ("use_rslora", "peft_use_rslora"),
+    "training.adapter.dropout": ("lora_dropout",),
+    "training.adapter.targets": ("lora_target_modules", "target_modules", "lora_target", "lora_target_linear"),
+    "training.adapter.modules_to_save": ("lora_modules_to_save", "additional_target"),
+    "training.adapter.base_precision": (
+        "qlora",
+        "load_in_4bit",
+        "load_in_8bit",
+        "quantization_bit",
+        "quantization_type",
+        "bnb_4bit_quant_type",
+    ),
+    "training.adapter.double_quantization": ("use_bnb_nested_quant", "bnb_4bit_use_double_quant"),
     "training.runtime": ("framework", "software", "backend"),
     "data.corpus": ("text", "texts", "dataset", "dataset_name", "train_data"),
     "data.path": ("data_path", "dataset_path", "data_dir", "prepared"),
@@ -300,46 +316,22 @@ NO_CAPACITY = (
     "drops depends on how ranks share the batch"
 )
 NO_JITTER = "leave it out: noise of each rank's own would change the loss with the layout"
-NO_ADAPTERS = (
-    "LoRA and other adapters are not planned yet; plan full fine-tuning, or training.freeze for frozen parameters"
-)
-NOT_OFFERED = (
-    dict.fromkeys(
-        (
-            "lora",
-            "qlora",
-            "peft",
-            "adapter",
-            "lora_r",
-            "lora_rank",
-            "lora_alpha",
-            "lora_dropout",
-            "lora_target_modules",
-            "use_lora",
-            "use_peft",
-            "load_in_4bit",
-            "load_in_8bit",
-        ),
-        NO_ADAPTERS,
-    )
-    | dict.fromkeys(
-        (
-            "capacity_factor",
-            "moe_expert_capacity_factor",
-            "moe_capacity_factor",
-            "expert_capacity",
-            "eval_capacity_factor",
-            "train_capacity_factor",
-            "expert_capacity_factor",
-            "min_capacity",
-            "drop_tokens",
-            "moe_token_drop_policy",
-            "moe_pad_expert_input_to_capacity",
-        ),
-        NO_CAPACITY,
-    )
-    | dict.fromkeys(("router_jitter_noise", "moe_input_jitter_eps", "jitter_eps", "input_jitter_noise"), NO_JITTER)
-)
+NOT_OFFERED = dict.fromkeys(
+    (
+        "capacity_factor",
+        "moe_expert_capacity_factor",
+        "moe_capacity_factor",
+        "expert_capacity",
+        "eval_capacity_factor",
+        "train_capacity_factor",
+        "expert_capacity_factor",
+        "min_capacity",
+        "drop_tokens",
+        "moe_token_drop_policy",
+        "moe_pad_expert_input_to_capacity",
+    ),
+    NO_CAPACITY,
+) | dict.fromkeys(("router_jitter_noise", "moe_input_jitter_eps", "jitter_eps", "input_jitter_noise"), NO_JITTER)
 
 LLAMA = "use gpt with norm rmsnorm, position rotary, activation swiglu, bias false; or a preset"
 VALUES: dict[str, dict[str, tuple[str, ...]]] = {

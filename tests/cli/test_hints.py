@@ -58,7 +58,8 @@ def test_every_command_that_is_hinted_exists() -> None:
         ("--lr", "use --set training.learning_rate=VALUE"),
         ("--dropout", "use --set training.dropout=VALUE"),
         ("--jsn", "--json"),
-        ("--lora", "LoRA and other adapters are not planned yet"),
+        ("--lora-alpha", "use --set training.adapter.alpha=VALUE"),
+        ("--load-in-4bit", "use --set training.adapter.base_precision=VALUE"),
         ("--zzzzzz", "mpctl plan --help"),
     ],
 )

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from mpctl.cli.options import command_line
 from mpctl.core.units import bytes_text, count_text, rate_text, seconds_text
 from mpctl.spec.presets import preset_names
 from tests.cli.calls import Mpctl, assert_refused, spawn
@@ -299,3 +300,13 @@ def test_one_layout_under_several_runtimes(mpctl: Mpctl) -> None:
         assert words in table
     assert_refused(mpctl(*job, "--runtimes", "nobody"), wants_json=False)
     assert_refused(mpctl("plan", "demo", "--explain", "--runtimes", "all"), wants_json=False)
+
+
+def test_lora_and_qlora_set_kind_and_rank(mpctl: Mpctl) -> None:
+    adapter = document(mpctl("plan", "--model", "gpt2", "--qlora", 8, "--json"))["adapter"]
+    assert (adapter["kind"], adapter["rank"]) == ("qlora", 8)
+    line = command_line("plan", None, {"model": "gpt2", "training.adapter.kind": "lora", "training.adapter.rank": 8})
+    assert line == "mpctl plan --lora 8 --model gpt2"
+    said = mpctl("plan", "--model", "gpt2", "--qlora", 8, "--lora", 4, "--json")
+    assert_refused(said, wants_json=True)
+    assert "leave one of them out" in said.issues["given-twice"]["hint"]

@@ -59,7 +59,8 @@ NAMES: dict[str, tuple[tuple[str, str], ...]] = {
     **dict.fromkeys(("lm_head", "output_layer"), (("head", ""),)),
 }
 _QWEN = {"w1": _in_mlps("up", "up"), "w2": _in_mlps("up", "gate")}  # next to c_attn, whose model has no w3
-_GROUPS = {"attention": ("attention.", "cross"), "mlp": ("mlp.",), "all-linear": ("",)}
+GROUPS = {"all-linear": ("",), "attention": ("attention.", "cross"), "mlp": ("mlp.",)}
+"""Targets that name several products, by the beginnings of their names."""
 _SAVED = {
     "lm_head": "head.",
     "output_layer": "head.",
@@ -130,9 +131,9 @@ def targets_of(product: MatMul, model: ModelSpec, adapter: AdapterSpec) -> list[
 
 def _named(product: MatMul, name: str, adapter: AdapterSpec, parts: list[str]) -> Iterable[str]:
     """Outputs of a product that a target names; every one of an unfused product is ''."""
-    if name in _GROUPS:
+    if name in GROUPS:
         is_linear = not (product.is_wide or product.is_head) and product.weights
-        return (parts or [""]) if is_linear and product.name.startswith(_GROUPS[name]) else ()
+        return (parts or [""]) if is_linear and product.name.startswith(GROUPS[name]) else ()
     if name == product.name:
         return parts or [""]
     table = _QWEN if "c_attn" in adapter.targets and name in _QWEN else NAMES
@@ -204,3 +205,8 @@ def is_of_adapter(name: str) -> bool:
 def saved_patterns(adapter: AdapterSpec) -> list[str]:
     """Beginnings of the names of parameters that are trained in full next to the adapters."""
     return [_SAVED.get(name, name) for name in adapter.modules_to_save]
+
+
+def is_saved_name(name: str, parameters: Iterable[str]) -> bool:
+    """Whether a name of modules_to_save means one of these parameters."""
+    return any(parameter.startswith(_SAVED.get(name, name)) for parameter in parameters)

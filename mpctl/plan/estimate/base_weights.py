@@ -14,7 +14,7 @@ By hand, a product [8, 64] in nf4 without double quantisation: 512 x 4.5 / 8 = 2
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from mpctl.core.units import DTYPE_BYTES
@@ -22,7 +22,7 @@ from mpctl.model.layout.job_layout import JobLayout
 from mpctl.model.operators.activation_shapes import AdapterShapes
 from mpctl.model.operators.adapters import is_of_adapter
 from mpctl.model.operators.matmul import ParameterSpec
-from mpctl.model.operators.table import OperatorTable
+from mpctl.model.operators.table import OperatorTable, StageSlice
 from mpctl.spec.adapter import AdapterSpec
 from mpctl.spec.base import DType
 
@@ -132,23 +132,38 @@ def held_weights(layout: JobLayout, stage: int, view: str = "") -> WeightKinds:
     grids = tuple((name, held.grid) for name, held in layout.views.items())
     key = ("held", layout.stage_classes[stage], grids, view, layout.job.training.dtype)
 
-    def count_all() -> WeightKinds:
-        slices = layout.stage_slices(stage)
-        total = count_weights(layout, {w.name: w for part in slices for w in part.end_weights()}.values(), view)
-        for part in slices:
-            for layers, flow in part.blocks:
-                own = count_weights(layout, flow.part.weights, view, {w.name for w in flow.trained})
-                total = total.plus(own, layers)
-        return total
+    return layout.table.once(key, lambda: _count_slices(layout, layout.stage_slices(stage), view))
 
-    return layout.table.once(key, count_all)
+
+def model_weights(layout: JobLayout) -> WeightKinds:
+    """Return the parameters of the model by kind, each once."""
+    table = layout.table
+    return table.once("kinds", lambda: _count_slices(layout, table.stage_slices([(0, table.layers)]), is_whole=True))
+
+
+def _count_slices(
+    layout: JobLayout, slices: Sequence[StageSlice], view: str = "", *, is_whole: bool = False
+) -> WeightKinds:
+    ends = {w.name: w for part in slices for w in part.end_weights()}.values()
+    total = count_weights(layout, ends, view, is_whole=is_whole)
+    for part in slices:
+        for layers, flow in part.blocks:
+            trained = {w.name for w in flow.trained}
+            own = count_weights(layout, flow.part.weights, view, trained, is_whole=is_whole)
+            total = total.plus(own, layers)
+    return total
 
 
 def count_weights(
-    layout: JobLayout, weights: Iterable[ParameterSpec], view: str = "", trained: set[str] | None = None
+    layout: JobLayout,
+    weights: Iterable[ParameterSpec],
+    view: str = "",
+    trained: set[str] | None = None,
+    *,
+    is_whole: bool = False,
 ) -> WeightKinds:
     """Return the elements of these parameters by kind. trained: names of those that have gradients; None:
-    their names are full ones, of an end."""
+    their names are full ones, of an end. is_whole: of the model, not of a rank."""
     table, adapter, dtype = layout.table, _adapter(layout), layout.job.training.chosen_dtype
     stored_apart = stored_names(table) if trained is not None else ()
     of_adapter = full = stored = rest = 0
@@ -156,7 +171,7 @@ def count_weights(
     for weight in weights:
         if view not in ("", weight.view):
             continue
-        numel = weight.local_numel(layout.views)
+        numel = weight.numel if is_whole else weight.local_numel(layout.views)
         if weight.name in trained if trained is not None else not table.is_frozen(weight.name):
             of_adapter, full = (of_adapter + numel, full) if is_of_adapter(weight.name) else (of_adapter, full + numel)
         elif weight.name in stored_apart:

@@ -17,6 +17,7 @@ from mpctl.model.operators.activation_shapes import ActivationShapes, SavedTenso
 from mpctl.plan.estimate.activation_shapes import activation_shapes, is_cuda
 from mpctl.plan.estimate.activations import ChunkBytes, stage_chunks
 from mpctl.plan.estimate.advice import next_measurement
+from mpctl.plan.estimate.communication import local_parameters
 from mpctl.plan.estimate.expert_messages import ROWS, ExpertMessages
 from mpctl.plan.estimate.flops import causal_model_flops
 from mpctl.plan.estimate.host_memory import host_memory
@@ -330,10 +331,13 @@ def _product(form: ActivationShapes, tensor: SavedTensor) -> str:
 def _stage(layout: JobLayout, stage: StageMemory, chunks: Sequence[ChunkBytes]) -> Iterator[Figure]:
     p, memory = layout.job.parallel, layout.profile.memory
     states = (stage.parameter_bytes, stage.gradient_bytes, stage.optimizer_bytes)
-    count = stage.parameters
+    trains_few, trained = layout.table.adapter is not None, local_parameters(layout, stage.stage, trained_only=True)
     for name, value in zip(("parameters", "gradients", "optimizer"), states, strict=True):
+        is_trained = trains_few and name != "parameters"
+        count = trained if is_trained else stage.parameters
         numbers = f"{count_text(count)} x {value / count if count else 0.0:.4g} B"
-        formula = f"parameters of the rank x bytes, ZeRO {p.zero} over {layout.dense.zero_size}"
+        what = "trained parameters" if is_trained else "parameters"
+        formula = f"{what} of the rank x bytes, ZeRO {p.zero} over {layout.dense.zero_size}"
         yield _bytes(f"memory.stage-{stage.stage}.{name}", value, formula, numbers, ZERO_PAPER)
     kept = " and ".join(bytes_text(chunk.saved) for chunk in chunks)
     most = bytes_text(max(chunk.temporary for chunk in chunks))

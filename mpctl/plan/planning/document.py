@@ -21,6 +21,7 @@ from mpctl.model.layout.topology import expert_homes, job_grid
 from mpctl.model.pipeline.stages import Span, stack_spans
 from mpctl.plan.estimate.routing import expert_load
 from mpctl.plan.estimate.system import find_system
+from mpctl.plan.planning.adapters import adapter_entry
 from mpctl.plan.planning.layout_settings import layout_of
 from mpctl.plan.planning.plan import Plan
 from mpctl.plan.planning.summary import (
@@ -103,6 +104,7 @@ class PlanDocument(TypedDict):
     with `layer`, a block of the first stack and one micro batch, `step_by_stage`, the messages of
     one rank of each stage (MessageCount), and `validation_by_stage`, those of one validation of the
     first replica; memory by stage (StageMemory), and the bytes of one checkpoint; time by part; of
+    a model with adapters these (AdapterEntry); of
     a model with experts the parameters that one token meets, the load of the ranks (ExpertLoad),
     and bytes and seconds at balanced routing and at the load that memory has to hold, which decides
     `fits`: memory.balanced, memory.loaded, time.balanced, time.loaded. memory.stages is at the
@@ -137,6 +139,7 @@ class PlanDocument(TypedDict):
     summary: NotRequired[Json]
     communication: NotRequired[Json]
     parameters: NotRequired[int]
+    adapter: NotRequired[Json]
     active_parameters: NotRequired[int]
     expert_load: NotRequired[Json]
     memory: NotRequired[Json]
@@ -207,6 +210,8 @@ def plan_document(
         document["summary"] = to_json(plan_summary(plan))
         document["communication"] = communication_entry(estimate)
         document["parameters"] = estimate.parameters
+        if (adapter := adapter_entry(estimate.layout)) is not None:
+            document["adapter"] = to_json(adapter)
         if estimate.layout.model.experts is not None:
             document["active_parameters"] = estimate.active_parameters
             document["expert_load"] = to_json(expert_load(estimate.layout))

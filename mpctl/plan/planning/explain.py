@@ -22,6 +22,7 @@ from mpctl.plan.estimate.communication import MessageCount, batch_sizes
 from mpctl.plan.estimate.explain import Figure, explain_experts, explain_memory, explain_time
 from mpctl.plan.estimate.job import Estimate
 from mpctl.plan.estimate.layer_messages import BlockTraffic, PartTraffic
+from mpctl.plan.planning.adapters import explain_adapters
 from mpctl.plan.planning.plan import Plan
 from mpctl.plan.planning.summary import TrainingEntry
 
@@ -69,6 +70,7 @@ def explain_document(figures: Sequence[Figure], training: TrainingEntry) -> Expl
 def all_figures(estimate: Estimate) -> Iterator[Figure]:
     """Every figure of an estimate: time, memory, communication, and of experts their load."""
     yield from explain_experts(estimate.layout)
+    yield from explain_adapters(estimate.layout)
     yield from explain_time(estimate.layout)
     yield from explain_memory(estimate.layout)
     yield from communication_figures(estimate)

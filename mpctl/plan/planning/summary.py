@@ -18,7 +18,7 @@ from typing_extensions import TypedDict  # pydantic needs it to validate them be
 from mpctl.core.axes import expert_order
 from mpctl.core.records import Json
 from mpctl.core.topology import Topology
-from mpctl.core.units import MFU_CONVENTION, bytes_text, count_text, plural, rate_text, seconds_text
+from mpctl.core.units import ADAPTER_CONVENTION, MFU_CONVENTION, bytes_text, count_text, plural, rate_text, seconds_text
 from mpctl.model.layout.link_levels import LinkLevel, find_holder, shown_levels, topology_levels
 from mpctl.plan.planning.layout_settings import layout_of, tensor_mode_text
 from mpctl.plan.planning.plan import Plan
@@ -163,7 +163,7 @@ def _speeds(estimate: Estimate) -> dict[str, Any]:
         "mfu": time.mfu,
         "hfu": time.hfu,
         "mfu_causal": estimate.causal_mfu,
-        "mfu_convention": MFU_CONVENTION,
+        "mfu_convention": ADAPTER_CONVENTION if estimate.layout.table.adapter is not None else MFU_CONVENTION,
         "model_flops_per_second": time.model_flops / time.total,
         "hardware_flops_per_second": time.hardware_flops / time.total,
     }
@@ -257,6 +257,11 @@ def main_figures(plan: Plan) -> Iterator[tuple[str, str]]:
     estimate = plan.estimate
     if estimate is None:
         return
+    if estimate.layout.table.adapter is not None:
+        from mpctl.plan.planning.adapters import adapter_entry, adapter_text  # a plan without adapters needs neither
+
+        if (entry := adapter_entry(estimate.layout)) is not None:
+            yield "adapter", adapter_text(entry)
     yield from _time_figures(plan, estimate.time)
     if text := routing_text(estimate):
         yield "routing", text

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from mpctl.core.errors import Issue, Offer, Status
 from mpctl.model.layout.draft import LayoutDraft
-from mpctl.plan.rules import experts, launched, layout, model, runtime, tensor_mode, training
+from mpctl.plan.rules import adapters, experts, launched, layout, model, runtime, tensor_mode, training
 from mpctl.plan.rules.check import MOST_OFFERED, Check, way_out
 from mpctl.spec.job import JobSpec, changed_job
 from mpctl.spec.model import ModelSpec
@@ -77,6 +77,9 @@ RULES: tuple[Rule, ...] = (
     Rule(training.attention_rules, {"cluster", "launch", "model", "training"}, WARNING),
     Rule(training.rate_rules, {"training"}),
     Rule(training.freeze_rules, {"model", "training"}),
+    Rule(adapters.name_rules, {"model", "training"}),
+    Rule(adapters.layout_rules, BATCH),
+    Rule(adapters.base_rules, {"cluster", "training"}),
     Rule(training.dtype_rules, {"cluster", "training"}, WARNING),
     Rule(training.slow_dtype, {"cluster", "training"}, WARNING),
 )

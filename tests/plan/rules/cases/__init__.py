@@ -1,6 +1,6 @@
 """The cases of every rule, by the subject of the rule."""
 
-from tests.plan.rules.cases import experts, family, layout, model, runtime, tensor_mode, training
+from tests.plan.rules.cases import adapters, experts, family, layout, model, runtime, tensor_mode, training
 
 CASES = (
     *layout.CASES,
@@ -10,4 +10,5 @@ CASES = (
     *tensor_mode.CASES,
     *runtime.CASES,
     *experts.CASES,
+    *adapters.CASES,
 )
