@@ -238,7 +238,7 @@ class OperatorTable:
     @cached_property
     def linear_layers(self) -> tuple[str, ...]:
         """The linear layers of all transformer layers by full name, `layers.0.attention.qkv`, in
-        execution order: those whose products low-precision training narrows."""
+        execution order."""
         return tuple(
             f"{stack.prefix}.{layer}.{product.name}"
             for stack in self.stacks
@@ -246,6 +246,11 @@ class OperatorTable:
             for product in stack.block_of(layer).products
             if not (product.is_lookup or product.is_wide)
         )
+
+    @cached_property
+    def narrowed_layers(self) -> tuple[str, ...]:
+        """Those whose products low-precision training narrows: all but adapters'."""
+        return tuple(name for name in self.linear_layers if not is_of_adapter(name))
 
     @cached_property
     def routed_layers(self) -> tuple[str, ...]:

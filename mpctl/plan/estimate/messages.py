@@ -152,7 +152,7 @@ def fp8_message(layout: JobLayout) -> Iterator[Message]:
     the runtime does so under delayed scaling."""
     training, exchanges = layout.job.training, layout.profile.operators.exchanges_amax
     if exchanges and training.dtype == "fp8" and training.fp8_recipe == "delayed":
-        size = len(layout.table.linear_layers) * AMAX_BYTES
+        size = len(layout.table.narrowed_layers) * AMAX_BYTES
         yield Message("world", "all_reduce", "fp8 scales", size)
 
 

@@ -188,7 +188,7 @@ def fp8_table_bytes(layout: JobLayout) -> float:
     training = layout.job.training
     if training.dtype != "fp8" or training.fp8_recipe != "delayed":
         return 0.0
-    return (training.fp8_amax_history_len + 3) * len(layout.table.linear_layers) * AMAX_BYTES
+    return (training.fp8_amax_history_len + 3) * len(layout.table.narrowed_layers) * AMAX_BYTES
 
 
 def held_weight_bytes(layout: JobLayout, stage: int) -> float:
@@ -196,7 +196,7 @@ def held_weight_bytes(layout: JobLayout, stage: int) -> float:
     linear layers (train/layers/fp8.py, WeightKinds)."""
     if not layout.holds_fp8_weights:
         return 0.0
-    names = {f"{name}.weight" for name in layout.table.linear_layers}
+    names = {f"{name}.weight" for name in layout.table.narrowed_layers}
     held = [w for w in layout.stage_parameters(stage) if w.name in names]
     return 2.0 * _numel(held, layout.views)
 

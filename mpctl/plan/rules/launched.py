@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mpctl.core.units import PRODUCT_BYTES
-from mpctl.model.families import all_builtin, get_family
+from mpctl.model.families import all_builtin, get_family, get_table
 from mpctl.model.layout.draft import LayoutDraft
 from mpctl.plan.rules.check import Check, listed
 from mpctl.plan.rules.sizes import head_columns
@@ -190,6 +190,7 @@ def settings_not_launched(job: JobSpec) -> Iterator[Check]:
                 f"use {listed(run)}; {AS_MEGATRON}",
             )
     yield from fp8_not_launched(job)
+    yield from adapter_not_launched(job)
 
 
 def not_launched(job: JobSpec) -> Iterator[Check]:
@@ -217,9 +218,9 @@ def not_launched(job: JobSpec) -> Iterator[Check]:
         message = f"planned, not run with cp {job.parallel.cp} by `mpctl launch`"
         yield _planned("mtp_layers", model.mtp_layers, message, "use cp 1")
     for key in ("parallel_residual", "mtp_layers"):
-        if is_set(model, key) and job.training.freeze:
+        if is_set(model, key) and (job.training.freeze or job.training.adapter):
             message = "planned, not run with frozen parameters by `mpctl launch`"
-            yield _planned(key, getattr(model, key), message, "leave training.freeze empty")
+            yield _planned(key, getattr(model, key), message, "leave training.freeze empty, and training.adapter out")
 
 
 def keys_not_launched(model: ModelSpec) -> list[str]:
@@ -240,6 +241,40 @@ def _not_on_a_grid(model: ModelSpec) -> Iterator[str]:
 def _planned(key: str, value: object, message: str, hint: str) -> Check:
     shown = str(value).lower() if isinstance(value, bool) else value
     return Check(RULE, "warning", f"model.{key}", f"{shown}: {message}", hint)
+
+
+def adapter_not_launched(job: JobSpec) -> Iterator[Check]:
+    """A warning for each setting of `[training.adapter]` that mpctl's workers do not run."""
+    adapter, model, dtype = job.training.adapter, job.model, job.training.dtype
+    if adapter is None:
+        return
+    if adapter.kind == "dora":
+        yield _of_adapter("kind", "dora", "use kind lora")
+    if adapter.dtype not in (None, dtype):
+        yield _of_adapter("dtype", adapter.dtype, f"leave it out: A and B are then {dtype}, the training dtype")
+    if adapter.stored_as not in (None, dtype):
+        yield _of_adapter("base_precision", adapter.stored_as, "use kind lora, and leave base_precision out")
+    if model is None:
+        return
+    table = get_table(model, tp=1, adapter=adapter)
+    parts = (part for stack in table.stacks for part in (*stack.kinds, stack.entry, stack.exit))
+    products = [product for part in parts for product in part.products]
+    adapted = {product.adapts for product in products}
+    if any(product.is_head and product.table != product.name and product.name in adapted for product in products):
+        message = "lm_head is the word table here (tied_embeddings)"
+        yield _of_adapter("targets", message, "leave lm_head out, or use tied_embeddings false")
+    if any(product.is_grouped and product.name in adapted for product in products):
+        if adapter.dropout:
+            yield _of_adapter("dropout", f"{adapter.dropout:g} of experts' rows", "use 0, or targets attention")
+        if job.parallel.etp > 1:
+            yield _of_adapter(
+                "targets", f"experts split over etp {job.parallel.etp}", "use etp 1, or targets attention"
+            )
+
+
+def _of_adapter(key: str, value: object, hint: str) -> Check:
+    message = f"{value}: planned, not run by `mpctl launch`"
+    return Check(JOB_RULE, "warning", f"training.adapter.{key}", message, hint)
 
 
 MULTIPLE = 16  # elements of a side of an fp8 product

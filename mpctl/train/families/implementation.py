@@ -20,7 +20,9 @@ from mpctl.spec.model import ModelSpec
 from mpctl.spec.training import TrainingSpec
 from mpctl.train.data.indexed import IndexedDataset
 from mpctl.train.data.samples import Fields, SampleSource
+from mpctl.train.families.adapters import attach_adapters
 from mpctl.train.kernels.counter_rng import CounterRNG
+from mpctl.train.layers.adapters import Adapter, AdapterRng
 from mpctl.train.layers.attention import DecoderCaches
 from mpctl.train.layers.shard_context import ShardContext
 from mpctl.train.layers.transformer_layer import ResidualLayer
@@ -60,10 +62,15 @@ State = tuple[Tensor, ...]
 class FamilyModule(nn.Module):
     """One rank's part of a model: all of it, or that of a pipeline stage.
 
-    EMBEDDING_SITES: the names under which embeddings draw dropout.
+    EMBEDDING_SITES: the names under which embeddings draw dropout. adapter_rng: what adapters before
+    and behind the layers, as the head's, read random numbers from.
     """
 
     EMBEDDING_SITES: ClassVar[tuple[str, ...]] = ("embedding",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.adapter_rng = AdapterRng()
 
     def stage_forward(self, state: State, batch: Batch, rng: CounterRNG | None) -> State:
         """The state from the previous stage, () for the first -> the state for the next; from the
@@ -81,7 +88,16 @@ class FamilyModule(nn.Module):
     def rng_sites(self) -> dict[str, tuple[str, ...]]:
         """Return the sites of dropout by scope: the embeddings, then each layer (StepKeys)."""
         layers = (module for module in self.modules() if isinstance(module, ResidualLayer))
-        return {"": self.EMBEDDING_SITES, **{each.rng_site: each.RNG_SITES for each in layers}}
+        own = {"": (self.EMBEDDING_SITES, self.adapter_rng)}
+        own |= {each.rng_site: (each.RNG_SITES, each.adapter_rng) for each in layers}
+        adapters = [module for module in self.modules() if isinstance(module, Adapter)]
+        return {
+            scope: (
+                *sites,
+                *(each.dropout.rng_site for each in adapters if each.dropout and each.dropout.source is rng),
+            )
+            for scope, (sites, rng) in own.items()
+        }
 
     def loss(self, batch: Batch, rng: CounterRNG | None) -> Tensor:
         """The loss of a batch, by a model in one stage; a scalar, as `stage_forward` gives it."""
@@ -157,7 +173,10 @@ def build_module(
     stage_slices: what the stage has of each stack of layers; by default all of the model.
     """
     if stage_slices is None:
-        table = get_table(model, tp=shard_context.tp.size)
+        table = get_table(model, tp=shard_context.tp.size, adapter=training.adapter)
         stage_slices = table.stage_slices([(0, table.layers)])
     implementation = get_implementation(model.family)
-    return implementation.module(model, training, shard_context, *stage_slices)
+    module = implementation.module(model, training, shard_context, *stage_slices)
+    if training.adapter is not None:
+        attach_adapters(module, module.adapter_rng, model, training.adapter, shard_context, stage_slices)
+    return module

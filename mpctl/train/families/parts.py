@@ -334,6 +334,7 @@ class SingleStackModule(FamilyModule):
 
     def _transform(self, hidden: Tensor, batch: Batch, rng: CounterRNG | None) -> Tensor:
         kwargs, context = self.layer_kwargs(batch), self.shard_context
+        self.adapter_rng.rng = rng
         rows = hidden.shape[1] * (context.tp.size if context.sequence_parallel else 1)
         for layer in self.layers.values():
             hidden = layer(hidden, rng, cos_sin=self._table(layer, rows, hidden), **kwargs)

@@ -37,7 +37,7 @@ from torch.autograd.function import once_differentiable
 from mpctl.core.shard import Shard
 from mpctl.core.sharding import local_range
 from mpctl.train.kernels.masks import Positions
-from mpctl.train.layers.linear import WEIGHTS, column_product
+from mpctl.train.layers.linear import WEIGHTS, Adapters, adapted, column_product
 from mpctl.train.layers.mappings import reduce_from_region, scatter_sequence_sum
 from mpctl.train.layers.parameters import GradientSink, Init, shard_parameter, sink_of
 from mpctl.train.transport.group import Group
@@ -144,10 +144,16 @@ class OutputHead(_VocabTable):
     the number of words among them.
     """
 
+    lora: Adapters | None
+
+    def __init__(self, vocab: int, hidden: int, **how: Any) -> None:
+        super().__init__(vocab, hidden, **how)
+        self.lora = None
+
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden [b, s, h], or [b, s/t, h] with sequence_parallel -> logits [b, s,
         padded_vocab/t]."""
-        return self.logits(hidden)
+        return adapted(self.lora, self.logits(hidden), hidden)
 
 
 class ReplicatedTable(nn.Module):

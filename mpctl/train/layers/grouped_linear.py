@@ -25,6 +25,7 @@ from torch.autograd.function import once_differentiable
 from mpctl.train.kernels.fp8 import Fp8Matrix, Operand
 from mpctl.train.kernels.grouped import RowGroups, grouped_input_gradient, grouped_output, grouped_weight_gradient
 from mpctl.train.layers.fp8 import Fp8Gradient, Fp8Operands, Fp8Product
+from mpctl.train.layers.linear import Adapters
 from mpctl.train.layers.parameters import DeferredWgrad, defer_wgrad, deferred_wgrad_of
 
 _FP8_MULTIPLE = 16  # what cuBLASLt asks of the contracted dimension in fp8
@@ -33,16 +34,18 @@ _FP8_MULTIPLE = 16  # what cuBLASLt asks of the contracted dimension in fp8
 class GroupedLinear(nn.Module):
     """[R, i] -> [R, o] by a weight [E, .., i] whose inner dimensions are the outputs."""
 
+    lora: Adapters | None
+
     def __init__(self, weight: nn.Parameter, fp8: Fp8Operands | None = None) -> None:
         super().__init__()
-        self.weight, self.fp8 = weight, fp8
+        self.weight, self.fp8, self.lora = weight, fp8, None
 
     def forward(self, rows: Tensor, groups: RowGroups) -> Tensor:
         """rows sorted by expert; groups: numbers of rows of each expert."""
         products: GroupedProducts = PlainGrouped() if self.fp8 is None else Fp8Grouped(self.fp8)
         is_training = torch.is_grad_enabled()
         result: Tensor = _Grouped.apply(rows, self.weight, products, groups, is_training)
-        return result
+        return result if self.lora is None else self.lora.added(result, rows, groups)
 
     def defer_wgrad(self, deferred: DeferredWgrad) -> None:
         """Make backward defer the weight's gradient to `deferred`."""

@@ -71,12 +71,31 @@ WEIGHTS = Init("normal", 0.02)
 ALONE = Group()  # one rank: for a product that sends nothing itself
 
 
+class Adapters(Protocol):
+    """The adapters of a linear layer (adapters.py)."""
+
+    def added(self, output: Tensor, x: Tensor, *groups: Any) -> Tensor:
+        """The layer's output for x with theirs added; overwrites it. groups: numbers of rows of each
+        expert, where it has experts."""
+
+
+def adapted(lora: Adapters | None, output: Tensor, x: Tensor) -> Tensor:
+    """The output of a linear layer for x, with those of its adapters, if it has any."""
+    return output if lora is None else lora.added(output, x)
+
+
 class ParallelLinear(nn.Module):
     """Base of the column- and row-parallel layers: one weight, whose products may be in fp8 and
-    whose gradient a schedule may defer (`DefersWgrad`, `CastsToFp8`)."""
+    whose gradient a schedule may defer (`DefersWgrad`, `CastsToFp8`). lora: adapters of the product,
+    whose results are added to it."""
 
     weight: nn.Parameter
     fp8: Fp8Operands | None
+    lora: Adapters | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lora = None
 
     def defer_wgrad(self, deferred: DeferredWgrad) -> None:
         """Make backward defer the weight's gradient to `deferred`."""
@@ -154,6 +173,7 @@ class ColumnParallelLinear(ParallelLinear):
             bias = bias.detach()
         split, overlaps = self.sequence_parallel, self.overlaps
         output = self._product(x, bias, group=self.group, sequence_parallel=split, overlaps=overlaps)
+        output = adapted(self.lora, output, x)
         if self.skip_bias_add:
             return output, self.bias
         return self._gathered(output) if self.gather_output else output
@@ -231,8 +251,8 @@ class RowParallelLinear(ParallelLinear):
             x = scatter_to_region(x, self.group)
         bias = self.bias if self.bias is None or bias_gradient else self.bias.detach()
         if self.group.size == 1 and not self.skip_bias_add:
-            return self._product(x, bias, group=ALONE)
-        output = self._summed(self._product(x, None, group=ALONE))
+            return adapted(self.lora, self._product(x, bias, group=ALONE), x)
+        output = adapted(self.lora, self._summed(self._product(x, None, group=ALONE)), x)
         if self.skip_bias_add:
             return output, self.bias
         return output if bias is None else output.add_(bias)
@@ -270,23 +290,48 @@ class LocalLinear(ParallelLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [b, s, in_features] -> [b, s, this rank's out_features]."""
-        return self._product(x, None, group=ALONE)
+        return adapted(self.lora, self._product(x, None, group=ALONE), x)
 
     def extra_repr(self) -> str:
         outputs, inputs = shard_of(self.weight).shape
         return f"{inputs} -> {len(self.weight)} of {outputs}"
 
 
+class Factor(ParallelLinear):
+    """A factor of an adapter, x W^T. group: the ranks that have other rows of W, over which dX is summed
+    as a column-parallel layer's. sums: those with other columns, over which the result is."""
+
+    def __init__(
+        self, weight: nn.Parameter, *, group: Group = ALONE, sums: Group = ALONE, sequence_parallel: bool = False
+    ) -> None:
+        super().__init__()
+        self.weight, self.fp8 = weight, None
+        self.group, self.sums, self.sequence_parallel = group, sums, sequence_parallel
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [b, s, in_features] -> [b, s, this rank's out_features]. Under sequence parallelism x is
+        [b, s/t, in_features] of a factor with `group`, the result one with `sums`."""
+        result = self._product(x, None, group=self.group, sequence_parallel=self.sequence_parallel)
+        if self.sequence_parallel:
+            return scatter_sequence_sum(result, self.sums)
+        return reduce_from_region(result, self.sums, owned=True)
+
+    def extra_repr(self) -> str:
+        return f"{' x '.join(map(str, self.weight.shape))}"
+
+
 class ReplicatedLinear(nn.Module):
     """x [.., i] -> x W^T + b [.., o], with unsharded parameters on every rank."""
 
+    lora: Adapters | None
+
     def __init__(self, weight: nn.Parameter, bias: nn.Parameter) -> None:
         super().__init__()
-        self.weight, self.bias = weight, bias
+        self.weight, self.bias, self.lora = weight, bias, None
 
     def forward(self, x: Tensor) -> Tensor:
         """x [.., in_features] -> [.., out_features], with the bias added; no communication."""
-        return F.linear(x, self.weight, self.bias)
+        return adapted(self.lora, F.linear(x, self.weight, self.bias), x)
 
 
 def summed_bias(linear: nn.Module, kernels: KernelBackend, activation: Activation | None = None) -> Tensor | None:

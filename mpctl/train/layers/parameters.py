@@ -38,10 +38,11 @@ _ATTRIBUTES = "parallel_attributes"  # a parameter's attribute
 
 @dataclass(frozen=True)
 class Init:
-    """The distribution of initial values; std is for `normal` only. first: (number, std) of the
-    first rows of the full parameter, if these have another std."""
+    """The distribution of initial values. std: of `normal`; of `uniform` the largest value, between
+    which and its negative values lie. first: (number, std) of the first rows of the full parameter,
+    if these have another std."""
 
-    kind: Literal["normal", "zeros", "ones"]
+    kind: Literal["normal", "uniform", "zeros", "ones"]
     std: float = 0.0
     first: tuple[int, float] | None = None
 
@@ -184,15 +185,15 @@ def initialise_parameter(parameter: nn.Parameter, name: str, seed: int) -> None:
     init = parallel_attributes(parameter).init
     if init is None:
         raise ValueError(f"parameter {name} carries no Init (make it with shard_parameter)")
-    if init.kind == "normal":
-        fill_normal(parameter, shard_of(parameter), noise.site_key(seed, "weights", name), init)
+    if init.kind in ("normal", "uniform"):
+        fill_random(parameter, shard_of(parameter), noise.site_key(seed, "weights", name), init)
     else:
         parameter.fill_(1.0 if init.kind == "ones" else 0.0)
 
 
-def fill_normal(local: Tensor, shard: Shard, key: int, init: Init) -> None:
-    """N(0, std^2) at the shard's global coordinates, in chunks of few rows, and of part of a row
-    where a tensor of several dimensions has long ones (the matrices of experts)."""
+def fill_random(local: Tensor, shard: Shard, key: int, init: Init) -> None:
+    """N(0, std^2), or U(-std, std), at the shard's global coordinates, in chunks of few rows, and of
+    part of a row where a tensor of several dimensions has long ones (the matrices of experts)."""
     coordinates = [global_index(shard, d).to(local.device) for d in range(len(shard.shape))]
     _fill_rows(local, (), coordinates, key, init)
 
@@ -209,7 +210,10 @@ def _fill_rows(local: Tensor, before: tuple[Tensor, ...], coordinates: Sequence[
     shaped = [index.view(-1, *[1] * (last - d)) for d, index in enumerate(coordinates)]
     for start in range(0, len(local), rows):
         chunk = [*before, shaped[0][start : start + rows], *shaped[1:]]
-        drawn = noise.normal(key, chunk, dtype=torch.float64)
+        if init.kind == "uniform":
+            drawn = noise.uniform(key, chunk, dtype=torch.float64).mul_(2).sub_(1)
+        else:
+            drawn = noise.normal(key, chunk, dtype=torch.float64)
         if init.first is None:
             drawn.mul_(init.std)
         else:

@@ -46,6 +46,7 @@ from torch import Tensor, nn
 from mpctl.train.kernels.counter_rng import CounterRNG
 from mpctl.train.kernels.masks import Positions
 from mpctl.train.kernels.rotary import CosSin
+from mpctl.train.layers.adapters import AdapterRng
 from mpctl.train.layers.attention import AttentionConfig, DecoderCaches, KeyValueCache, ParallelCrossAttention
 from mpctl.train.layers.config import LayerConfig
 from mpctl.train.layers.linear import summed_bias
@@ -102,6 +103,7 @@ class ResidualLayer(nn.Module):
         if config.partition_activations and shard_context.sequence_parallel:
             raise ValueError("partition_activations: under sequence_parallel a layer's input is 1/t already (drop one)")
         self.config, self.shard_context, self.rng_site = config, shard_context, rng_site
+        self.adapter_rng = AdapterRng()
 
     def _norm(self) -> nn.Module:
         config = self.config
@@ -110,8 +112,13 @@ class ResidualLayer(nn.Module):
     def _checkpointed(self, hidden: Tensor, *inputs: Any, rng: CounterRNG | None, **kwargs: Any) -> Tensor:
         """The result of `_compute`, with the tensors saved for backward that `config.recompute`
         says; none if no gradient is needed."""
-        config, compute = self.config, self._compute
+        config = self.config
         rng = None if rng is None else rng.within(self.rng_site)
+
+        def compute(*inputs: Any, **kwargs: Any) -> Tensor:
+            self.adapter_rng.rng = rng  # in the forward that backward repeats, too
+            return self._compute(*inputs, **kwargs)
+
         if config.recompute != "full":
             return compute(hidden, *inputs, rng, **kwargs)
         given = chain((hidden, *inputs, *kwargs.values()), self.parameters())

@@ -16,7 +16,6 @@ from torch import nn
 from mpctl.core.errors import RunFailed
 from mpctl.core.sharding import EXPERTS
 from mpctl.model.layout.job_layout import JobLayout, compiles_whole_layers
-from mpctl.model.operators.grad_flow import frozen_by
 from mpctl.plan.estimate.states import checkpoint_bytes
 from mpctl.records.checkpoint.folder import DOCUMENTS, list_checkpoints
 from mpctl.records.checkpoint.replicas import layout_replicas, shard_files
@@ -132,7 +131,7 @@ def _assemble(run_dir: Path, partition: PipelinePartition, mesh: Mesh, environme
         chunks = build_chunks(partition, mesh, environment.kernels, offload, routing)
     links = stage_links(mesh, chunks=len(chunks), make_stream=environment.make_stream)
     model, deferred_wgrad = stage_model(chunks), _deferred_wgrad(partition, chunks)
-    parameters, is_frozen = dict(model.named_parameters()), frozen_by(job.training.freeze)
+    parameters, is_frozen = dict(model.named_parameters()), layout.table.is_frozen
     for name, parameter in parameters.items():
         parameter.requires_grad_(not is_frozen(name))
     shards = _bucket_shards(partition, mesh, parameters)
@@ -353,7 +352,7 @@ def fp8_scales(layout: JobLayout, chunks: Iterable[nn.Module], device: torch.dev
     training = layout.job.training
     if training.dtype != "fp8" or training.fp8_recipe != "delayed":
         return Fp8Scales((), 1, device)
-    scales = Fp8Scales(layout.table.linear_layers, training.fp8_amax_history_len, device)
+    scales = Fp8Scales(layout.table.narrowed_layers, training.fp8_amax_history_len, device)
     products = fp8_products(layout, chunks)
     scales.bind({name: product.operands for name, product in products.items()})
     return scales
@@ -379,7 +378,7 @@ def fp8_products(layout: JobLayout, chunks: Iterable[nn.Module]) -> dict[str, Fp
         for rest, product in module.fp8_products().items()
     }
     weights = {name for chunk in chunks for name, _ in chunk.named_parameters()}
-    linear = [name for name in layout.table.linear_layers if f"{name}.weight" in weights]
+    linear = [name for name in layout.table.narrowed_layers if f"{name}.weight" in weights]
     if missing := sorted(set(linear) - products.keys()):
         raise ValueError(
             f"{len(missing)} of {len(linear)} linear layers of this rank cast no operands to fp8: "

@@ -13,7 +13,7 @@ from mpctl.spec.load import load_job
 from mpctl.train.families.t5.module import t5_layer_config
 from mpctl.train.layers.attention import AttentionConfig
 from mpctl.train.layers.mlp import MLPConfig
-from mpctl.train.layers.parameters import Init, fill_normal
+from mpctl.train.layers.parameters import Init, fill_random
 
 SHAPE: dict[str, Any] = {
     "model.family": "t5",
@@ -56,8 +56,8 @@ def test_matrices_start_as_transformers_start() -> None:
 def test_the_first_rows_have_their_own_std_however_the_rows_are_cut() -> None:
     init = Init("normal", 1.0, first=(6, 0.25))
     whole, plain = torch.empty(10, 8), torch.empty(10, 8)
-    fill_normal(whole, Shard((10, 8)), 7, init)
-    fill_normal(plain, Shard((10, 8)), 7, Init("normal", 1.0))
+    fill_random(whole, Shard((10, 8)), 7, init)
+    fill_random(plain, Shard((10, 8)), 7, Init("normal", 1.0))
     assert torch.equal(whole[6:], plain[6:])
     assert torch.equal(whole[:6], plain[:6] * 0.25)
 

@@ -47,7 +47,7 @@ def test_dtype_changes_the_rounding_only() -> None:
 def test_the_chunk_size_does_not_show(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
     def drawn() -> torch.Tensor:
         weight = shard_parameter(shard, init=Init("normal", 1.0, first=(3, 0.5)))
-        parameters.fill_normal(weight.data, shard_of(weight), 5, parameters.parallel_attributes(weight).init)
+        parameters.fill_random(weight.data, shard_of(weight), 5, parameters.parallel_attributes(weight).init)
         return weight.data
 
     whole = drawn()
@@ -85,7 +85,7 @@ def test_the_key_is_the_full_name() -> None:
     initialise(layer, 9, prefix="layers.3")
     expected = torch.empty(48, 24)
     key = site_key(9, "weights", "layers.3.mlp.up.weight")
-    parameters.fill_normal(expected, Shard((48, 24)), key, Init("normal", 0.02))
+    parameters.fill_random(expected, Shard((48, 24)), key, Init("normal", 0.02))
     assert torch.equal(layer.mlp.up.weight, expected)
 
 

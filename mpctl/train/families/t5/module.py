@@ -188,6 +188,7 @@ class T5(EncoderDecoderModule):
     def decode(self, state: State, batch: Batch, rng: CounterRNG | None) -> tuple[Tensor, Tensor]:
         """state: the encoder's result y alone, or hidden states and y -> both."""
         assert self.decoder is not None
+        self.adapter_rng.rng = rng
         tokens, source = batch["decoder_tokens"], state[-1]
         hidden = self._embedded(tokens, rng, "decoder.embedding") if self.decoder.stage_slice.has_entry else state[0]
         length = tokens.shape[1] * self.shard_context.cp.size

@@ -1,0 +1,49 @@
+"""Which adapters `mpctl launch` runs; all are planned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mpctl.plan.rules.launched import why_not_launched
+from mpctl.spec.load import load_job
+
+LLAMA = {
+    "model.activation": "swiglu",
+    "model.norm": "rmsnorm",
+    "model.position": "rotary",
+    "model.bias": False,
+    "model.tied_embeddings": False,
+}
+EXPERTS = {**LLAMA, "model.experts": 4, "model.experts_per_token": 2, "model.expert_ffn": 64}
+SIZES = {"model.layers": 2, "model.hidden": 64, "model.heads": 4, "model.vocab": 1000, "model.seq_length": 64}
+
+
+def refused(model: dict[str, Any], adapter: dict[str, Any], **changes: Any) -> list[str]:
+    job = load_job(None, {**SIZES, **model, "cluster.device": "cpu", "training.adapter": adapter, **changes})
+    return [check.where.removeprefix("training.adapter.") for check in why_not_launched(job)]
+
+
+@pytest.mark.parametrize(
+    ("model", "adapter", "where"),
+    [
+        (LLAMA, {"dropout": 0.1, "targets": ["all-linear", "lm_head"]}, []),
+        (LLAMA, {"base_precision": "fp32", "dtype": "fp32"}, []),
+        (LLAMA, {"kind": "dora"}, ["kind"]),
+        (LLAMA, {"kind": "qlora"}, ["base_precision"]),
+        (LLAMA, {"dtype": "bf16"}, ["dtype"]),
+        ({}, {"targets": "lm_head"}, ["targets"]),
+        ({}, {"targets": "attention"}, []),
+        (EXPERTS, {"targets": "all-linear"}, []),
+        (EXPERTS, {"targets": "all-linear", "dropout": 0.1}, ["dropout"]),
+        (EXPERTS, {"targets": "attention", "dropout": 0.1}, []),
+    ],
+)
+def test_what_is_planned_alone_is_named(model: dict[str, Any], adapter: dict[str, Any], where: list[str]) -> None:
+    assert refused(model, adapter, **{"training.dtype": "fp32"}) == where
+
+
+def test_adapters_of_experts_that_are_split_are_planned_alone() -> None:
+    layout = {"parallel.etp": 2, "parallel.dp": 2, "cluster.gpus_per_node": 2, "training.dtype": "fp32"}
+    assert refused(EXPERTS, {"targets": "mlp"}, **layout) == ["targets"]
