@@ -458,6 +458,11 @@ class RuntimeMemory(StrictModel):
     )
     source: str = Field("", description="where the figures come from")
 
+    def stored_as(self, training: TrainingSpec) -> DType:
+        """The data type of parameters between steps; that of training where 16 bits are updated."""
+        own = None if training.master_weights is False else self.parameter_dtype
+        return own or training.chosen_dtype
+
 
 class RuntimeProfile(StrictModel):
     """Assumptions about a training software: a preset of runtimes."""

@@ -91,7 +91,7 @@ class WeightWidths(NamedTuple):
         """Return those of a layout whose model adapters train."""
         training, profile = layout.job.training, layout.profile
         adapter, costs = _adapter(layout), profile.adapters
-        full = profile.memory.parameter_dtype or training.chosen_dtype
+        full = profile.memory.stored_as(training)
         rest = training.value_bytes
         if adapter.is_quantized and costs.unquantized_dtype:
             rest = DTYPE_BYTES[costs.unquantized_dtype]
@@ -111,8 +111,7 @@ class WeightWidths(NamedTuple):
 def adapter_dtype(layout: JobLayout) -> DType:
     """Return the data type of A and B: the job's, the runtime's, or that of its trained parameters."""
     profile, training = layout.profile, layout.job.training
-    own = _adapter(layout).dtype or profile.adapters.dtype or profile.memory.parameter_dtype
-    return own or training.chosen_dtype
+    return _adapter(layout).dtype or profile.adapters.dtype or profile.memory.stored_as(training)
 
 
 def _adapter(layout: JobLayout) -> AdapterSpec:

@@ -161,6 +161,7 @@ class LayoutMemory:
             t.fp8_recipe,
             t.fp8_amax_history_len,
             t.gradient_dtype,
+            (t.optimizer, t.optimizer_dtype, t.master_weights, t.momentum > 0),
             layout.holds_fp8_weights,
             p.zero,
             p.bucket_bytes,

@@ -38,6 +38,7 @@ from mpctl.plan.estimate.hidden_messages import Hiding
 from mpctl.plan.estimate.kernels import OpTimes, ProductTimes, Rates, Shape, Speed, product_seconds
 from mpctl.plan.estimate.layer_messages import LayerMessages, is_repeated, repeated_products, repeats_last_product
 from mpctl.plan.estimate.network import Network
+from mpctl.plan.estimate.optimizers import update_factor
 from mpctl.plan.estimate.routing import expert_load
 from mpctl.plan.estimate.system import layer_factor
 from mpctl.spec.parallel import ParallelSpec
@@ -366,7 +367,8 @@ class OperatorTimer:
     def optimizer_seconds(self, parameters: int) -> float:
         """Seconds in which a step moves gradients, moments and masters of `parameters`
         parameters."""
-        return self.costs.optimizer_bytes * parameters / self.speed.bandwidth
+        moved = self.costs.optimizer_bytes * update_factor(self.job.training, self.profile.memory)
+        return moved * parameters / self.speed.bandwidth
 
     def _products(self, work: OpTimes, flow: GradFlow, messages: Sequence[Message]) -> None:
         for product in flow.part.products:

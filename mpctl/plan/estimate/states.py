@@ -1,8 +1,8 @@
 """Bytes that a rank holds between steps: parameters, gradients, optimizer states.
 
 mpctl's, by bucket (model/layout/buckets.py): parameters in the training dtype, gradients in the reduction
-dtype, AdamW's two float32 moments and, for 16-bit parameters, a float32 master; a frozen parameter
-has none of these. ZeRO 1, 2, 3 (arXiv 1910.02054) shares optimizer, gradients, parameters over the
+dtype, moments and, for 16-bit parameters, a float32 master (optimizers.py: AdamW's here); a frozen
+parameter has none of these. ZeRO 1, 2, 3 (arXiv 1910.02054) shares optimizer, gradients, parameters over the
 replicas of a bucket's view, in slices of padded buckets. For other runtimes the profile has the
 dtypes, and shares are even. FSDP's parameter is the shard, in float32 where the profile says so;
 what is gathered is a copy in the training dtype. It lasts under ZeRO 2, which does not reshard
@@ -30,6 +30,7 @@ from mpctl.model.operators.matmul import ParameterSpec
 from mpctl.plan.estimate.attention import kernels_of
 from mpctl.plan.estimate.base_weights import WeightKinds, WeightWidths, count_weights, gathered_bytes, held_weights
 from mpctl.plan.estimate.communication import local_parameters
+from mpctl.plan.estimate.optimizers import OptimizerStates, layout_states, moments_of
 from mpctl.spec.job import CheckpointSpec
 from mpctl.spec.runtime import RuntimeMemory
 
@@ -57,23 +58,41 @@ def find_states(layout: JobLayout, stage: int) -> StateBytes:
     if any(view.zero for view in layout.views.values()):
         return _sliced_states(layout, count, stage)
     width, reduced = job.training.value_bytes, job.training.reduced_bytes
-    stepping = trained * 4 if reduced < 4 else 0  # narrow gradients are widened
-    parameters, optimizer = count * width, trained * _optimizer_width(width)
+    stepping = trained * _cast_width(layout)
+    parameters, optimizer = count * width, trained * _optimizer_width(layout, width)
     if layout.table.adapter is not None:
         held, widths = held_weights(layout, stage), WeightWidths.of(layout)
         parameters = round(widths.trained_bytes(held) + widths.frozen_bytes(held))
-        optimizer = _adapter_optimizer(held, widths)
+        optimizer = _adapter_optimizer(layout, held, widths)
+    optimizer += _blocks(layout, stage)
     return StateBytes(count, parameters, trained * reduced, optimizer, stepping=stepping)
 
 
-def _adapter_optimizer(held: WeightKinds, widths: WeightWidths) -> int:
+def _adapter_optimizer(layout: JobLayout, held: WeightKinds, widths: WeightWidths) -> int:
     """Optimizer states of A and B, in their data type, and of what is trained in full."""
-    return held.adapter * _optimizer_width(widths.adapter) + held.full * _optimizer_width(widths.full)
+    of_adapter, of_full = (_optimizer_width(layout, width) for width in (widths.adapter, widths.full))
+    return held.adapter * of_adapter + held.full * of_full
 
 
-def _optimizer_width(width: int) -> int:
-    """Two moments and, of narrow parameters, a master."""
-    return 2 * max(4, width) + (4 if width < 4 else 0)
+def _optimizer_width(layout: JobLayout, stored: int) -> int:
+    """Bytes of master and moments of a trained parameter that is stored in so many bytes."""
+    return OptimizerStates.of(layout.job.training, layout.profile.memory, stored).width
+
+
+def _cast_width(layout: JobLayout) -> int:
+    """Bytes of a gradient's copy in the dtype of the update; 0 if it is reduced in that."""
+    value = layout_states(layout).value
+    return 0 if layout.job.training.reduced_bytes == value else value
+
+
+def _blocks(layout: JobLayout, stage: int) -> int:
+    """Bytes of a rank's moments whose width depends on the tensor; 0 where it does not."""
+    states = layout_states(layout)
+    if states.is_elementwise:
+        return 0
+    is_frozen = layout.table.is_frozen
+    trained = [weight for weight in layout.stage_parameters(stage) if not is_frozen(weight.name)]
+    return sum(moments_of(states, layout, trained, view) for view in layout.views.values())
 
 
 def _sliced_states(layout: JobLayout, count: int, stage: int) -> StateBytes:
@@ -94,26 +113,25 @@ def _sliced_states(layout: JobLayout, count: int, stage: int) -> StateBytes:
             stepped += number * part
         else:
             frozen += added
-    stepping = stepped * 4 if reduced < 4 else 0
-    optimizer = stepped * _optimizer_width(width)
+    stepping = stepped * _cast_width(layout)
+    optimizer = stepped * _optimizer_width(layout, width)
     held_bytes = parameters * width
     if layout.table.adapter is not None:
         held, widths = held_weights(layout, stage), WeightWidths.of(layout)
         shares = (parameters - frozen - held.frozen) / max(1, held.trained), frozen / max(1, held.frozen) + 1
         held_bytes = round(shares[0] * widths.trained_bytes(held) + shares[1] * widths.frozen_bytes(held))
-        optimizer = round(stepped / max(1, held.trained) * _adapter_optimizer(held, widths))
+        optimizer = round(stepped / max(1, held.trained) * _adapter_optimizer(layout, held, widths))
+    optimizer += _blocks(layout, stage)
     return StateBytes(count, held_bytes, gradients * reduced, optimizer, stepping)
 
 
 def _others_states(layout: JobLayout, memory: RuntimeMemory, stage: int) -> StateBytes:
     """Under another runtime: its dtypes, shared evenly by the replicas of each view."""
     t = layout.job.training
-    width = DTYPE_BYTES[memory.parameter_dtype or t.dtype]
-    reduced: float = t.reduced_bytes
-    if reduced >= 4:  # unless the job makes them narrow
-        reduced = memory.gradient_bytes.get(t.chosen_dtype, reduced)
+    width, reduced = DTYPE_BYTES[memory.stored_as(t)], _gradient_width(layout, memory)
     copy = t.value_bytes
-    held = parameters = gradients = optimizer = 0
+    held = parameters = gradients = 0
+    optimizer = _blocks(layout, stage)
     for view in layout.views.values():
         own = _of_view(layout, stage, view, width)
         held += own.numel
@@ -146,7 +164,8 @@ def _of_view(layout: JobLayout, stage: int, view: View, width: int) -> _ViewByte
         count = trained = local_parameters(layout, stage, view=view.name)
         if layout.table.has_frozen:
             trained = local_parameters(layout, stage, view=view.name, trained_only=True)
-        return _ViewBytes(count, trained, count * width, 0, count * copy, trained * _optimizer_width(width))
+        optimizer = trained * _optimizer_width(layout, width)
+        return _ViewBytes(count, trained, count * width, 0, count * copy, optimizer)
     held, widths = held_weights(layout, stage, view.name), WeightWidths.of(layout)
     whole = held.stored_bytes if adapter.is_quantized and not layout.profile.adapters.shards_quantized else 0.0
     return _ViewBytes(
@@ -155,8 +174,17 @@ def _of_view(layout: JobLayout, stage: int, view: View, width: int) -> _ViewByte
         widths.trained_bytes(held) + widths.frozen_bytes(held) - whole,
         whole,
         gathered_bytes(layout, held) - whole,
-        _adapter_optimizer(held, widths),
+        _adapter_optimizer(layout, held, widths),
     )
+
+
+def _gradient_width(layout: JobLayout, memory: RuntimeMemory) -> float:
+    """Bytes of a gradient in another runtime; as wide as the parameter where 16 bits are updated."""
+    t = layout.job.training
+    if t.gradient_dtype is None and (value := layout_states(layout).value) < 4:
+        return value
+    reduced = t.reduced_bytes  # if the job does not make them narrow, those of the runtime
+    return memory.gradient_bytes.get(t.chosen_dtype, reduced) if reduced >= 4 else reduced
 
 
 def keeps_gathered(layout: JobLayout) -> bool:
@@ -263,9 +291,9 @@ def _numel(weights: Iterable[ParameterSpec], views: Views) -> int:
 # ------------------------------------------------------------------------------
 # How large a checkpoint is and how many of them a run keeps at the same time.
 #
-# A checkpoint holds, for every trained parameter, its value and AdamW's two moments in the dtype of
-# the update (float32, the masters of 16-bit parameters; float64 under fp64) and, for a frozen one,
-# its value in the parameter's dtype (train/checkpoint/reader.py). Every rank of tp writes its shard, so
+# A checkpoint holds, for every trained parameter, its value in the dtype of the update (float32, the
+# masters of 16-bit parameters; float64 under fp64), the optimizer's moments and, for a frozen one, its
+# value in the parameter's dtype (train/checkpoint/reader.py). Every rank of tp writes its shard, so
 # parameters that are not split over tp are written tp times; those that several stages hold are
 # written once. A rank that writes copies its part to host memory first, all in one block.
 #
@@ -293,15 +321,15 @@ def _written_by_stage(layout: JobLayout) -> Iterator[Counter[str]]:
     """Yield for each stage the bytes that each rank of a view's first replica writes of its parameters,
     by the name of the view; parameters of several stages count in the first."""
     width = layout.job.training.value_bytes
-    is_frozen = layout.table.is_frozen
-    trained, seen = 3 * max(4, width), set[str]()
+    is_frozen, states = layout.table.is_frozen, layout_states(layout)
+    seen = set[str]()
     for stage in range(len(layout.stages)):
         sizes = Counter[str]()
         for weight in layout.stage_parameters(stage):
             if weight.name not in seen:
                 seen.add(weight.name)
-                each = width if is_frozen(weight.name) else trained
-                sizes[weight.view] += weight.local_numel(layout.views) * each
+                each = width if is_frozen(weight.name) else states.saved
+                sizes[weight.view] += round(weight.local_numel(layout.views) * each)
         yield sizes
 
 

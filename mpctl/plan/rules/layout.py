@@ -246,7 +246,7 @@ def zero_rules(draft: LayoutDraft) -> Iterator[Check]:
     job = draft.job
     p, held = job.parallel, replicas(job)
     others = any(view.replicas > 1 for view in other_views(job))
-    if p.zero and held == 1 and not others:
+    if p.zero and held == 1 and not others and not job.training.offload_parameters:
         yield Check(
             "zero-needs-dp",
             "warning",

@@ -27,6 +27,7 @@ from mpctl.model.operators.grad_flow import GradFlow
 from mpctl.plan.estimate.gradient_messages import ReplicaGroup, sent_zero_stage
 from mpctl.plan.estimate.kernels import OpTimes, cover_backwards
 from mpctl.plan.estimate.network import MissingLink
+from mpctl.plan.estimate.optimizers import update_factor
 from mpctl.plan.planning.layout_settings import LayoutSettings
 from mpctl.plan.search.evaluate import SLACK, LayoutEvaluator
 from mpctl.spec.schedules import SCHEDULES
@@ -147,7 +148,8 @@ class StepTimeBound:
         self.host = slow * (host.micro_batch + 0.0), slow * (host.micro_batch + host.message)
         on_accelerator = evaluator.space.job.device_kind != "cpu"
         self.host_step = slow * host.step_on(on_accelerator)
-        self.optimizer_bytes = evaluator.profile.operators.on(on_accelerator).optimizer_bytes
+        factor = update_factor(evaluator.space.job.training, evaluator.profile.memory)
+        self.optimizer_bytes = evaluator.profile.operators.on(on_accelerator).optimizer_bytes * factor
 
     def costs(self, layout: LayoutSettings) -> CostBounds | None:
         """Costs of the layouts with this one's layer key; None where a link that they need states

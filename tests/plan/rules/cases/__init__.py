@@ -1,12 +1,13 @@
 """The cases of every rule, by the subject of the rule."""
 
-from tests.plan.rules.cases import adapters, experts, family, layout, model, runtime, tensor_mode, training
+from tests.plan.rules.cases import adapters, experts, family, layout, model, optimizers, runtime, tensor_mode, training
 
 CASES = (
     *layout.CASES,
     *model.CASES,
     *family.CASES,
     *training.CASES,
+    *optimizers.CASES,
     *tensor_mode.CASES,
     *runtime.CASES,
     *experts.CASES,
