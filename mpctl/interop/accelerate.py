@@ -11,10 +11,10 @@ zero_size 4 dp_shard_size 2, dp_replicate_size 4.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from mpctl.core.errors import Issue
-from mpctl.interop.config_text import Tree, yaml_text
+from mpctl.interop.config_text import Tree, Value, yaml_text
 from mpctl.interop.emitted import ForeignLauncher, plan_notes
 from mpctl.interop.from_accelerate import read_accelerate
 from mpctl.interop.limits import LauncherLimits, dp_degrees, refused
@@ -24,7 +24,13 @@ from mpctl.plan.planning.plan import Plan
 from mpctl.spec.job import JobSpec
 
 LIMITS = LauncherLimits(
-    "accelerate", pp=False, sequence_parallel=False, zero=(0, 2, 3), recompute=("none", "full"), zero_size="dp"
+    "accelerate",
+    pp=False,
+    sequence_parallel=False,
+    zero=(0, 2, 3),
+    recompute=("none", "full"),
+    zero_size="dp",
+    host=("offload_optimizer", "offload_parameters"),
 )
 MIXED_PRECISION = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 DISTRIBUTED_TYPES = {"cuda": "MULTI_GPU", "rocm": "MULTI_GPU", "tpu": "XLA"}
@@ -42,6 +48,17 @@ def _refusals(plan: Plan) -> Iterator[Issue]:
     if plan.job.training.recompute == "full" and not _is_sharded(plan.job):
         message = "accelerate's config recomputes only what FSDP wraps"
         yield refused("training.recompute", "full", message, "use recompute none, or zero 2 or 3")
+    yield from host_refusals(plan.job, "accelerate")
+
+
+def host_refusals(job: JobSpec, who: str) -> Iterator[Issue]:
+    """Issues of what FSDP keeps in host memory: parameters and moments together, where it shards them."""
+    t = job.training
+    if t.offload_optimizer == t.offload_parameters and (_is_sharded(job) or not t.offload_optimizer):
+        return
+    key = "offload_optimizer" if t.offload_optimizer else "offload_parameters"
+    message = f"{who} keeps parameters and moments together in host memory, where FSDP shards them"
+    yield refused(f"training.{key}", "true", message, "use zero 2 or 3 with both, or --emit deepspeed")
 
 
 def _is_sharded(job: JobSpec) -> bool:
@@ -68,23 +85,31 @@ def _notes(plan: Plan) -> Iterator[str]:
 
 
 def _body(plan: Plan) -> str:
-    job = plan.job
+    return yaml_text(config_tree(plan.job))
+
+
+def config_tree(job: JobSpec, *, deepspeed: bool = False, has_trainer: bool = False) -> Tree:
+    """The config file of a job. deepspeed: it shards, instead of FSDP; has_trainer: transformers' Trainer
+    recomputes, and needs sizes of a mesh for more than one axis alone."""
     nodes = job.cluster.nodes
-    tree: dict[str, int | str | Tree] = {
+    tree: dict[str, Value | Tree] = {
         "compute_environment": "LOCAL_MACHINE",
-        "distributed_type": _distributed_type(job),
-        "mixed_precision": MIXED_PRECISION[job.training.dtype],
+        "distributed_type": "DEEPSPEED" if deepspeed else _distributed_type(job),
+        "mixed_precision": MIXED_PRECISION.get(job.training.dtype, "no"),
         "num_machines": nodes,
         "num_processes": job.world_size,
         "main_training_function": "main",
     }
     if nodes > 1:
         tree |= {"main_process_ip": "MAIN_PROCESS_IP", "main_process_port": 29500}
-    if _is_sharded(job):
-        tree["fsdp_config"] = _fsdp(job)
-    if _is_sharded(job) or job.sizes["tp"] > 1:
+    if deepspeed:
+        tree["deepspeed_config"] = _deepspeed(job)
+    elif _is_sharded(job):
+        tree["fsdp_config"] = _fsdp(job, has_trainer=has_trainer)
+    has_mesh = job.sizes["cp"] > 1 or dp_degrees(job)[0] > 1 or not has_trainer
+    if (_is_sharded(job) and has_mesh and not deepspeed) or job.sizes["tp"] > 1:
         tree["parallelism_config"] = _parallelism(job)
-    return yaml_text(tree)
+    return tree
 
 
 def _distributed_type(job: JobSpec) -> str:
@@ -97,14 +122,28 @@ def _distributed_type(job: JobSpec) -> str:
     return DISTRIBUTED_TYPES.get(kind, f"MULTI_{kind.upper()}")
 
 
-def _fsdp(job: JobSpec) -> Tree:
+def _deepspeed(job: JobSpec) -> Tree:
+    stage, t = zero_stage(job), job.training
     return {
+        "zero_stage": stage,
+        "offload_optimizer_device": "cpu" if t.offload_optimizer else "none",
+        "offload_param_device": "cpu" if t.offload_parameters else "none",
+        "zero3_init_flag": stage == 3,
+        "zero3_save_16bit_model": stage == 3,
+    }
+
+
+def _fsdp(job: JobSpec, *, has_trainer: bool) -> Tree:
+    tree: dict[str, Value] = {
         "fsdp_version": 2,
         "fsdp_reshard_after_forward": zero_stage(job) == 3,
         "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
         "fsdp_state_dict_type": "SHARDED_STATE_DICT",
-        "fsdp_activation_checkpointing": job.training.recompute == "full",
+        "fsdp_activation_checkpointing": job.training.recompute == "full" and not has_trainer,
     }
+    if job.training.offload_parameters:
+        tree["fsdp_offload_params"] = True
+    return tree
 
 
 def _parallelism(job: JobSpec) -> Tree:
@@ -123,13 +162,17 @@ def _parallelism(job: JobSpec) -> Tree:
 
 
 def _variables(plan: Plan) -> dict[str, str]:
-    """The variables that `accelerate launch` makes of this config for every rank; Accelerator() reads them."""
-    job = plan.job
-    values: dict[str, object] = {"accelerate_mixed_precision": MIXED_PRECISION[job.training.dtype]}
-    if _is_sharded(job):
-        values |= {"accelerate_use_fsdp": True, **_fsdp(job)}
-    if _is_sharded(job) or job.sizes["tp"] > 1:
-        values |= {"accelerate_use_parallelism_config": True, **_parallelism(job)}
+    return variables_of(config_tree(plan.job))
+
+
+def variables_of(tree: Tree) -> dict[str, str]:
+    """The variables that `accelerate launch` makes of a config for every rank; Accelerator() reads them."""
+    values: dict[str, object] = {"accelerate_mixed_precision": tree["mixed_precision"]}
+    for name, prefix in (("fsdp", ""), ("parallelism_config", ""), ("deepspeed", "accelerate_deepspeed_")):
+        table = tree.get(name if name == "parallelism_config" else f"{name}_config")
+        if isinstance(table, Mapping):
+            values[f"accelerate_use_{name}"] = True
+            values |= {f"{prefix}{key.replace('3_init_flag', '3_init')}": value for key, value in table.items()}
     texts = {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in values.items()}
     return {key.upper(): text for key, text in texts.items()}
 

@@ -17,6 +17,7 @@ from mpctl.core.units import seconds_text
 from mpctl.interop.command_line import split_command
 from mpctl.interop.config_text import Flags, flat_values, python_calls, read_yaml
 from mpctl.interop.emitted import EmittedPlan, emit_plan
+from mpctl.interop.shell import read_script
 from mpctl.plan.planning.plan import make_plan
 from mpctl.spec.job import JobSpec
 
@@ -90,6 +91,9 @@ def changed_keys(old: Flags, new: Flags) -> Iterator[KeyChange]:
 
 def _keys(emitted: EmittedPlan) -> Flags:
     """The keys of an emitted text by its language."""
+    if emitted.config and emitted.language == "shell":  # a script that writes its configs
+        documents = read_script(emitted.body).documents.values()
+        return {key: words for text in documents for key, words in read_yaml(text).items()}
     if emitted.language == "shell":
         line = split_command(emitted.body, {})
         return {**line.launcher, **line.flags}

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mpctl.core.errors import InputError
-from mpctl.interop.config_text import Flags, unreadable
+from mpctl.interop.config_text import Flags, read_yaml, unreadable
 from mpctl.interop.emitted import get_launcher
 from mpctl.interop.mapping import NO_SETTINGS, ReadJob, says_ranks
 from mpctl.interop.registry import SOURCES
@@ -138,6 +138,7 @@ CONFIG_FLAGS = {
     "deepspeed": ("--deepspeed_config", "--deepspeed", "--ds_config"),
     "nanotron": ("--config-file",),
     "accelerate": ("--config_file", "--config-file"),
+    "trl": ("--config", "--config_file", "--accelerate_config"),
 }
 """Flags of a launch line that name a launcher's config file."""
 
@@ -145,6 +146,8 @@ CONFIG_FLAGS = {
 def _config_of(launch: ScriptLaunch, launcher: str) -> str:
     """The text that a launcher's reader takes: the launch line, or the config that the script itself
     writes. Raises InputError with the line to type where the config is another file."""
+    if launcher == "trl":
+        return _with_configs(launch)
     file = launch.flag(*CONFIG_FLAGS.get(launcher, ()))
     if not file or (launcher == "deepspeed" and file.startswith("-")):
         return launch.text
@@ -153,6 +156,22 @@ def _config_of(launch: ScriptLaunch, launcher: str) -> str:
     ranks = "".join(f" --{name.split('.')[1].replace('_', '-')} {n}" for name, n in launch.cluster.items())
     message = f"line {launch.line} names its config, {file}, and a script's other files are not read"
     raise unreadable(message, f"give it: --from {launcher} @{file}{ranks}")
+
+
+def _with_configs(launch: ScriptLaunch) -> str:
+    """TRL's launch line, whose two configs, its own and accelerate's, are flags on it where the script
+    writes them, and stay named where it does not."""
+    words = list(launch.words)
+    for names in (CONFIG_FLAGS["trl"][:1], CONFIG_FLAGS["trl"][1:]):
+        if (file := launch.flag(*names)) not in launch.documents:
+            continue
+        at = next(n for n, word in enumerate(words) if word.partition("=")[0] in names)
+        given = {word.partition("=")[0] for word in words}
+        flags = [(f"--{name.rsplit('.', 1)[-1]}", values) for name, values in read_yaml(launch.documents[file]).items()]
+        words[at : at + (1 if "=" in words[at] else 2)] = [
+            word for flag, values in flags if flag not in given for word in (flag, *values)
+        ]
+    return shlex.join(words)
 
 
 def _content(text: str) -> str:

@@ -49,6 +49,7 @@ LIMITS = LauncherLimits(
     partition=True,
     ep=True,
     zero_size="any",
+    host=("offload_optimizer", "offload_parameters"),
 )
 Z, ADAM, SAVED, TOPOLOGY = (
     "zero_optimization.",
@@ -72,6 +73,8 @@ def _several(size: int) -> int | None:
     return size if size > 1 else None
 
 
+DEVICES = {True: "cpu", False: None}
+"""Where DeepSpeed keeps states; a job without states in host memory has no key for it."""
 ROWS = (
     ForeignKey("train_batch_size", "training.global_batch_size", int),
     ForeignKey("train_micro_batch_size_per_gpu", "training.micro_batch_size", int),
@@ -81,6 +84,8 @@ ROWS = (
     ForeignKey(f"{Z}overlap_comm", "parallel.overlap_gradients", bool),
     ForeignKey(f"{Z}reduce_bucket_size", value=lambda job: job.parallel.bucket_bytes // job.training.reduced_bytes),
     ForeignKey(f"{Z}mics_shard_size", value=lambda job: job.parallel.zero_size if zero_copies(job) > 1 else None),
+    ForeignKey(f"{Z}offload_optimizer.device", "training.offload_optimizer", str, None, DEVICES),
+    ForeignKey(f"{Z}offload_param.device", "training.offload_parameters", str, None, DEVICES),
     ForeignKey("bf16.enabled", value=_if_half(lambda t: True, "bf16")),
     ForeignKey("fp16.enabled", value=_if_half(lambda t: True, "fp16")),
     ForeignKey("fp16.initial_scale_power", value=_if_half(lambda t: int(log2(t.loss_scale)), "fp16")),
@@ -119,8 +124,7 @@ PIPELINE_ROWS = (
     ForeignKey(f"{TOPOLOGY}num_dp", "parallel.dp", int, value=lambda job: job.sizes["dp"]),
 )
 DTYPES = {"fp32": "fp32", "bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16"}
-HOST = (f"{Z}offload_optimizer.device", f"{Z}offload_param.device")
-KNOWN = {*(row.key for row in ROWS), f"{Z}allgather_bucket_size", *HOST}
+KNOWN = {*(row.key for row in ROWS), f"{Z}allgather_bucket_size", f"{Z}stage3_gather_16bit_weights_on_model_save"}
 
 
 def _refusals(plan: Plan) -> Iterator[Issue]:
@@ -217,6 +221,7 @@ def _lines(table: Mapping[str, object], indent: str) -> Iterator[str]:
 def read_deepspeed(text: str, typed: Overrides = NO_SETTINGS) -> ReadJob:
     """The job of a configuration. Raises InputError with every value that no setting says."""
     values = {name: words for name, words in _values(text).items() if words != ("auto",)}
+    values = {name: words for name, words in values.items() if words != ("none",) or not name.endswith(".device")}
     if not any(name.startswith(("train_", Z, "bf16", "fp16")) for name in values):
         message = "a configuration of DeepSpeed has train_batch_size or zero_optimization, and this text neither"
         raise unreadable(message, "give its JSON as @FILE")
@@ -224,9 +229,6 @@ def read_deepspeed(text: str, typed: Overrides = NO_SETTINGS) -> ReadJob:
     reader.read((*ROWS, *PIPELINE_ROWS))
     s = reader.settings
     _read_precision(reader)
-    for name in HOST:
-        if (device := reader.value(name, "none")) != "none":
-            reader.wrong(name, f"{device}: states on the host are not planned", "use none")
     if (size := int(reader.number(f"{Z}mics_shard_size", int, 0))) > 0:
         s["parallel.zero_size"] = size
     is_interval = reader.value("PipelineModule.activation_checkpoint_interval", "0") != "0"

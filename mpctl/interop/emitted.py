@@ -70,6 +70,11 @@ class EmittedPlan:
     variables: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def is_flags(self) -> bool:
+        """Whether a rank's program takes the body as flags, and no file."""
+        return self.language == "shell" and not self.config
+
+    @property
     def text(self) -> str:
         """The notes as comments, each wrapped with its later lines set in, then the body."""
         return "\n".join([*map(_comment, (f"For {self.software}.", *self.notes)), self.body])
@@ -118,6 +123,11 @@ class ForeignLauncher:
     given: str = ""
     config: Callable[[Plan], str] | None = None
     variables: Callable[[Plan], dict[str, str]] | None = None
+
+    @property
+    def is_flags(self) -> bool:
+        """Whether a rank's program takes the body as flags, and no file."""
+        return self.language == "shell" and self.config is None
 
     @property
     def program(self) -> str:

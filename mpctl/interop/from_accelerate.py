@@ -16,6 +16,7 @@ from mpctl.interop.command_line import split_command
 from mpctl.interop.config_text import Flags, read_yaml, unreadable
 from mpctl.interop.mapping import NO_SETTINGS, ForeignKey, KeyReader, ReadJob
 from mpctl.interop.shell import is_script
+from mpctl.interop.trainer_keys import read_global_batch
 from mpctl.plan.planning.plan import Overrides
 
 TYPES = {"--use_fsdp": "FSDP", "--use_deepspeed": "DEEPSPEED", "--use_megatron_lm": "MEGATRON_LM"}
@@ -32,7 +33,12 @@ STRATEGIES = {
 NUMBERED = dict(zip("12345", STRATEGIES, strict=False))
 SIZES, MEGATRON = "parallelism_config_", "megatron_lm_"
 DTYPES = {"no": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "fp8"}
-HOST = ("offload_optimizer_device", "offload_param_device", "fsdp_offload_params")
+OPTIMIZER, PARAMETERS = "training.offload_optimizer", "training.offload_parameters"
+HOST = {
+    "offload_optimizer_device": (OPTIMIZER,),
+    "offload_param_device": (PARAMETERS,),
+    "fsdp_offload_params": (OPTIMIZER, PARAMETERS),
+}
 TRAINER = (
     ForeignKey("per_device_train_batch_size", "training.micro_batch_size", int),
     ForeignKey("max_seq_length", "model.seq_length", int),
@@ -47,29 +53,26 @@ TRAINER = (
 def read_accelerate(text: str, typed: Overrides = NO_SETTINGS) -> ReadJob:
     """The job of a config, or of `accelerate launch`'s flags. Raises InputError with every value
     that no setting says."""
-    values = _values(text)
+    values = launch_values(text)
     reader = KeyReader(values, "accelerate")
     if not {"distributed_type", "num_processes", "mixed_precision"} & {*values}:
         message = "a config of accelerate has distributed_type and num_processes, and this text neither"
         raise unreadable(message, "give its file as @FILE: ~/.cache/huggingface/accelerate/default_config.yaml")
-    _read_ranks(reader)
+    read_ranks(reader)
     words = reader.value("mixed_precision", "no")
     if words not in DTYPES:
         reader.wrong("mixed_precision", f"{words!r} is not known", f"use {', '.join(DTYPES)}")
     reader.settings["training.dtype"] = DTYPES.get(words, "bf16")
-    for name in HOST:
-        if reader.value(name, "none").lower() not in ("none", "false"):
-            reader.wrong(name, f"{reader.value(name)}: states on the host are not planned", "use none")
-    runtime = _read_type(reader)
+    runtime = read_sharding(reader)
     reader.read(TRAINER, defaults=False)
-    _read_batch(reader, typed)
+    read_global_batch(reader, typed)
     if reader.is_on("gradient_checkpointing") or reader.is_on("fsdp_activation_checkpointing"):
         reader.settings["training.recompute"] = "full"
     return reader.job(runtime)
 
 
-def _values(text: str) -> Flags:
-    """The values by the last part of their names, which are all different."""
+def launch_values(text: str) -> Flags:
+    """The values of a config or a launch line by the last part of their names, which are all different."""
     if not is_script(text):
         return {name.rsplit(".", 1)[-1]: words for name, words in read_yaml(text).items()}
     line = split_command(text, {})
@@ -79,7 +82,8 @@ def _values(text: str) -> Flags:
     return {"distributed_type": (kinds[0],), "mixed_precision": (mixed,), **values}
 
 
-def _read_ranks(reader: KeyReader) -> None:
+def read_ranks(reader: KeyReader) -> None:
+    """Nodes, and ranks of a node."""
     machines, total = int(reader.number("num_machines", int, 1)), int(reader.number("num_processes", int, 0))
     if total < 1 or machines < 1:
         return
@@ -88,9 +92,16 @@ def _read_ranks(reader: KeyReader) -> None:
     reader.settings |= {"cluster.nodes": machines, "cluster.gpus_per_node": max(total // machines, 1)}
 
 
-def _read_type(reader: KeyReader) -> str:
-    """ZeRO and the sizes of the axes; the runtime that stands for the plug-in."""
+def read_sharding(reader: KeyReader) -> str:
+    """Set ZeRO, the sizes of the axes and what is in host memory; return the runtime that stands for the
+    plug-in."""
     s, kind = reader.settings, reader.value("distributed_type", "NO")
+    for name, settings in HOST.items():
+        device = reader.value(name, "none").lower()
+        if device in ("cpu", "true"):
+            s.update(dict.fromkeys(settings, True))
+        elif device not in ("none", "false"):
+            reader.wrong(name, f"{device}: states on a disk are not planned", "use none or cpu")
     for axis in ("tp", "cp"):
         s[f"parallel.{axis}"] = int(reader.number(f"{SIZES}{axis}_size", int, 1))
     if (size := int(reader.number(f"{SIZES}sp_size", int, 1))) > 1:
@@ -135,20 +146,3 @@ def _read_megatron(reader: KeyReader) -> str:
     if reader.is_on(f"{MEGATRON}recompute_activations"):
         s["training.recompute"] = "selective"
     return "megatron-core"
-
-
-def _read_batch(reader: KeyReader, typed: Overrides) -> None:
-    """The global batch of transformers' flags: micro batch x accumulation steps x dp."""
-    s, key = reader.settings, "gradient_accumulation_steps"
-    steps = int(reader.number(key, int, 1))
-    micro = s.get("training.micro_batch_size", typed.get("training.micro_batch_size"))
-    sizes = [typed.get(name, s.get(name)) for name in ("cluster.nodes", "cluster.gpus_per_node")]
-    if not isinstance(micro, int) or not all(isinstance(size, int) for size in sizes):
-        if steps > 1:
-            reader.nearest(key, f"{key} {steps} says nothing without the batch of a rank", "add --global-batch-size N")
-        return
-    world = int(str(sizes[0])) * int(str(sizes[1]))
-    inner = 1
-    for axis in ("tp", "cp", "pp"):
-        inner *= int(str(s.get(f"parallel.{axis}", 1)))
-    s["training.global_batch_size"] = micro * steps * max(world // inner, 1)

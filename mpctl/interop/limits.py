@@ -14,11 +14,14 @@ from typing import Literal
 
 from mpctl.core.axes import DEFAULT_ORDER, expert_order, used_axes
 from mpctl.core.errors import Issue
+from mpctl.interop.config_text import word
 from mpctl.model.layout.topology import zero_copies, zero_stage
 from mpctl.plan.planning.plan import Plan
 from mpctl.plan.rules.check import listed
+from mpctl.spec.adapter import AdapterSpec
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import VARIANTS, ModelSpec, is_set
+from mpctl.spec.training import TrainingSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +32,15 @@ class LauncherLimits:
     a rank may hold several chunks. zero: stages; zero_in_pipeline: those with pp above 1.
     tensor_modes, dtypes, recompute: settings of a job. offload, partition: of saved activations.
     ep, etp: whether experts are dealt to ranks, and each expert is cut. zero_size: the groups that
-    ZeRO may divide states over if not all of dp x cp: any, or those with all of cp (`dp`).
+    ZeRO may divide states over if not all of dp x cp: any, or those with all of cp (`dp`). adapters:
+    kinds; bases: data types of their frozen weights other than training.dtype. optimizers. host: what
+    may be kept in host memory. bf16_states: moments, or parameters without fp32 copies.
     """
 
     launcher: str
     orders: tuple[str, ...] | None = (DEFAULT_ORDER,)
     pp: bool = True
+    tp: bool = True
     cp: bool = True
     chunks: bool = True
     sequence_parallel: bool = True
@@ -49,12 +55,19 @@ class LauncherLimits:
     ep: bool = False
     etp: bool = False
     zero_size: Literal["none", "dp", "any"] = "none"
+    adapters: tuple[str, ...] = ()
+    bases: tuple[str, ...] = ()
+    optimizers: tuple[str, ...] = ("adamw",)
+    host: tuple[str, ...] = ()
+    bf16_states: bool = False
 
     def refusals(self, plan: Plan) -> Iterator[Issue]:
         """An issue for each setting of the job that the launcher cannot express."""
         job, p, t, who = plan.job, plan.job.parallel, plan.job.training, self.launcher
         if p.pp > 1 and not self.pp:
             yield refused("parallel.pp", p.pp, f"{who} has no pipeline", "use pp 1")
+        if p.tp > 1 and not self.tp:
+            yield refused("parallel.tp", p.tp, f"{who} has no tensor parallelism here", "use tp 1, or --emit axolotl")
         if p.cp > 1 and not self.cp:
             yield refused("parallel.cp", p.cp, f"{who} has no context parallelism here", "use cp 1")
         for axis, is_there, what in (("ep", self.ep, "deals no experts to ranks"), ("etp", self.etp, "cuts no expert")):
@@ -98,6 +111,38 @@ class LauncherLimits:
         if t.freeze:
             message = f"{who} has no setting for frozen parameters"
             yield refused("training.freeze", ", ".join(t.freeze), message, "leave training.freeze empty")
+        yield from self._adapter(t.adapter)
+        yield from self._optimizer(t)
+
+    def _adapter(self, adapter: AdapterSpec | None) -> Iterator[Issue]:
+        """Issues of adapters and of the precision of the weights below them."""
+        if adapter is None:
+            return
+        who = self.launcher
+        if adapter.kind not in self.adapters:
+            has = f"{who} has {listed(self.adapters)}" if self.adapters else f"{who} trains no adapters"
+            other = f"use {listed(self.adapters)}" if self.adapters else "leave training.adapter out"
+            hint = f"{other}, or --emit trl, axolotl or llama-factory"
+            yield refused("training.adapter", adapter.kind, has, hint)
+        elif (base := adapter.stored_as) is not None and base not in self.bases:
+            message = f"{who} stores frozen weights in {listed(self.bases) or 'the data type alone'}"
+            hint = f"use {listed(self.bases)}, or leave it out" if self.bases else "leave it out"
+            yield refused("training.adapter.base_precision", base, message, hint)
+
+    def _optimizer(self, t: TrainingSpec) -> Iterator[Issue]:
+        """Issues of the update rule, its states and their place."""
+        who = self.launcher
+        if t.optimizer not in self.optimizers:
+            message, hint = f"{who} takes {listed(self.optimizers)} here", f"use {listed(self.optimizers)}"
+            yield refused("training.optimizer", t.optimizer, message, hint)
+        for key in ("offload_optimizer", "offload_parameters"):
+            if getattr(t, key) and key not in self.host:
+                message, hint = f"{who} has no setting here that keeps them in host memory", "leave it out"
+                yield refused(f"training.{key}", "true", message, hint)
+        for key, value in (("optimizer_dtype", "bf16"), ("master_weights", False)):
+            if not self.bf16_states and getattr(t, key) == value:
+                message = f"{who} has no setting here for states in 16 bits"
+                yield refused(f"training.{key}", word(value), message, "leave it out")
 
 
 def refused(setting: str, value: object, message: str, hint: str = "") -> Issue:

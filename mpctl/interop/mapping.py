@@ -57,8 +57,9 @@ class ForeignKey:
         if callable(self.value):
             own: Any = self.value(job)
         else:
-            table, _, name = self.setting.partition(".")
-            own = getattr(getattr(job, table), name, None)
+            own = job
+            for name in self.setting.split("."):  # None where a table is absent, as training.adapter
+                own = getattr(own, name, None)
         found: Value = own if self.words is None or own is None else self.words[own]
         return found
 
@@ -76,6 +77,8 @@ def written(job: JobSpec, rows: Iterable[ForeignKey]) -> Iterator[tuple[str, Val
 
 
 Settings = dict[str, object]
+SHOWN = 24
+"""Keys that one warning lists."""
 
 
 class ReadJob(NamedTuple):
@@ -161,7 +164,7 @@ class KeyReader:
             return text
         value = row.setting_of(text)
         if value is None:
-            known = ", ".join(map(word, row.words.values()))
+            known = ", ".join(word(value) for value in row.words.values() if value is not None)
             self.wrong(row.key, f"{text!r} is none of those that a job can say", f"use {known}")
         return value
 
@@ -173,7 +176,8 @@ class KeyReader:
         rest = [text[:80] for text in unread]
         changes: tuple[Check, ...] = ()
         if rest:
-            message = f"{', '.join(rest[:8])}: not read, and may change the layout, its memory or speed"
+            more = f" and {len(rest) - SHOWN} more" if len(rest) > SHOWN else ""
+            message = f"{', '.join(rest[:SHOWN])}{more}: not read, and may change the layout, its memory or speed"
             changes = (Check(f"{self.software}-changes", "warning", "--from", message),)
         return ReadJob({**self.settings, "training.runtime": runtime}, (*changes, *self.warnings))
 

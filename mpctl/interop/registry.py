@@ -25,6 +25,7 @@ LAUNCHERS = {
     "torchtitan": InteropRow("mpctl.interop.torchtitan", reads=True),
     "deepspeed": InteropRow("mpctl.interop.deepspeed", reads=True),
     "accelerate": InteropRow("mpctl.interop.accelerate", reads=True),
+    "trl": InteropRow("mpctl.interop.trl", reads=True),
     "nanotron": InteropRow("mpctl.interop.nanotron", reads=True),
     "colossalai": InteropRow("mpctl.interop.colossalai"),
     "torch": InteropRow("mpctl.interop.torch_mesh"),

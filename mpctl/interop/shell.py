@@ -28,9 +28,9 @@ from mpctl.interop.shell_syntax import Node, Word, parse_script
 from mpctl.interop.shell_words import Doubt, Variables, doubts_of, is_unexpanded
 from mpctl.plan.rules.check import Check
 
-STARTERS = ("torchrun", "deepspeed", "accelerate", "torch.distributed.run", "torch.distributed.launch")
+STARTERS = ("torchrun", "deepspeed", "accelerate", "trl", "torch.distributed.run", "torch.distributed.launch")
 _PYTHON = re.compile(r"python(\d(\.\d+)?)?$")
-_COMMAND = rf"(?:{'|'.join(STARTERS[:3])}|srun|mpirun|mpiexec|python\d?(?:\.\d+)?)"
+_COMMAND = rf"(?:{'|'.join(STARTERS[:4])}|srun|mpirun|mpiexec|python\d?(?:\.\d+)?)"
 _SCRIPT = re.compile(
     rf"\A#!.*sh\b|^[ \t]*(?:\w+=\S*[ \t]+)*(?:\S*/)?{_COMMAND}\s|^[ \t]*(?:export[ \t]+)?[A-Za-z_]\w*\+?=\(", re.M
 )
@@ -115,9 +115,11 @@ class _Found:
 
 
 def program_of(words: Sequence[str]) -> int | None:
-    """The position of the program among a command's words: the first that ends in .py, or the module
-    after -m that is no launcher."""
+    """The position of the program among a command's words: the first that ends in .py, the module
+    after -m that is no launcher, or `sft` of `trl sft`."""
     for at, word in enumerate(words):
+        if word == "sft" and words[at - 1].rsplit("/", 1)[-1] == "trl":
+            return at
         if word.endswith(".py") and not word.startswith("-"):
             return at
         if word == "-m" and at + 1 < len(words) and words[at + 1] not in STARTERS:
@@ -448,7 +450,8 @@ def _flag(words: Sequence[str], names: Sequence[str]) -> str:
 def _ranks(words: Sequence[str], batch: Mapping[str, str]) -> Iterator[tuple[str, int]]:
     """Nodes and ranks a node: of torchrun, deepspeed or accelerate, then of srun, then of sbatch."""
     program = program_of(words)
-    before = words[:program]
+    is_trl = program is not None and words[program] == "sft"  # which takes accelerate's flags, too
+    before = words if is_trl else words[:program]
     bare = {word.rsplit("/", 1)[-1] for word in before}
     slurm = [*(f"{name}={value}" for name, value in batch.items()), *(before if "srun" in bare else ())]
     nodes = _count(_flag(before, _RANK_FLAGS["cluster.nodes"])) or _count(_flag(slurm, _BATCH_NODES))

@@ -59,6 +59,15 @@ def test_what_is_written_is_read_as_the_same_layout(name: str) -> None:
             "megatron_lm_use_distributed_optimizer: true}}",
             {"parallel.tp": 2, "parallel.pp": 2, "parallel.zero": 1, "parallel.sequence_parallel": True},
         ),
+        (
+            "{distributed_type: FSDP, num_processes: 8, fsdp_config: {fsdp_version: 2, fsdp_offload_params: true}}",
+            {"training.offload_optimizer": True, "training.offload_parameters": True},
+        ),
+        (
+            "{distributed_type: DEEPSPEED, num_processes: 8, deepspeed_config: {zero_stage: 2, "
+            "offload_optimizer_device: cpu, offload_param_device: none}}",
+            {"training.offload_optimizer": True, "training.offload_parameters": None},
+        ),
         ("{distributed_type: MULTI_GPU, num_processes: 4}", {"parallel.zero": 0, "cluster.gpus_per_node": 4}),
     ],
 )
@@ -94,7 +103,10 @@ def test_changes_of_a_config_function_are_its_keys() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{distributed_type: FSDP, num_processes: 8, fsdp_config: {fsdp_offload_params: true}}", "on the host"),
+        (
+            "{distributed_type: DEEPSPEED, num_processes: 8, deepspeed_config: {offload_param_device: nvme}}",
+            "nvme: states on a disk",
+        ),
         ("{distributed_type: TPU_POD, num_processes: 8}", "'TPU_POD' is not read"),
         ("{distributed_type: FSDP, num_machines: 3, num_processes: 8}", "do not divide over 3"),
         (

@@ -72,15 +72,15 @@ def program_words(plan: Plan, run: RunDir) -> ProgramWords:
     emitted = {name: emit_plan(plan, name) for name in _named(plan.job)}
     for word in plan.job.launch.program:
         target = PLACEHOLDER.fullmatch(word)
-        if target and emitted[target[1]].language == "shell":
+        if target and emitted[target[1]].is_flags:
             needed, flags = flags_of(emitted[target[1]])
             argv.extend(flags)
             env.update(needed)
             continue
-        if target and emitted[target[1]].variables:
+        if target and emitted[target[1]].variables and not emitted[target[1]].config:
             continue
         argv.append(PLACEHOLDER.sub(lambda found: str(_path(run, emitted[found[1]])), word))
-    written = (text for text in emitted.values() if text.language != "shell")
+    written = (text for text in emitted.values() if not text.is_flags)
     files = {f"program/{_file(text)}": (text.config or text.text) + "\n" for text in written}
     variables = {key: value for text in emitted.values() for key, value in text.variables.items()}
     return ProgramWords(argv, files, env, variables)
@@ -150,7 +150,7 @@ def _refused(job: JobSpec) -> Iterator[Issue]:
 def _placeholder_issues(plan: Plan) -> Iterator[Issue]:
     for word in plan.job.launch.program:
         for name in PLACEHOLDER.findall(word):
-            if get_launcher(name).language == "shell" and word != f"{{{name}}}":
+            if get_launcher(name).is_flags and word != f"{{{name}}}":
                 message = f"{word!r} has {{{name}}} inside of a word, and it becomes several"
                 yield Issue("program-placeholder", SETTING, message, f"write {{{name}}} by itself")
         unknown = ANY_PLACEHOLDER.fullmatch(word)

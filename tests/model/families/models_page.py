@@ -101,8 +101,8 @@ JOB: dict[str, Any] = {
     "training.dtype": "bf16",
     "training.global_batch_size": 64,
 }
-OF_ANY_MODEL = ("deepspeed", "accelerate", "colossalai", "torch")
-"""Launchers that are told the layout alone."""
+OF_ANY_MODEL = ("deepspeed", "accelerate", "trl", "axolotl", "llama-factory", "colossalai", "torch")
+"""Launchers that are told the layout alone, or a model by its id."""
 
 
 class Variant(NamedTuple):

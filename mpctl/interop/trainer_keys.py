@@ -1,0 +1,342 @@
+"""Keys and limits that TRL, Axolotl and LLaMA-Factory share: those of transformers' Trainer.
+
+Spelling, meanings and limits: transformers 5.23, training_args.py, trainer.py and optimization.py;
+peft 0.21; accelerate 1.15. The three differ in names (`max_length`, `sequence_len`, `cutoff_len`), so
+that each makes its rows here with its own.
+
+A Trainer keeps no fp32 copies of 16-bit parameters: with `bf16: true` it computes in bf16 from
+parameters in whatever type they were loaded, and moments and gradients have the type of the
+parameters. DeepSpeed keeps the copies.
+
+By hand, a cosine to 0 is `cosine`, one to 3e-5 `cosine_with_min_lr` with min_lr 3e-5, a line to 3e-5
+`polynomial` with power 1 and lr_end 3e-5.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from mpctl.core.errors import InputError, Issue
+from mpctl.interop.limits import refused
+from mpctl.interop.mapping import ForeignKey, KeyReader
+from mpctl.model.layout.topology import zero_copies, zero_stage
+from mpctl.plan.planning.plan import Overrides
+from mpctl.plan.planning.summary import model_name
+from mpctl.spec.base import DType
+from mpctl.spec.job import JobSpec
+from mpctl.spec.presets import find_file
+from mpctl.spec.training import TrainingSpec
+
+MODEL, DATASET = "MODEL", "DATASET"
+"""What the user fills in."""
+DTYPES = ("fp32", "tf32", "bf16", "fp16")
+TORCH = {"fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+OPTIMIZERS = {
+    "adamw": "adamw_torch_fused",
+    "adamw-8bit": "adamw_bnb_8bit",
+    "paged-adamw-8bit": "paged_adamw_8bit",
+    "adamw-4bit": "adamw_torch_4bit",
+    "adafactor": "adafactor",
+    "sgd": "sgd",
+    "lion": "lion_32bit",
+    "lion-8bit": "lion_8bit",
+    "paged-lion-8bit": "paged_lion_8bit",
+}
+OTHER_OPTIMIZERS = {
+    "adamw_torch": "adamw",
+    "adamw_hf": "adamw",
+    "adamw_8bit": "adamw-8bit",
+    "adamw_torch_8bit": "adamw-8bit",
+    "ao_adamw_8bit": "adamw-8bit",
+    "ao_adamw_4bit": "adamw-4bit",
+    "paged_adamw_32bit": "adamw",
+}
+"""Other words of theirs. torchao's 8-bit AdamW has blocks and scales as bitsandbytes' has."""
+UNQUANTIZED = ("adamw", "sgd", "lion")
+SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine", "wsd": "warmup_stable_decay"}
+DECAYS = {"linear": "linear", "cosine": "cosine", "minus_sqrt": "1-sqrt"}
+ARGUMENTS = "lr_scheduler_kwargs."
+
+
+def uses_deepspeed(job: JobSpec) -> bool:
+    """Whether DeepSpeed shards the job, which has ZeRO 1, and moments alone in host memory; else FSDP 2
+    does, unless the runtime names DeepSpeed."""
+    t, stage = job.training, zero_stage(job)
+    return stage == 1 or (stage > 0 and (t.offload_optimizer != t.offload_parameters or "deepspeed" in t.runtime))
+
+
+def uses_fsdp(job: JobSpec) -> bool:
+    """Whether FSDP 2 shards the job."""
+    return zero_stage(job) > 0 and not uses_deepspeed(job)
+
+
+class Trained(NamedTuple):
+    """Data type of the trained parameters and their gradients, and whether fp32 copies are updated."""
+
+    dtype: DType
+    has_masters: bool = False
+
+    @property
+    def states(self) -> DType:
+        """Data type of the moments."""
+        return "fp32" if self.has_masters else self.dtype
+
+
+def sharded_by_deepspeed(job: JobSpec) -> Trained:
+    """What DeepSpeed trains: 16-bit parameters with fp32 copies."""
+    half = job.training.dtype in ("bf16", "fp16")
+    return Trained(job.training.chosen_dtype, has_masters=True) if half else Trained("fp32")
+
+
+def trainer_rows(*, length: str, batch: str, optimizer: str, schedule: str, rate: float) -> tuple[ForeignKey, ...]:
+    """The rows of a Trainer's keys, some by the launcher's own names. rate: its default."""
+    return (
+        ForeignKey(length, "model.seq_length", int),
+        ForeignKey(batch, "training.micro_batch_size", int),
+        ForeignKey("gradient_accumulation_steps", value=lambda job: job.num_microbatches),
+        ForeignKey("max_steps", "training.steps", int),
+        ForeignKey("seed", "training.seed", int),
+        ForeignKey(optimizer, value=optimizer_word),
+        ForeignKey("learning_rate", "training.learning_rate", float, rate),
+        ForeignKey("weight_decay", "training.weight_decay", float, 0.0),
+        ForeignKey("adam_beta1", "training.beta1", float, 0.9),
+        ForeignKey("adam_beta2", "training.beta2", float, 0.999),
+        ForeignKey("adam_epsilon", "training.epsilon", float, 1e-8),
+        ForeignKey("max_grad_norm", "training.clip_norm", float, 1.0),
+        ForeignKey("warmup_steps", "training.warmup_steps", int, 0),
+        ForeignKey(schedule, value=_schedule),
+        ForeignKey(f"{ARGUMENTS}min_lr", value=_if_schedule("cosine_with_min_lr", lambda t: t.lowest_rate)),
+        ForeignKey(f"{ARGUMENTS}lr_end", value=_if_schedule("polynomial", lambda t: t.lowest_rate)),
+        ForeignKey(f"{ARGUMENTS}power", value=_if_schedule("polynomial", lambda t: 1.0)),
+        ForeignKey(f"{ARGUMENTS}num_decay_steps", value=_if_schedule(SCHEDULES["wsd"], lambda t: t.lr_wsd_decay_steps)),
+        ForeignKey(f"{ARGUMENTS}decay_type", value=_if_schedule(SCHEDULES["wsd"], _decay)),
+        ForeignKey(
+            f"{ARGUMENTS}min_lr_ratio", value=_if_schedule(SCHEDULES["wsd"], lambda t: t.lowest_rate / t.learning_rate)
+        ),
+        ForeignKey("bf16", value=lambda job: job.training.dtype == "bf16"),
+        ForeignKey("fp16", value=lambda job: True if job.training.dtype == "fp16" else None),
+        ForeignKey("tf32", value=lambda job: True if job.training.dtype == "tf32" else None),
+    )
+
+
+def optimizer_word(job: JobSpec) -> str:
+    """The optimizer's name. bitsandbytes' kernels take no DTensor, so that FSDP 2 has torchao's."""
+    name = job.training.optimizer
+    return "adamw_torch_8bit" if name == "adamw-8bit" and uses_fsdp(job) else OPTIMIZERS[name]
+
+
+def _schedule(job: JobSpec) -> str:
+    t = job.training
+    if t.lowest_rate > 0:
+        return {"cosine": "cosine_with_min_lr", "linear": "polynomial"}.get(t.lr_schedule, SCHEDULES[t.lr_schedule])
+    return SCHEDULES[t.lr_schedule]
+
+
+def _if_schedule(name: str, value: Callable[[TrainingSpec], object]) -> Callable[[JobSpec], object]:
+    """The value of a job with this schedule."""
+    return lambda job: value(job.training) if _schedule(job) == name else None
+
+
+def _decay(t: TrainingSpec) -> str | None:
+    return DECAYS.get(t.lr_wsd_decay_style)
+
+
+def hub_id(job: JobSpec) -> str:
+    """The model's first id on Hugging Face's hub by its preset, else a word to fill in."""
+    name = model_name(job)
+    try:
+        file = find_file("models", name) if name else None
+        return next(iter(file.hub_ids()), MODEL) if file else MODEL
+    except InputError:  # a file of the user's
+        return MODEL
+
+
+def trainer_refusals(job: JobSpec, who: str, trained: Trained) -> Iterator[Issue]:
+    """Issues of settings that no Trainer has. who: the launcher, for messages; trained: what it trains."""
+    t = job.training
+    if job.model is None:
+        yield refused("model", "none", f"{who} loads a model", "name a model (--model NAME)")
+    elif job.model.family != "gpt":
+        yield refused("model.family", job.model.family, f"{who} tunes decoders here", "use --emit accelerate")
+    if t.lr_decay_steps not in (None, t.steps):
+        message = "the schedules of transformers end with the last step"
+        yield refused("training.lr_decay_steps", t.lr_decay_steps, message, f"use {t.steps}, or leave it out")
+    if t.lr_schedule == "wsd" and t.lr_wsd_decay_style not in DECAYS:
+        style, message = t.lr_wsd_decay_style, "transformers decays linear, cosine or minus_sqrt"
+        yield refused("training.lr_wsd_decay_style", style, message, "use cosine")
+    if t.optimizer == "sgd" and t.momentum > 0:
+        yield refused("training.momentum", t.momentum, "the Trainer's sgd has none", "use momentum 0")
+    yield from _precision_refusals(t, who, trained)
+
+
+def _precision_refusals(t: TrainingSpec, who: str, trained: Trained) -> Iterator[Issue]:
+    dtype, half = trained.dtype, trained.dtype in ("bf16", "fp16")
+    if t.adapter and t.adapter.dtype not in (None, dtype):
+        message, hint = f"{who} trains A and B in {dtype} here", f"use {dtype}, or leave it out"
+        yield refused("training.adapter.dtype", t.adapter.dtype, message, hint)
+    if t.gradient_dtype not in (None, dtype) and not trained.has_masters:
+        message, hint = f"gradients have the type of what is trained, {dtype}", f"use {dtype}, or leave it out"
+        yield refused("training.gradient_dtype", t.gradient_dtype, message, hint)
+    if t.master_weights and half and not trained.has_masters:
+        message = f"{who} keeps no fp32 copies of {dtype} parameters here"
+        yield refused("training.master_weights", "true", message, "use zero 2 or 3, or master_weights false")
+    if t.master_weights is False and t.dtype in ("bf16", "fp16") and (trained.has_masters or not half):
+        kept = "with fp32 copies" if trained.has_masters else "in fp32"
+        yield refused("training.master_weights", "false", f"{who} trains parameters {kept} here", "leave it out")
+    if t.optimizer in UNQUANTIZED and t.optimizer_dtype not in (None, trained.states):
+        message, hint = f"moments are {trained.states} here", f"use {trained.states}, or leave it out"
+        yield refused("training.optimizer_dtype", t.optimizer_dtype, message, hint)
+
+
+def sharding_refusals(job: JobSpec, who: str) -> Iterator[Issue]:
+    """Issues of what FSDP 2 and DeepSpeed under a Trainer do not shard."""
+    p, t, stage = job.parallel, job.training, zero_stage(job)
+    if p.cp > 1 and not uses_fsdp(job):
+        yield refused("parallel.cp", p.cp, f"{who} splits sequences with FSDP 2 alone", "use zero 2 or 3, or cp 1")
+    if zero_copies(job) > 1 and uses_deepspeed(job):
+        message = f"{who} shards over a part of the ranks with FSDP 2 alone"
+        yield refused("parallel.zero_size", p.zero_size, message, "use zero 2 or 3, or leave it out")
+    if (t.offload_optimizer or t.offload_parameters) and stage == 0:
+        message = f"{who} keeps in host memory what FSDP 2 or DeepSpeed shard"
+        key = "offload_optimizer" if t.offload_optimizer else "offload_parameters"
+        yield refused(f"training.{key}", "true", message, "use zero 2 or 3 on several ranks, or a paged optimizer")
+    if t.adapter and t.adapter.stored_as == "int8" and stage == 3:
+        message = "bitsandbytes' 8-bit weights are not sharded"
+        yield refused("training.adapter.base_precision", "int8", message, "use nf4, or zero 0 to 2")
+
+
+def trainer_notes(job: JobSpec, trained: Trained) -> Iterator[str]:
+    """What differs from the plan wherever a Trainer trains."""
+    t = job.training
+    adapter = t.adapter
+    asked = adapter.dtype if adapter else None
+    if asked is None and t.dtype in ("bf16", "fp16"):
+        what, masters = ("A and B" if adapter else "parameters"), " with fp32 copies" if trained.has_masters else ""
+        yield (
+            f"{what} are {trained.dtype}{masters} there, their gradients {trained.dtype}, moments {trained.states}: "
+            "plan them so by training.master_weights, gradient_dtype, optimizer_dtype"
+            + (", adapter.dtype" if adapter else "")
+        )
+    if adapter and job.has_experts:
+        yield (
+            "PEFT's all-linear has the router too, and fuses the experts of some models into one adapter of "
+            "twice the rank: name the modules where the plan must be exact (training.adapter.targets)"
+        )
+    yield f"rows of exactly {job.model.seq_length if job.model else 0} tokens are planned: packing makes them"
+    yield f"fill in: {DATASET}" + (f", {MODEL}" if hub_id(job) == MODEL else "")
+
+
+def read_trainer(reader: KeyReader, *, optimizer: str, schedule: str, default_schedule: str = "linear") -> None:
+    """Set what several keys of a Trainer say: precision, schedule, optimizer."""
+    s = reader.settings
+    names = [name for name in ("bf16", "fp16") if reader.is_on(name)]
+    s["training.dtype"] = names[0] if names else "tf32" if reader.is_on("tf32") else "fp32"
+    word = reader.value(optimizer, OPTIMIZERS["adamw"])
+    found = {theirs: ours for ours, theirs in OPTIMIZERS.items()} | OTHER_OPTIMIZERS
+    if word not in found:
+        known = ", ".join((*OPTIMIZERS.values(), *OTHER_OPTIMIZERS))
+        reader.wrong(optimizer, f"{word!r} is none of those that a job can say", f"use {known}")
+    else:
+        s["training.optimizer"] = found[word]
+    if word == "paged_adamw_32bit":
+        reader.nearest(optimizer, f"{word}: planned as AdamW whose states stay in device memory")
+    if s.get("training.steps") == -1:
+        del s["training.steps"]  # epochs decide
+    _read_schedule(reader, schedule, default_schedule)
+
+
+def _read_schedule(reader: KeyReader, key: str, default: str) -> None:
+    s, word = reader.settings, reader.value(key, default)
+    words = {theirs: ours for ours, theirs in SCHEDULES.items()}
+    words |= {"constant": "constant", "cosine_with_min_lr": "cosine", "polynomial": "linear"}
+    if word not in words:
+        reader.nearest(key, f"{word}: planned as a constant learning rate, of the same time and memory")
+    s["training.lr_schedule"] = words.get(word, "constant")
+    rate = s.get("training.learning_rate")
+    base = rate if isinstance(rate, float) else 0.0
+    lowest = {
+        "cosine_with_min_lr": (f"{ARGUMENTS}min_lr", 1.0),
+        "polynomial": (f"{ARGUMENTS}lr_end", 1.0),
+        SCHEDULES["wsd"]: (f"{ARGUMENTS}min_lr_ratio", base),
+    }.get(word)
+    if lowest and reader.has(lowest[0]):
+        s["training.min_learning_rate"] = min(float(reader.number(lowest[0], float, 0.0)) * lowest[1], base)
+    elif word not in ("constant", SCHEDULES["constant"]):
+        s["training.min_learning_rate"] = 0.0
+    if word == SCHEDULES["wsd"]:
+        s["training.lr_wsd_decay_steps"] = int(reader.number(f"{ARGUMENTS}num_decay_steps", int, 1))
+        decay = reader.value(f"{ARGUMENTS}decay_type", "cosine")
+        s["training.lr_wsd_decay_style"] = {theirs: ours for ours, theirs in DECAYS.items()}.get(decay, "cosine")
+
+
+def set_trained(settings: dict[str, object], trained: Trained) -> None:
+    """Say in a job that was read what its launcher trains, where that is not a plan's default."""
+    if settings["training.dtype"] not in ("bf16", "fp16"):
+        return
+    if any(name.startswith("training.adapter.") for name in settings):
+        settings["training.adapter.dtype"] = trained.dtype
+    if trained.has_masters:
+        settings["training.master_weights"] = True
+    elif trained.dtype in ("bf16", "fp16"):
+        settings |= {"training.master_weights": False, "training.gradient_dtype": trained.dtype}
+        if settings.get("training.optimizer") in UNQUANTIZED:
+            settings["training.optimizer_dtype"] = trained.dtype
+
+
+def read_global_batch(reader: KeyReader, typed: Overrides) -> None:
+    """The global batch of the Trainer's: micro batch x accumulation steps x dp."""
+    s, key = reader.settings, "gradient_accumulation_steps"
+    steps = int(reader.number(key, int, 1))
+    micro = typed.get("training.micro_batch_size", s.get("training.micro_batch_size"))
+    sizes = [typed.get(name, s.get(name)) for name in ("cluster.nodes", "cluster.gpus_per_node")]
+    if not isinstance(micro, int) or not all(isinstance(size, int) for size in sizes):
+        if steps > 1:
+            message = f"{key} {steps} says nothing without the batch and the number of ranks"
+            reader.nearest(key, message, "add --global-batch-size N, or --nodes N --gpus-per-node N")
+        return
+    world = int(str(sizes[0])) * int(str(sizes[1]))
+    inner = 1
+    for axis in ("tp", "cp", "pp"):
+        inner *= int(str(typed.get(f"parallel.{axis}", s.get(f"parallel.{axis}", 1))))
+    s["training.global_batch_size"] = micro * steps * max(world // inner, 1)
+
+
+def unread_keys(reader: KeyReader, known: Iterable[str]) -> list[str]:
+    """The keys that may change a plan, with their values; those that do not are named in a warning."""
+    left = [name for name in reader.flags if name not in set(known)]
+    apart = [name for name in left if IGNORED.match(name)]
+    if apart:
+        hint = "keys for data, checkpoints and logging, which do not change the plan"
+        reader.warn("flags", "--from", f"{', '.join(apart)}: ignored", hint)
+    return [" ".join((name, *reader.flags[name])) for name in left if name not in apart]
+
+
+IGNORED = re.compile(
+    r"accelerator_config|assistant_only_loss|average_tokens_across_devices|chat_template|"
+    r"completion_only_loss|compute_environment|data|ddp_timeout|debug|disable_tqdm|do_eval|do_train|"
+    r"downcast_bf16|early_stopping|enable_cpu_affinity|eos_token|eval|full_determinism|greater_is_better|"
+    r"hub|include_|label_names|load_best_model_at_end|log|machine_rank|main_process|"
+    r"main_training_function|metric_for_best_model|mlflow|model_revision|num_epochs|num_train_epochs|"
+    r"output_dir|overwrite_|pad_token|per_device_eval|plot_loss|preprocessing|project|push_to_hub|"
+    r"rdzv_backend|remove_unused_columns|report_to|resume_from_checkpoint|run_name|same_network|save|"
+    r"shuffle|skip_memory_metrics|special_tokens|test_datasets|tokenizer|tpu_|trackio|train_on|"
+    r"truncation_mode|trust_remote_code|use_cpu|val_set_size|wandb|warmup_ratio"
+)
+"""Beginnings of keys that change no plan: of data, checkpoints, evaluation and logging."""
+
+
+def deepspeed_table(job: JobSpec) -> Mapping[str, object]:
+    """DeepSpeed's configuration for a Trainer, which fills in what is `auto`."""
+    t, stage = job.training, zero_stage(job)
+    zero: dict[str, object] = {"stage": stage, "overlap_comm": job.parallel.overlap_gradients}
+    if t.offload_optimizer:
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    if t.offload_parameters:
+        zero["offload_param"] = {"device": "cpu", "pin_memory": True}
+    if stage == 3:
+        zero["stage3_gather_16bit_weights_on_model_save"] = True
+    auto = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
+    halves = {name: {"enabled": "auto"} for name in ("bf16", "fp16")}
+    return {**dict.fromkeys(auto, "auto"), **halves, "zero_optimization": zero}
