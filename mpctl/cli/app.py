@@ -25,6 +25,7 @@ from mpctl.core.errors import InputError, Issue, MpctlError
 
 PANELS = {
     "Plan": {
+        "fit": "fit:fit",
         "init": "init:init",
         "plan": "plan:plan",
         "search": "search:search",

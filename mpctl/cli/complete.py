@@ -100,6 +100,15 @@ def groups(incomplete: str) -> Iterable[str]:
 
 
 @_quiet
+def gpus(incomplete: str) -> Iterable[str]:
+    """Completes GPUs by count and device, `4xa100-80gb`, or any."""
+    from mpctl.spec.gpus import CLUSTERS
+
+    count, _, _ = incomplete.partition("x")
+    return [f"{count}x{device}" for device in CLUSTERS] if count.isdecimal() else ["any"]
+
+
+@_quiet
 def runtimes(incomplete: str) -> Iterable[str]:
     """Completes a list of runtimes, `megatron-core,torchtitan`, or all."""
     from mpctl.spec.presets import preset_names

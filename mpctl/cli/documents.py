@@ -74,6 +74,9 @@ DOCUMENTS = {
         "`mpctl emit JOB LAUNCHER --json`: the text for another launcher, its notes", "interop.emitted:EmitDocument"
     ),
     "mpctl.extension/1": Document("extension.json beside an extended tokenizer: its new pieces"),
+    "mpctl.fit/1": Document(
+        "`mpctl fit --json`: ways to fine-tune a model, the one to use, ways out", "plan.fit.document:FitDocument"
+    ),
     "mpctl.hook/1": Document(
         "what `launch.hook` reads on its standard input: a failure, a restart, the end",
         "run.launch.monitoring:HookDocument",

@@ -7,7 +7,7 @@ from itertools import pairwise, takewhile
 
 from mpctl.core.errors import InputError
 
-WRITTEN = ("--html", "--csv", "--svg", "--trace", "--out")
+WRITTEN = ("--html", "--csv", "--svg", "--trace", "--out", "--save")
 
 
 def require_files(arguments: Sequence[str]) -> None:

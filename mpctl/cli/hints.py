@@ -12,10 +12,11 @@ from mpctl.core.errors import InputError, Issue
 # What people type, in other software too, and the command that does it.
 COMMANDS = {
     "init": ("new", "create", "setup", "quickstart", "wizard"),
-    "launch": ("train", "run", "start", "pretrain", "finetune", "fit", "torchrun", "worker"),
+    "launch": ("train", "run", "start", "pretrain", "finetune", "torchrun", "worker"),
     "launch --resume --run-dir RUN": ("resume", "continue"),
     "launch --rehearse": ("rehearse", "simulate", "dry-run"),
     "plan": ("estimate", "layout", "check", "validate", "memory", "groups"),
+    "fit MODEL": ("fits", "lora", "qlora", "peft", "vram"),
     "compare": ("diff", "versus"),
     "emit": ("export", "translate"),
     "status": ("ps", "watch", "squeue", "top", "describe"),

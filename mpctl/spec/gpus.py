@@ -74,7 +74,7 @@ def read_gpus(text: str) -> NamedGpus:
     counts = tuple(dict.fromkeys(map(int, words)))
     if found[2] is None:
         return NamedGpus({}, counts)
-    preset = CLUSTERS[_device(found[2])]
+    preset = CLUSTERS[device_key(found[2])]
     table = find_preset("clusters", preset) or {}
     settings = {"cluster": preset, **cluster_of(max(counts), table["gpus_per_node"])}
     return NamedGpus(settings, counts, _assumed(max(counts), settings, table))
@@ -91,8 +91,14 @@ def cluster_of(count: int, per_node: int) -> dict[str, int]:
     return {"cluster.nodes": nodes, "cluster.gpus_per_node": count // nodes}
 
 
-def _device(text: str) -> str:
-    """The key of CLUSTERS for a device as people write it: `RTX 4090`, `4090`, `A100-80GB`."""
+def device_names() -> dict[str, str]:
+    """The cluster preset of each device that has one, by the device's most exact name."""
+    return {name: preset for preset, name in {preset: name for name, preset in CLUSTERS.items()}.items()}
+
+
+def device_key(text: str, option: str = "--gpus") -> str:
+    """The key of CLUSTERS for a device as people write it: `RTX 4090`, `4090`, `A100-80GB`. Raises InputError,
+    which names the option, for one that has no cluster."""
     name = re.sub(r"^(?:nvidia-|amd-|geforce-)*", "", re.sub(r"[\s_]+", "-", text.lower()))
     for word in (name, f"rtx-{name}", f"{name}gb", re.sub(r"-sxm\d?", "", name)):
         if word in CLUSTERS:
@@ -100,7 +106,7 @@ def _device(text: str) -> str:
     near = nearest_names(name, list(CLUSTERS)) or list(CLUSTERS)
     message = f"no cluster is assumed for {text[:40]!r}"
     hint = f"use {', '.join(near)}; or --cluster NAME, and --set cluster.device=NAME (`mpctl presets devices`)"
-    raise InputError.of("bad-gpus", "--gpus", message, hint)
+    raise InputError.of("bad-gpus", option, message, hint)
 
 
 def _assumed(count: int, settings: Mapping[str, Any], table: Mapping[str, Any]) -> str:

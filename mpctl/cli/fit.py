@@ -1,0 +1,217 @@
+"""`mpctl fit`: whether a fine-tuning fits, how fast it is, what it costs, what to type."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from mpctl.cli import complete
+from mpctl.cli.options import FETCH_HELP, AsJsonOption, command_line
+from mpctl.core.errors import DOES_NOT_FIT, InputError
+
+if TYPE_CHECKING:
+    from mpctl.plan.fit.choice import FitChoice
+    from mpctl.plan.fit.document import FitDocument
+    from mpctl.plan.fit.request import FitRequest
+
+ModelArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A model preset, an id on Hugging Face's hub, or a config.json; `mpctl presets models` lists the presets.",
+        autocompletion=complete.preset_of("models"),
+    ),
+]
+GpusOption = Annotated[
+    str,
+    typer.Option(
+        "--gpus",
+        metavar="NxDEVICE",
+        help="Your GPUs: 1xrtx-4090, 4xa100-80gb, 64xh100; any: the fewest of each device on which it fits.",
+        autocompletion=complete.gpus,
+    ),
+]
+PriceOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--price",
+        metavar="GPU=HOURLY",
+        help="Price of a GPU-hour, in any currency: a100-80gb=1.8; repeatable. The number alone: of --gpus.",
+    ),
+]
+MethodOption = Annotated[
+    Literal["full", "lora", "qlora"] | None,
+    typer.Option("--method", help="Plan only this; all three by default.", show_default=False),
+]
+TargetsOption = Annotated[
+    list[str] | None,
+    typer.Option("--targets", help="Products with an adapter: all-linear, attention, mlp, or q_proj, ...; repeatable."),
+]
+ClusterOption = Annotated[
+    str | None,
+    typer.Option(
+        help="A cluster preset, its name or its file, of which --gpus has the number.",
+        show_default=False,
+        autocompletion=complete.preset_of("clusters"),
+    ),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Any other setting of the job, such as adapter.dropout=0.1; repeatable.",
+        autocompletion=complete.setting,
+    ),
+]
+SaveOption = Annotated[
+    Path | None, typer.Option("--save", metavar="FILE", help="Write the answer as a job file, for plan and emit.")
+]
+HtmlOption = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Also write an HTML page.")]
+
+
+def fit(
+    model: ModelArgument,
+    gpus: GpusOption = "any",
+    samples: Annotated[int | None, typer.Option(help="Samples of the data.", show_default=False)] = None,
+    epochs: Annotated[int, typer.Option(help="Passes over the samples.")] = 3,
+    tokens: Annotated[
+        str | None, typer.Option(metavar="AMOUNT", help="Tokens of the whole training, instead of --samples: 50M.")
+    ] = None,
+    seq_length: Annotated[
+        int | None, typer.Option(help="Tokens of a row; 2048 by default, or all that the model reads.")
+    ] = None,
+    mean_length: Annotated[
+        int | None, typer.Option(help="Tokens of a sample in the mean: samples are packed into rows.")
+    ] = None,
+    price: PriceOption = None,
+    method: MethodOption = None,
+    rank: Annotated[int, typer.Option(help="Rank of LoRA and QLoRA.")] = 16,
+    targets: TargetsOption = None,
+    global_batch_size: Annotated[
+        int | None, typer.Option(help="Rows of a step; 64 by default, or as many as GPUs.", show_default=False)
+    ] = None,
+    runtime: Annotated[
+        str | None,
+        typer.Option(
+            help="Software that trains: a runtime preset; what fine-tuners use by default.",
+            show_default=False,
+            autocompletion=complete.value_of("training.runtime"),
+        ),
+    ] = None,
+    cluster: ClusterOption = None,
+    set_: SetOption = None,
+    fetch: Annotated[bool, typer.Option("--fetch", help=FETCH_HELP)] = False,
+    save: SaveOption = None,
+    html: HtmlOption = None,
+    as_json: AsJsonOption = False,
+) -> None:
+    """Say whether fine-tuning MODEL fits your GPUs, how fast it is, what it costs and what to type.
+
+    A row for full fine-tuning, LoRA and QLoRA under each sharding, with the micro batch and the recomputation
+    that are fastest there. Where nothing fits, the nearest ways out.
+
+    mpctl fit Qwen/Qwen2.5-7B --gpus 1xrtx-4090 --samples 50000
+
+    Exit codes: 0 something fits; 2 bad input; 3 nothing fits.
+    """
+    from mpctl.plan.fit.document import answer_fit, fit_document
+    from mpctl.plan.fit.methods import METHODS
+    from mpctl.plan.fit.request import FitData, read_request
+    from mpctl.plan.planning.whole_run import read_tokens
+
+    if fetch:
+        from mpctl.cli.fetch import fetch_model
+
+        fetch_model(None, {"model": model})
+    amount = None if tokens is None else read_tokens(tokens)
+    request = read_request(
+        model,
+        gpus,
+        data=FitData(amount, samples, epochs, mean_length),
+        settings=_settings(rank, targets, global_batch_size, runtime, set_),
+        prices=price or [],
+        seq_length=seq_length,
+        cluster=cluster,
+        methods=[name for name in METHODS if method in (None, name)],
+    )
+    found = answer_fit(request)
+    document = fit_document(found, _line, _verbs(request))
+    if save is not None:
+        _save(save, found.answer, document)
+    if html is not None:
+        _write_page(html, document)
+    if as_json:
+        from mpctl.render.output import print_json
+
+        print_json(document)
+    else:
+        from mpctl.render.fit import print_fit
+
+        print_fit(document)
+    if found.answer is None:
+        raise typer.Exit(DOES_NOT_FIT)
+
+
+def _settings(
+    rank: int, targets: list[str] | None, batch: int | None, runtime: str | None, set_: list[str] | None
+) -> dict[str, Any]:
+    """The settings of the job that the options give, by full name."""
+    from mpctl.spec.load import parse_settings
+
+    given = {
+        "training.adapter.rank": rank,
+        "training.adapter.targets": targets,
+        "training.global_batch_size": batch,
+        "training.runtime": runtime,
+    }
+    return {**{key: value for key, value in given.items() if value is not None}, **parse_settings(set_ or [])}
+
+
+def _verbs(request: FitRequest) -> list[str]:
+    """The commands that the answer is shown for: its plan, and the files of its software."""
+    from mpctl.interop.registry import TARGETS
+    from mpctl.spec.runtime import get_profile
+
+    emitted = [name for name in get_profile(request.job.training.runtime).runs.emit if name in TARGETS]
+    return ["plan", *(f"emit {name}" for name in emitted[:1])]
+
+
+def _line(verb: str, choice: FitChoice) -> str:
+    """The command line of a verb for a row, whose GPUs are named by --gpus where they have a name."""
+    from mpctl.spec.gpus import CLUSTERS
+
+    gpus, settings, named = choice.request.gpus, choice.settings, ""
+    if gpus is not None and gpus.settings["cluster"] in CLUSTERS.values():
+        settings = {key: value for key, value in settings.items() if key not in gpus.settings}
+        named = f" --gpus {choice.gpus_text}"
+    return f"mpctl {verb}{named}{command_line('', None, settings).removeprefix(shlex.join(['mpctl', '']))}"
+
+
+def _save(path: Path, answer: FitChoice | None, document: FitDocument) -> None:
+    """Write the answer as a job file. Raises InputError where there is none, or the file is there already."""
+    from mpctl.cli.job_toml import job_toml
+    from mpctl.core.durable import write_whole
+
+    if answer is None:
+        raise InputError.of("nothing-fits", "--save", document["advice"], "save one of the ways out by mpctl emit toml")
+    if path.exists():
+        raise InputError.of("file-exists", "--save", f"{path} is there already", "name another file")
+    text = job_toml(None, answer.settings, [document["advice"], f"mpctl {shlex.join(['plan', str(path)])}"])
+    try:
+        write_whole(path, text)
+    except OSError as error:
+        message = f"{path}: {error.strerror or error}"
+        raise InputError.of("cannot-write", "--save", message, "name a file in a folder that exists") from None
+
+
+def _write_page(path: Path, document: FitDocument) -> None:
+    from mpctl.cli.options import typed_command
+    from mpctl.render.fit import fit_parts
+    from mpctl.render.markup import write_text
+    from mpctl.render.page import page_text
+
+    write_text(path, page_text(fit_parts(document), command=typed_command()), option="--html")
