@@ -9,7 +9,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from mpctl.core.errors import InputError
 from mpctl.core.units import part_text
+from mpctl.plan.estimate.kernels import MissingFigure
 from mpctl.plan.fit.methods import TITLES
 from mpctl.plan.fit.request import FitRequest
 from mpctl.plan.fit.rows import FitEvaluator, FitRow
@@ -93,9 +95,13 @@ class FitChoice:
         return f"{self.gpus}x{name}"
 
 
-def choices(request: FitRequest, *, offload: bool = True) -> list[FitChoice]:
-    """Return every row of a request on its own GPUs."""
-    rows = FitEvaluator(request.job, request.given).rows(request.methods, offload=offload)
+def choices(request: FitRequest) -> list[FitChoice]:
+    """Return every row of a request on its own GPUs. Raises InputError where no time can be stated."""
+    try:
+        rows = list(FitEvaluator(request.job, request.given).rows(request.methods))
+    except MissingFigure as error:
+        hint = "use another data type, or another GPU"
+        raise InputError.of("no-rate", "training.dtype", str(error), hint) from None
     return [FitChoice(request, row) for row in rows]
 
 

@@ -17,6 +17,7 @@ from mpctl.plan.fit.methods import TITLES
 from mpctl.plan.fit.request import FitRequest
 from mpctl.plan.fit.ways_out import WayOut, ways_out
 
+FASTER = 1.1  # from which on a speed is worth a word
 CommandLine = Callable[[str, FitChoice], str]
 """The line of a verb (`plan`, `emit trl`) for a row."""
 
@@ -174,19 +175,22 @@ def _text_of_any(found: FitAnswer) -> str:
 
 
 def _others(found: FitAnswer, use: FitChoice) -> Iterator[str]:
-    """Why not the method that changes more of the model than the advised one."""
+    """Why not the method that trains more, and whether one that trains as much is faster."""
     before = {"qlora": "lora", "lora": "full"}.get(use.row.method)
-    own = [one for one in found.rows if one.row.method == before]
-    if not own or before is None:
-        return
-    name = "full fine-tuning" if before == "full" else TITLES[before]
-    if fitting := [one for one in own if one.row.fits]:
-        best = max(fitting, key=lambda one: one.row.tokens_per_second)
-        how = f" with {best.row.sharding}" if best.row.sharding != use.row.sharding else ""
-        how += f" and {best.row.optimizer}" * bool(best.row.optimizer)
-        yield f"{name} fits too{how}: {speed_text(best.row.tokens_per_second)} tokens/s"
-    elif sizes := [one.row.lacking_bytes for one in own if not one.row.reason]:
-        yield f"{name} does not fit by {bytes_text(min(sizes))}"
+    own = [one for one in found.rows if one.row.method == before and not one.row.reason]
+    if before is not None and own:
+        best = max(own, key=lambda one: (one.row.tokens_per_second, -one.row.bytes))
+        name = "full fine-tuning" if before == "full" else TITLES[before]
+        if best.row.fits:
+            how = f" with {best.row.sharding}" if best.row.sharding != use.row.sharding else ""
+            how += f" and {best.row.optimizer}" * bool(best.row.optimizer)
+            yield f"{name} fits too{how}: {speed_text(best.row.tokens_per_second)} tokens/s"
+        else:
+            yield f"{name} does not fit by {bytes_text(best.row.lacking_bytes)}" + " a GPU" * (use.gpus > 1)
+    if use.row.method == "lora":
+        speed = max((one.row.tokens_per_second for one in found.rows if one.row.method == "qlora"), default=0.0)
+        if speed > FASTER * use.row.tokens_per_second:
+            yield f"QLoRA is faster: {speed_text(speed)} tokens/s"
 
 
 def _refusal_text(found: FitAnswer) -> str:

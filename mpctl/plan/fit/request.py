@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 from mpctl.core.errors import InputError
 from mpctl.core.units import count_text, plural
 from mpctl.plan.fit.methods import METHODS, MethodName
+from mpctl.plan.planning.layout_settings import LayoutSettings, setting_name
+from mpctl.plan.rules.validate import find_errors, with_tried_hints
 from mpctl.spec.gpus import CLUSTERS, NamedGpus, cluster_of, device_key, read_gpus
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job
@@ -85,7 +87,7 @@ class FitRequest:
 
     def price(self, preset: str) -> float | None:
         """The price of an hour of a GPU of a cluster preset."""
-        return self.prices.get(preset, self.prices.get(""))
+        return self.prices.get(preset)
 
     def on(self, gpus: NamedGpus, **changes: Any) -> FitRequest:
         """The same on other GPUs, or with other settings (`model.seq_length`) as changes of the job.
@@ -113,6 +115,7 @@ def read_request(
 ) -> FitRequest:
     """Read a request. gpus: `4xa100-80gb` or any, or a count of those of `cluster`; settings: of the job, by
     full name; prices: `1.8`, or `a100-80gb=1.8`. Raises InputError."""
+    _require_free(settings)
     named = None if gpus == ANY and cluster is None else _named(gpus, cluster)
     first = named or read_gpus("1xh100")
     batch = batch_of(max(first.counts), settings)
@@ -127,8 +130,9 @@ def read_request(
     length, why = _length(base, seq_length)
     _require_data(data, length)
     base["model.seq_length"] = length
-    priced = read_prices(prices, named)
-    return FitRequest(model, load_job(None, base), named, base, settings, tuple(methods), data, priced, why)
+    priced, job = read_prices(prices, named), load_job(None, base)
+    _require_trainable(job)
+    return FitRequest(model, job, named, base, settings, tuple(methods), data, priced, why)
 
 
 def default_runtime() -> str:
@@ -159,6 +163,18 @@ def named_gpus(device: str, count: int) -> NamedGpus | None:
         return read_gpus(f"{count}x{device}")
     except InputError:
         return None
+
+
+def _require_free(settings: Mapping[str, Any]) -> None:
+    """Raises InputError for settings that rows choose, and those that have an option."""
+    chosen = {*map(setting_name, LayoutSettings._fields), "training.adapter.kind", "training.adapter"}
+    options = {"model": "MODEL", "model.seq_length": "--seq-length", "cluster": "--gpus or --cluster"}
+    for key, value in settings.items():
+        if key in chosen:
+            message = f"{value!r} is set, and each row chooses its own"
+            raise InputError.of("chosen-by-rows", key, message, "leave it out, or use mpctl plan for one layout")
+        if option := options.get(key):
+            raise InputError.of("has-option", key, "is an option of this command", f"use {option}")
 
 
 def _named(text: str, cluster: str | None) -> NamedGpus:
@@ -195,6 +211,13 @@ def _length(settings: Mapping[str, Any], wanted: int | None) -> tuple[int, str]:
     return wanted, "as given"
 
 
+def _require_trainable(job: JobSpec) -> None:
+    """Raises InputError where the rules refuse the model or its adapters, whatever the layout."""
+    errors = [check for check in find_errors(job) if check.where.startswith(("model.", "training.adapter"))]
+    if errors:
+        raise InputError(check.issue for check in with_tried_hints(job, errors))
+
+
 def _require_data(data: FitData, length: int) -> None:
     """Raises InputError for amounts that are none, or are given twice."""
     counts = {"--samples": data.samples, "--epochs": data.epochs, "--mean-length": data.mean_length}
@@ -211,7 +234,7 @@ def _require_data(data: FitData, length: int) -> None:
 
 
 def read_prices(texts: Sequence[str], named: NamedGpus | None) -> dict[str, float]:
-    """Return the price of a GPU-hour by cluster preset; under an empty name that of the GPUs asked for.
+    """Return the price of a GPU-hour by cluster preset. named: the GPUs that a number alone is the price of.
 
     >>> read_prices(["a100-80gb=1.8", "h100=2.5"], None)
     {'dgx-a100': 1.8, 'dgx-h100': 2.5}
@@ -229,7 +252,8 @@ def read_prices(texts: Sequence[str], named: NamedGpus | None) -> dict[str, floa
         if not device and named is None:
             message = f"{text[:40]!r} is the price of which GPU?"
             raise InputError.of("bad-price", "--price", message, "for example --price a100-80gb=1.8 --price h100=2.5")
-        prices[CLUSTERS[device_key(device, "--price")] if device else ""] = price
+        own = named.settings["cluster"] if named is not None else ""
+        prices[CLUSTERS[device_key(device, "--price")] if device else own] = price
     return prices
 
 

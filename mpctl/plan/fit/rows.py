@@ -40,6 +40,7 @@ from mpctl.spec.runtime import RuntimeProfile, get_profile
 CLOSE = 0.02  # times that differ by less: the smaller micro batch is taken
 GAIN = 0.005  # a doubled micro batch that gains less is the last one tried
 LARGEST_MICRO_BATCH = 64
+UNTIMED = "fits, but the cluster states no bandwidth between its GPUs: set cluster.intra_node and inter_node"
 
 
 @dataclass(frozen=True)
@@ -183,7 +184,10 @@ class FitEvaluator:
         adapter = {} if method == "full" else {"training.adapter.kind": method}
         changed = changed_settings(layout_of(self.job), layout)
         name = f"{sharding}, in each node" if layout.zero_size else sharding
-        return FitRow(method, name, optimizer_text(settings), job, {**adapter, **settings, **changed}, size, time)
+        reason = "" if time is not None or size > evaluator.usable_memory else UNTIMED
+        return FitRow(
+            method, name, optimizer_text(settings), job, {**adapter, **settings, **changed}, size, time, reason
+        )
 
     def _families(self, evaluator: LayoutEvaluator, sharding: Sharding) -> Iterator[LayoutSettings]:
         """The layouts of a sharding with a micro batch of 1, those that recompute least first."""

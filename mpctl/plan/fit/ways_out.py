@@ -16,7 +16,6 @@ from mpctl.plan.fit.methods import METHODS, TITLES
 from mpctl.plan.fit.request import FitRequest
 from mpctl.plan.fit.rows import FitEvaluator
 from mpctl.spec.gpus import CLUSTERS
-from mpctl.spec.runtime import get_profile
 
 MOST = 3
 SHORTEST = 128  # tokens of a row
@@ -75,12 +74,12 @@ def _more_gpus(request: FitRequest, least: LeastBytes) -> Iterator[WayOut]:
 
 
 def _other_gpu(request: FitRequest, least: LeastBytes) -> Iterator[WayOut]:
-    """As many of the smallest GPU that fits."""
+    """As many of the smallest GPU of the same kind (cuda, rocm) that fits."""
+    own = request.job.cluster.device
     assert request.gpus is not None
-    assert request.job.cluster.device is not None
-    have, count = request.job.cluster.device.memory_bytes, max(request.gpus.counts)
-    runs = get_profile(request.job.training.runtime).runs
-    larger = [one for one in known_devices() if one.memory > have and runs.runs_on(one.kind)]
+    assert own is not None
+    count = max(request.gpus.counts)
+    larger = [one for one in known_devices() if one.memory > own.memory_bytes and one.kind == own.kind]
     for device in sorted(larger, key=lambda d: (d.memory, d.name)):
         if (found := _best(request, least, device, count)) is not None:
             yield WayOut(f"{found.device} as the GPU", found)

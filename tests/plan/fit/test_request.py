@@ -45,7 +45,7 @@ def test_prices_are_never_invented() -> None:
     request = read_request("llama-3-8b", "2xh100", data=FitData(), settings={}, prices=["a100=1"])
     assert request.price("dgx-h100") is None and request.price("dgx-a100") == 1.0
     request = read_request("llama-3-8b", "2xh100", data=FitData(), settings={}, prices=["2.5"])
-    assert request.price("dgx-h100") == 2.5
+    assert request.price("dgx-h100") == 2.5 and request.price("dgx-a100") is None
 
 
 @pytest.mark.parametrize(
@@ -64,6 +64,9 @@ def test_prices_are_never_invented() -> None:
         ({"data": FitData(tokens=5, samples=5)}, "given-twice", "leave one"),
         ({"data": FitData(mean_length=5)}, "no-samples", "--samples"),
         ({"data": FitData(samples=5, mean_length=4000)}, "longer-than-rows", "2,048"),
+        ({"settings": {"parallel.tp": 2}}, "chosen-by-rows", "mpctl plan"),
+        ({"settings": {"training.adapter.kind": "dora"}}, "chosen-by-rows", "'dora'"),
+        ({"settings": {"model.seq_length": 512}}, "has-option", "--seq-length"),
         ({"prices": ["h101=2"]}, "bad-gpus", "h100"),
         ({"prices": ["h100=-2"]}, "bad-price", "'h100=-2'"),
         ({"prices": ["h100=nan"]}, "bad-price", "above 0"),
