@@ -15,6 +15,7 @@ from pydantic import Field, ValidationError
 
 from mpctl.core.axes import Axis
 from mpctl.core.errors import InputError
+from mpctl.spec.adapter import BasePrecision
 from mpctl.spec.base import AS_MEMORY, Amount, Count, CountOrZero, DType, Factor, Part, Seconds, Share, StrictModel
 from mpctl.spec.parallel import ScheduleName, TensorMode
 from mpctl.spec.presets import PresetFile, get_file, own_folders, preset_issues, search_path
@@ -253,7 +254,13 @@ class AdapterCosts(StrictModel):
         MemoryPasses(forward=2, backward=3), description="further passes over the result of each adapter with dora"
     )
     host: Seconds = Field(0.0, description="host time of one adapter's forward, seconds; its backward takes twice")
-    dequantize: Part = Field(1.0, description="share of the memory's bandwidth that dequantising a base reaches")
+    dequantize: dict[BasePrecision, Part] = Field(
+        default_factory=dict,
+        description="share of the memory's bandwidth that dequantising reaches, by base_precision; 1 when absent",
+    )
+    base_inputs: Amount = Field(
+        0.0, description="bytes kept for each element of the input of every frozen product that is dequantised"
+    )
     narrow_products: bool = Field(
         False, description="an fp8 base is multiplied in fp8 on devices that have it, without dequantising"
     )
@@ -565,7 +572,7 @@ def _read_adapters(file: PresetFile, _: object) -> RuntimeProfile:
     if "seen" in own:
         table.pop("seen", None)
     try:
-        return RuntimeProfile.model_validate(_over(table, own))
+        return RuntimeProfile.model_validate(_over(table, own) | {"with_adapters": own})
     except ValidationError as error:
         raise InputError(preset_issues(error, file, RuntimeProfile)) from None
 

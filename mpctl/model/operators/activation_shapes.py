@@ -73,7 +73,8 @@ class AdapterShapes(NamedTuple):
     dropout's mask; dropout: whether it has one. remakes: the input of an MLP's last product is
     computed again. results: results of a product that dora keeps. dequantizes: the base is stored in
     fewer bits than its products' operands have; copies: it is stored in more, so that forward makes
-    a copy, which backward reads. adds: dX is added to that of the product in place.
+    a copy, which backward reads. base_inputs: bytes kept for each element of the input of a product that
+    is dequantised. adds: dX is added to that of the product in place.
     """
 
     value: int
@@ -84,6 +85,7 @@ class AdapterShapes(NamedTuple):
     results: float = 0.0
     dequantizes: bool = False
     copies: bool = False
+    base_inputs: float = 0.0
     adds: bool = True
 
 

@@ -346,8 +346,15 @@ class MatMul(NamedTuple):
 
 
 def frozen_saved(product: MatMul, shapes: ActivationShapes) -> Saved:
-    """Return what a frozen product saves: a copy of W, if W is stored in a wider data type."""
-    if not (product.is_stored and shapes.adapter is not None and shapes.adapter.copies):
+    """Return what a frozen product saves: a copy of W, if W is stored in a wider data type; of a
+    dequantised one, in some software, its input."""
+    adapter = shapes.adapter
+    if adapter is None or not product.is_stored:
+        return []
+    if adapter.dequantizes and adapter.base_inputs:
+        own = product.saved_input(shapes)
+        return [own._replace(name=f"{product.name} input", times=own.times * adapter.base_inputs / shapes.value)]
+    if not adapter.copies:
         return []
     return [SavedTensor(f"{product.name} weight copy", (), times=product.matrix_bytes(shapes) / shapes.value)]
 

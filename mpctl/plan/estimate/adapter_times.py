@@ -91,7 +91,8 @@ class AdapterTimer:
         bits = stored_bits(self.adapter, product.matrix.shape[-1], training.chosen_dtype)
         if not stored or self.is_narrow or bits == 8 * self._width:
             return
-        seconds = (bits / 8 + self._width) * weights / (self.speed.bandwidth * self.costs.dequantize)
+        reached = self.speed.bandwidth * self.costs.dequantize.get(stored, 1.0)
+        seconds = (bits / 8 + self._width) * weights / reached
         work.forward += seconds
         if self.adapter.is_quantized and flow.needs[product.name].x:
             work.dgrad += seconds

@@ -206,6 +206,7 @@ def adapter_shapes(layout: JobLayout) -> AdapterShapes | None:
         results=costs.dora_results if adapter.kind == "dora" else 0.0,
         dequantizes=adapter.is_quantized and not multiplies_narrow(layout),
         copies=bool(stored and not adapter.is_quantized and DTYPE_BYTES[stored] > value),
+        base_inputs=costs.base_inputs,
         adds=costs.adds_in_place,
     )
 

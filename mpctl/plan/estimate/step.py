@@ -82,6 +82,8 @@ def beyond(job: JobSpec, table: OperatorTable, profile: RuntimeProfile) -> Itera
     is_measured = own_spread(job.cluster, profile) is not None
     if device is not None and device.name not in seen.devices and not is_measured:
         yield f"{profile.name} was never measured on {device.name}"
+    if job.training.adapter is not None and not profile.with_adapters:
+        yield f"{profile.name} was never measured with adapters"
     if dtype not in seen.dtypes:
         yield f"{profile.name} was never measured at {dtype}"
     if (mode := job.parallel.tensor_mode) != "1d":

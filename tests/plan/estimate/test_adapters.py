@@ -94,6 +94,21 @@ def test_relus_result_is_kept_by_the_activation_where_its_product_is_frozen() ->
     assert saved(plain)["mlp.down input"] == saved(frozen)["mlp result"] == 32 * 128 * 2
 
 
+def test_some_software_keeps_the_input_of_every_dequantised_product() -> None:
+    costs = AdapterCosts(base_inputs=4)
+    kept = saved(adapted({"kind": "qlora", "targets": "q_proj"}, costs))
+    products = ("attention.qkv", "attention.output", "mlp.up", "mlp.down")
+    inputs = {f"{name} input": kept[f"{name} input"] for name in products}
+    assert inputs == {  # 32 x 64 x 4, down 32 x 128 x 4
+        "attention.qkv input": 8192,
+        "attention.output input": 8192,
+        "mlp.up input": 8192,
+        "mlp.down input": 16_384,
+    }
+    plain = saved(adapted({"targets": "q_proj"}, costs))
+    assert not inputs.keys() & plain.keys()
+
+
 # Rows of the table of what is kept, measured with peft 0.21: see each.
 @pytest.mark.parametrize(
     ("costs", "adapter", "of_one"),
@@ -214,7 +229,8 @@ def test_a_base_is_dequantised_for_each_pass_whatever_the_batch() -> None:
     plain, stored = (adapter_time({"kind": kind, "double_quantization": False}) for kind in ("lora", "qlora"))
     passes = 3 * 49_152 + 49_152 - 64 * 192
     assert stored.compute - plain.compute == pytest.approx(passes * (4 + 4.5 / 8) / 1e9)
-    slow = adapter_time({"kind": "qlora", "double_quantization": False}, FREE.model_copy(update={"dequantize": 0.5}))
+    half = FREE.model_copy(update={"dequantize": {"nf4": 0.5}})
+    slow = adapter_time({"kind": "qlora", "double_quantization": False}, half)
     assert slow.compute - stored.compute == pytest.approx(stored.compute - plain.compute)
 
 
