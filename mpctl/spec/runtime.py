@@ -258,6 +258,9 @@ class AdapterCosts(StrictModel):
         default_factory=dict,
         description="share of the memory's bandwidth that dequantising reaches, by base_precision; 1 when absent",
     )
+    narrow_activation: bool = Field(
+        False, description="the input of an MLP's activation is kept in 8 bits where products are multiplied in them"
+    )
     base_inputs: Amount = Field(
         0.0, description="bytes kept for each element of the input of every frozen product that is dequantised"
     )

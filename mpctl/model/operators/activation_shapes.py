@@ -74,7 +74,8 @@ class AdapterShapes(NamedTuple):
     computed again. results: results of a product that dora keeps. dequantizes: the base is stored in
     fewer bits than its products' operands have; copies: it is stored in more, so that forward makes
     a copy, which backward reads. base_inputs: bytes kept for each element of the input of a product that
-    is dequantised. adds: dX is added to that of the product in place.
+    is dequantised. narrow_activation: an activation's input is kept as narrow as the operands of fp8
+    products. adds: dX is added to that of the product in place.
     """
 
     value: int
@@ -86,6 +87,7 @@ class AdapterShapes(NamedTuple):
     dequantizes: bool = False
     copies: bool = False
     base_inputs: float = 0.0
+    narrow_activation: bool = False
     adds: bool = True
 
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, Protocol, TypeAlias, Union
 
-from mpctl.model.operators.activation_shapes import OF_LATENTS, ActivationShapes, Saved, SavedTensor, is_outer
+from mpctl.model.operators.activation_shapes import OF_LATENTS, ActivationShapes, Saved, SavedTensor, Width, is_outer
 from mpctl.model.operators.attention import AttentionOp as AttentionOp
 from mpctl.model.operators.matmul import MODULES, Dims, MatMul, ParameterSpec, saved_dims
 
@@ -103,8 +103,10 @@ class Activation(NamedTuple):
         stem = self.value.removesuffix(".up") if self.value.endswith(".up") else self.part
         module = "" if self.reads[-1] == "expert_ffn" else MODULES.get(self.reads[-1], "")
 
+        width: Width = "operand" if _keeps_narrow(shapes) else "value"
+
         def tensor(name: str, times: float = 1) -> SavedTensor:
-            return SavedTensor(f"{stem} {name}", self.reads, "value", times, outer, module=module)
+            return SavedTensor(f"{stem} {name}", self.reads, width, times, outer, module=module)
 
         if self._keeps_result(shapes):
             if self.result:
@@ -123,7 +125,10 @@ class Activation(NamedTuple):
 
     def freed(self, shapes: ActivationShapes) -> float:
         """Bytes of its result and of what it reads, which its own backward is the last to read."""
-        return (3 if self.is_gated else 1 if self._keeps_result(shapes) else 2) * self._bytes(shapes)
+        own = self._bytes(shapes)
+        if _keeps_narrow(shapes):
+            return own + (2 if self.is_gated else 1) * own * shapes.operand / shapes.value
+        return (3 if self.is_gated else 1 if self._keeps_result(shapes) else 2) * own
 
     def _keeps_result(self, shapes: ActivationShapes) -> bool:
         """Whether its gradient follows from its result, which the next product saves as well."""
@@ -131,6 +136,11 @@ class Activation(NamedTuple):
 
     def _bytes(self, shapes: ActivationShapes) -> float:
         return float(shapes.count(self.reads) * shapes.value)
+
+
+def _keeps_narrow(shapes: ActivationShapes) -> bool:
+    """Whether an activation keeps its input in the dtype of narrow products (AdapterCosts.narrow_activation)."""
+    return shapes.adapter is not None and shapes.adapter.narrow_activation
 
 
 class Residual(NamedTuple):

@@ -207,6 +207,7 @@ def adapter_shapes(layout: JobLayout) -> AdapterShapes | None:
         dequantizes=adapter.is_quantized and not multiplies_narrow(layout),
         copies=bool(stored and not adapter.is_quantized and DTYPE_BYTES[stored] > value),
         base_inputs=costs.base_inputs,
+        narrow_activation=costs.narrow_activation,
         adds=costs.adds_in_place,
     )
 

@@ -109,6 +109,17 @@ def test_some_software_keeps_the_input_of_every_dequantised_product() -> None:
     assert not inputs.keys() & plain.keys()
 
 
+def test_an_activations_input_may_be_kept_in_eight_bits() -> None:
+    def kept(*, narrow: bool, dtype: str = "fp8") -> float:
+        costs = AdapterCosts(narrow_activation=narrow)
+        settings = {"training.dtype": dtype, "training.runtime": "megatron-core"}
+        return saved(adapted({"base_precision": "fp8"}, costs, **settings))["mlp up"]
+
+    assert kept(narrow=False) == 2 * 32 * 128 * 2  # gate and up
+    assert kept(narrow=True) == 2 * 32 * 128
+    assert kept(narrow=True, dtype="bf16") == kept(narrow=False, dtype="bf16")
+
+
 # Rows of the table of what is kept, measured with peft 0.21: see each.
 @pytest.mark.parametrize(
     ("costs", "adapter", "of_one"),
