@@ -189,6 +189,22 @@ def gathered_bytes(layout: JobLayout, held: WeightKinds) -> float:
     return (held.trained + held.rest) * value + held.stored_bytes
 
 
+def gathered_numel(
+    layout: JobLayout, weights: Iterable[ParameterSpec], view: str, trained: Iterable[ParameterSpec] | None = None
+) -> int:
+    """Return how many elements of the training dtype the messages of ZeRO 3 have that gather these
+    parameters of a rank: fewer where the stored bits of a base travel, none of a base that every rank has.
+    trained: those that have gradients; None: names are full ones, of an end."""
+    adapter, costs = layout.table.adapter, layout.profile.adapters
+    if adapter is None or not adapter.is_quantized:
+        return sum(weight.local_numel(layout.views) for weight in weights if weight.view == view)
+    names = None if trained is None else {weight.name for weight in trained}
+    held = count_weights(layout, weights, view, names)
+    if not costs.shards_quantized:
+        held = held._replace(stored=0, stored_bytes=0.0)
+    return round(gathered_bytes(layout, held) / layout.job.training.value_bytes)
+
+
 def adapter_shapes(layout: JobLayout) -> AdapterShapes | None:
     """Return what adapters and base keep of a micro batch; None of a model without adapters."""
     adapter, costs, value = layout.table.adapter, layout.profile.adapters, layout.job.training.value_bytes

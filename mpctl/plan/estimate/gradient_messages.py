@@ -38,6 +38,7 @@ from mpctl.model.layout.buckets import SLICE_ALIGNMENT, BucketShape, slice_numel
 from mpctl.model.layout.job_layout import JobLayout
 from mpctl.model.operators.matmul import ParameterSpec
 from mpctl.model.operators.table import StageSlice
+from mpctl.plan.estimate.base_weights import gathered_numel
 from mpctl.plan.estimate.communication import (
     Cover,
     Message,
@@ -240,7 +241,7 @@ class GradientMessages:
         """Every layer by itself, and the ends of the chunk together, once each."""
         for part in slices:
             for layers, flow in part.blocks:
-                for message in self._passes(flow.part.weights, flow.trained, flow.after):
+                for message in self._passes(flow.part.weights, flow.trained, flow.after, is_layer=True):
                     yield message.times(layers)
         ends, trained_ends = (
             {w.name: w for part in slices for w in part.end_weights(trained_only=trained_only)}
@@ -249,13 +250,17 @@ class GradientMessages:
         yield from self._passes(ends.values(), trained_ends.values(), True)
 
     def _passes(
-        self, weights: Collection[ParameterSpec], trained: Collection[ParameterSpec], back: bool
+        self,
+        weights: Collection[ParameterSpec],
+        trained: Collection[ParameterSpec],
+        back: bool,
+        *,
+        is_layer: bool = False,
     ) -> Iterator[Message]:
         """Messages of each view's replicas for these parameters in a micro batch."""
         for view, group in self.groups.items():
-            numel, of_trained = (
-                sum(w.local_numel(self.layout.views) for w in some if w.view == view) for some in (weights, trained)
-            )
+            of_trained = sum(w.local_numel(self.layout.views) for w in trained if w.view == view)
+            numel = gathered_numel(self.layout, weights, view, trained if is_layer else None)
             yield from group.passes(numel, of_trained, goes_back=back)
 
     def _by_stage(self, stage: int) -> Iterator[Message]:

@@ -22,8 +22,10 @@ from operator import add, itemgetter, mul
 from typing import Any, NamedTuple
 
 from mpctl.core.axes import AXES, DEFAULT_ORDER, FILLING, chosen_ranks
-from mpctl.core.sharding import DENSE, EXPERTS, Views
+from mpctl.core.sharding import DENSE, EXPERTS
+from mpctl.model.layout.job_layout import JobLayout
 from mpctl.model.operators.grad_flow import GradFlow
+from mpctl.plan.estimate.base_weights import gathered_numel
 from mpctl.plan.estimate.gradient_messages import ReplicaGroup, sent_zero_stage
 from mpctl.plan.estimate.kernels import OpTimes, cover_backwards
 from mpctl.plan.estimate.network import MissingLink
@@ -89,7 +91,7 @@ def total_of(passes: Sequence[tuple[int, PassBound]]) -> PassBound:
 
 
 class Elements(NamedTuple):
-    """Elements of a layer on a rank, all of them and those with gradients."""
+    """Elements of a layer on a rank: as many as ZeRO 3 gathers, and those with gradients."""
 
     numel: int
     trained: int
@@ -161,7 +163,7 @@ class StepTimeBound:
 
     def _costs(self, layout: LayoutSettings) -> CostBounds | None:
         job_layout = self.evaluator.job_layout(layout)
-        operators, views = self.evaluator.timer(layout, job_layout), job_layout.views
+        operators = self.evaluator.timer(layout, job_layout)
         table, slow = self.evaluator.table(layout.tp), self.evaluator.speed.host
         layers: list[tuple[int, PassBound]] = []
         ends: list[tuple[int, PassBound]] = []
@@ -171,7 +173,7 @@ class StepTimeBound:
                 for run, kind in flow.runs:
                     if id(kind) not in kinds:
                         work = pass_bound(operators.block(stack, kind), slow)
-                        held = self._held(layout, kind, views)
+                        held = self._held(layout, kind, job_layout)
                         kinds[id(kind)] = LayerKind(work, held, kind.after)
                     layers.append((len(run), kinds[id(kind)].work))
                 ends += [(1, pass_bound(operators.end(e), slow)) for e in (flow.entry, flow.exit)]
@@ -185,10 +187,10 @@ class StepTimeBound:
         whole, exit_ = total_of([*layers, *ends]), pass_bound(head, slow)
         return CostBounds(whole, tuple(kinds.values()), most, total_of(ends), exit_)
 
-    def _held(self, layout: LayoutSettings, kind: GradFlow, views: Views) -> dict[str, Elements]:
-        """The elements of a layer on a rank, by view."""
+    def _held(self, layout: LayoutSettings, kind: GradFlow, found: JobLayout) -> dict[str, Elements]:
+        """The elements of a layer on a rank, by view. found: the layout that is bounded."""
         key = ("elements", id(kind), layout.tensor_mode, layout.tensor_depth, layout.ep, layout.etp)
-        return self.evaluator.cached(key, lambda: {view: _elements(kind, views, view) for view in views})
+        return self.evaluator.cached(key, lambda: {view: _elements(kind, found, view) for view in found.views})
 
     def _nearest_ranks(self, layout: LayoutSettings) -> LayoutSettings:
         """A layout of the same layer key whose tp and cp groups are neighbours, where they are
@@ -379,10 +381,10 @@ class StepTimeBound:
             yield view, ReplicaGroup(ranks, stage, value, gradient, name=name, copies=times)
 
 
-def _elements(layer: GradFlow, views: Views, view: str) -> Elements:
+def _elements(layer: GradFlow, layout: JobLayout, view: str) -> Elements:
     """The elements of a layer on a rank that belong to a view."""
-    both = (layer.part.weights, layer.trained)
-    return Elements(*[sum(w.local_numel(views) for w in ws if w.view == view) for ws in both])
+    trained = sum(w.local_numel(layout.views) for w in layer.trained if w.view == view)
+    return Elements(gathered_numel(layout, layer.part.weights, view, layer.trained), trained)
 
 
 def exposed_seconds(sent: float, overlap: float, drag: float, computed: float = inf) -> float:

@@ -11,6 +11,7 @@ from mpctl.model.layout.job_layout import JobLayout
 from mpctl.plan.estimate.activation_shapes import activation_shapes
 from mpctl.plan.estimate.base_weights import held_weights, stored_bits
 from mpctl.plan.estimate.flops import part_flops
+from mpctl.plan.estimate.gradient_messages import GradientMessages
 from mpctl.plan.estimate.saved import layer_activations
 from mpctl.plan.estimate.states import find_states
 from mpctl.plan.estimate.step import StepTime
@@ -255,3 +256,20 @@ def test_passes_over_inputs_and_results_of_adapters() -> None:
         assert beside.compute - plain.compute == pytest.approx(size / 1e9)
     dropped = adapter_time({"dropout": 0.1}, FREE.model_copy(update={"dropout": one}))
     assert dropped.compute - plain.compute == pytest.approx(moved["inputs"] / 1e9)
+
+
+def test_zero_3_gathers_stored_bits_where_the_software_does() -> None:
+    """By hand, of a layer: 34,816 weights of 4.5 bits and the rest, 128 in norms and 512 in A and B, in bf16."""
+    qlora = {"kind": "qlora", "targets": "q_proj", "double_quantization": False}
+    settings = {**SHARDED, "parallel.zero": 3, "training.runtime": "fsdp2"}
+
+    def gathered(costs: AdapterCosts) -> set[int]:
+        layout = adapted(qlora, costs, **settings)
+        messages = GradientMessages(layout, layout.profile).chunk(0, 0)
+        return {message.bytes for message in messages if message.what == "parameters"}
+
+    stored = 34_816 * 4.5 / 8
+    ends = 2 * (2 * 64_000 + 64)
+    assert gathered(AdapterCosts()) == {round(stored / 2 + 640) * 2, ends}
+    assert gathered(AdapterCosts(gathers_quantized=False)) == {2 * (34_816 + 640), ends}
+    assert gathered(AdapterCosts(shards_quantized=False)) == {2 * 640, ends}

@@ -58,6 +58,13 @@ MODELS: dict[str, dict[str, Any]] = {
     "t5": {"model": "t5-base", "model.layers": 4, "model.decoder_layers": 4},
     "filled": {"training.runtime": "nanotron", "training.dtype": "bf16"},
     "frozen": {"training.freeze": ["embedding.*", "layers.[0-3].*"]},
+    "lora": {"training.adapter": {"rank": 8}},
+    "qlora": {  # whose gathers of ZeRO 2 and 3 move the stored bits
+        "training.adapter": {"kind": "qlora", "rank": 8, "targets": "attention"},
+        "training.runtime": "torchtitan",
+        "training.dtype": "bf16",
+        "cluster": "dgx-h100",
+    },
     "experts": {
         "model.experts": 8,
         "model.experts_per_token": 2,
@@ -421,6 +428,7 @@ CASES = [
         {"cp": 1, "recompute": "none"},
         {"training.runtime": "megatron-core", "cluster": "dgx-h100", "training.dtype": "fp8"},
     ),
+    ("qlora", "tokens", {"cp": 1, "recompute": "none"}, {}),
     ("experts", "tokens", {"cp": 1, "zero": 1, "recompute": "none", "stage_balance": "even"}, {}),
     ("every-other", "memory", {"cp": 1, "zero": 1}, {}),
 ]
