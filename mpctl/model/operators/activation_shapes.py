@@ -71,11 +71,11 @@ class AdapterShapes(NamedTuple):
     value: bytes of an element of X A. input_copy: bytes of an element of the copy that each
     adapter keeps of its input, 0 where all share the product's. mask: bytes of an element of its
     dropout's mask; dropout: whether it has one. remakes: the input of an MLP's last product is
-    computed again. results: results of a product that dora keeps. dequantizes: the base is stored in
-    fewer bits than its products' operands have; copies: it is stored in more, so that forward makes
-    a copy, which backward reads. base_inputs: bytes kept for each element of the input of a product that
-    is dequantised. narrow_activation: an activation's input is kept as narrow as the operands of fp8
-    products. adds: dX is added to that of the product in place.
+    computed again. results: results of a product that dora keeps; formed: matrices as large as W that it
+    makes. dequantizes: the base is stored in fewer bits than its products' operands have; copies: it is
+    stored in more, so that forward makes a copy, which backward reads. base_inputs: bytes kept for each
+    element of the input of a product that is dequantised. narrow_activation: an activation's input is kept
+    as narrow as the operands of fp8 products. adds: dX is added to that of the product in place.
     """
 
     value: int
@@ -84,6 +84,7 @@ class AdapterShapes(NamedTuple):
     dropout: bool = False
     remakes: bool = False
     results: float = 0.0
+    formed: int = 0
     dequantizes: bool = False
     copies: bool = False
     base_inputs: float = 0.0

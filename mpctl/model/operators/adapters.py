@@ -8,7 +8,7 @@ values; gate and up) has one adapter for each, as PEFT has, or one for all where
 module (`c_attn`).
 
 Parameters are named for the product: `attention.qkv.lora.query.A.weight`,
-`attention.output.lora.B.weight`.
+`attention.output.lora.B.weight`; DoRA's lengths are `attention.output.lora.magnitude`.
 
 By hand, hidden 8, rank 2, heads of width 8: q_proj has A [2, 8] and B [8, 2], 32 parameters; on tp 2
 a rank holds all of A and 4 rows of B, 24.
@@ -113,7 +113,8 @@ def _with_adapters(operation: Operation, model: ModelSpec, adapter: AdapterSpec)
         targets = [] if operation.is_lookup or is_saved else targets_of(operation, model, adapter)
         yield operation._replace(is_frozen=not is_saved, is_adapted=bool(targets))
         for target in targets:
-            yield from _products(target, adapter)
+            down, up = _products(target, adapter)
+            yield from (down, _with_lengths(up) if adapter.kind == "dora" else up)
     else:
         yield operation
 
@@ -155,6 +156,18 @@ def fused_parts(product: MatMul, model: ModelSpec) -> dict[str, int]:
         halves = product.matrix.shape[2] if product.is_grouped else product.matrix.shape[0] // 2
         return dict.fromkeys(UP, halves)
     return {}
+
+
+def _with_lengths(up: MatMul) -> MatMul:
+    """B with the trained lengths of the rows of W + B A, a number for each output."""
+    outputs = slice(0, -1)
+    lengths = ParameterSpec(
+        f"{up.name.removesuffix('.B')}.magnitude",
+        up.matrix.shape[outputs],
+        up.matrix.dims[outputs],
+        view=up.matrix.view,
+    )
+    return up._replace(weights=(*up.weights, lengths))
 
 
 def _products(target: Target, adapter: AdapterSpec) -> Iterator[MatMul]:

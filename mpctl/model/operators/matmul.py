@@ -281,7 +281,9 @@ class MatMul(NamedTuple):
     def _frozen_needs(self, shapes: ActivationShapes, *, x: float, given: float, stream: float) -> float:
         """dX, that of the adapter until they are summed, and W if it is dequantised."""
         apart = self.is_adapted and shapes.adapter is not None and not shapes.adapter.adds
-        w = self.matrix_bytes(shapes) if self.is_dequantized(shapes) else 0
+        w = self.matrix_bytes(shapes) * self.is_dequantized(shapes)
+        if self.is_adapted and shapes.adapter is not None:
+            w += self.matrix_bytes(shapes) * shapes.adapter.formed
         return given + (1 + apart) * x + w + stream * shapes.splits * (not self.is_grouped)
 
     def _head_needs(self, shapes: ActivationShapes) -> float:

@@ -220,6 +220,7 @@ def adapter_shapes(layout: JobLayout) -> AdapterShapes | None:
         dropout=adapter.dropout > 0,
         remakes=costs.remakes_activation,
         results=costs.dora_results if adapter.kind == "dora" else 0.0,
+        formed=2 * (adapter.kind == "dora" and costs.dora_base),  # BA and W + BA
         dequantizes=adapter.is_quantized and not multiplies_narrow(layout),
         copies=bool(stored and not adapter.is_quantized and DTYPE_BYTES[stored] > value),
         base_inputs=costs.base_inputs,

@@ -14,6 +14,7 @@ from mpctl.core.units import MFU_CONVENTION, PRODUCT_BYTES, bytes_text, count_te
 from mpctl.model.layout.job_layout import JobLayout
 from mpctl.model.layout.link_levels import shown_levels
 from mpctl.model.operators.activation_shapes import ActivationShapes, SavedTensor
+from mpctl.model.operators.grad_flow import GradFlow
 from mpctl.plan.estimate.activation_shapes import activation_shapes, is_cuda
 from mpctl.plan.estimate.activations import ChunkBytes, stage_chunks
 from mpctl.plan.estimate.advice import next_measurement
@@ -71,6 +72,7 @@ def _figures(time_model: StepTimeModel, time: StepTime) -> Iterator[Figure]:
             work = time_model.operators.block(stack, flow.last)
             cover = "gradients of weights" if layout.grid.mode == "1d" else "their own products"
             yield from _layer(f"time.{stack.figure_name}", work, cover)
+            yield from _adapters(f"time.{stack.figure_name}", time_model, flow.last)
     for stage, row in enumerate(time_model.passes):
         for chunk, found in enumerate(row):
             prefix = f"time.stage-{stage}" + (f".chunk-{chunk}" if len(row) > 1 else "")
@@ -142,6 +144,28 @@ def _layer(prefix: str, times: OpTimes, cover: str) -> Iterator[Figure]:
         if seconds:
             what = f"{formula}, one layer and micro batch"
             yield _seconds(f"{prefix}.{name}", seconds, what, seconds_text(seconds))
+
+
+def _adapters(prefix: str, time_model: StepTimeModel, flow: GradFlow) -> Iterator[Figure]:
+    """Seconds of a layer's adapters and of dequantising its base, of the figures above them."""
+    operators, adapter = time_model.operators, time_model.layout.table.adapter
+    if adapter is None:
+        return
+    costs, source = operators.profile.adapters, operators.profile.source
+    work, base = operators.of_adapters(flow)
+    ranks = f"A and B of rank {adapter.rank}: the bytes of X and Y, or FLOP; sums with the base's result"
+    stored = f"{adapter.stored_as} read, training.dtype written / bytes/s of memory"
+    for name, seconds, formula in (
+        ("adapters.forward", work.forward, ranks),
+        ("adapters.backward", work.dgrad + work.wgrad, ranks),
+        ("adapters.host_forward", operators.adapters.host(flow), f"adapters x {seconds_text(costs.host)}"),
+        ("base.forward", base.forward, stored),
+        ("base.backward", base.dgrad, stored),
+    ):
+        if seconds:
+            yield _seconds(
+                f"{prefix}.{name}", seconds, f"{formula}, one layer and micro batch", seconds_text(seconds), source
+            )
 
 
 def _seconds(name: str, value: float, formula: str, numbers: str, source: str = "") -> Figure:

@@ -49,7 +49,7 @@ def model_and_hardware_flops(layout: JobLayout) -> tuple[float, float]:
     for flow in table.flows:
         for run, kind in flow.runs:
             plain += len(run) * part_flops(layout, kind)
-            repeated += len(run) * _repeated(layout, kind)
+            repeated += len(run) * (_repeated(layout, kind) + _of_norms(layout, kind))
         plain += sum(part_flops(layout, end) for end in flow.ends)
     share = layout.num_microbatches / layout.job.parallel.pp
     return plain * share, (plain + repeated) * share
@@ -77,6 +77,27 @@ def _repeated(layout: JobLayout, flow: GradFlow) -> float:
     products = repeated_products(layout, layout.profile, flow)
     again = sum(map(_counter(layout).product, products)) / layout.job.parallel.tp
     return again + sum((_core_flops(layout, core, flow, FORWARD) for core in cores), 0.0)
+
+
+def _of_norms(layout: JobLayout, flow: GradFlow) -> float:
+    """FLOP with which dora finds the norms of the rows of W + BA, in every forward, and a second product
+    with W where software that forms it drops inputs; no model needs them.
+
+    By hand, rank 2, in 4, out 8: 2 x 2 x 4 x 8 = 128 FLOP, or 2 x 2 x 4 x (4 + 8) = 192 by B A I.
+    """
+    adapter, costs = layout.table.adapter, layout.profile.adapters
+    if adapter is None or adapter.kind != "dora":
+        return 0.0
+    by_name = {product.name: product for product in flow.part.products}
+    passes, total = 1 + is_repeated(layout, layout.profile, flow), 0.0
+    for second in (product for product in flow.part.products if product.adapts and product.reads[-1] == "rank"):
+        first = by_name[second.value]
+        inputs, outputs = first.matrix.shape[-1], second.matrix.numel // adapter.rank
+        total += passes * 2 * adapter.rank * inputs * (outputs + inputs * costs.dora_base)
+        if costs.dora_base and adapter.dropout:
+            each = _counter(layout).product(second) / adapter.rank * inputs
+            total += (passes + flow.needs[first.name].x) * each
+    return total / layout.job.parallel.tp
 
 
 def block_flops(layout: JobLayout, flow: GradFlow, kinds: Collection[Kind] = ALL) -> float:

@@ -22,7 +22,7 @@ from functools import cached_property
 from math import prod
 from typing import NamedTuple
 
-from mpctl.core.collectives import get_collective, ring_bytes
+from mpctl.core.collectives import Kind, get_collective, ring_bytes
 from mpctl.core.sharding import overlapped_parts
 from mpctl.core.units import PRODUCT_BYTES
 from mpctl.model.layout.job_layout import JobLayout
@@ -37,7 +37,7 @@ from mpctl.model.operators.tensor_messages import (
     product_messages,
 )
 from mpctl.plan.estimate.attention import kernels_of
-from mpctl.plan.estimate.communication import Cover, Message, Sizes, batch_sizes, message_bytes, phi_bytes
+from mpctl.plan.estimate.communication import Cover, Message, Phase, Sizes, batch_sizes, message_bytes, phi_bytes
 from mpctl.plan.estimate.expert_messages import ExpertMessages
 from mpctl.spec.runtime import RuntimeProfile
 from mpctl.spec.training import CORE
@@ -123,6 +123,9 @@ class LayerMessages:
         if self.tp == 1 or product.is_grouped:
             return
         needs = flow.needs[product.name]
+        if product.adapts and self.profile.adapters.shards_rank:
+            yield from self._of_cut_rank(product, flow, what)
+            return
         size = self._product_size(product, flow)
         is_kept = product.name in self._positions
         for message in product_messages(self.layout.grid, product, size, needs):
@@ -134,6 +137,32 @@ class LayerMessages:
                 message = message._replace(elements=message.elements // 2, count=2)
                 cover = "product"
             yield self._message(message, what, cover=cover, product=product.name)
+
+    def _of_cut_rank(self, product: MatMul, flow: GradFlow, what: str) -> Iterator[Message]:
+        """Messages of a product of an adapter of which no factor is whole (Megatron-Bridge,
+        ParallelLinearAdapter): tp cuts A of a column product by rank, and B of a row product by its outputs.
+
+        By hand, T tokens: column: X A gathered [T, r], its gradient summed, dX summed [T, in]; row: X A summed
+        [T, r], Y gathered [T, out], and with sequence parallelism dY.
+        """
+        splits, needs = self.layout.job.parallel.sequence_parallel, flow.needs[product.name]
+        is_second = product.reads[-1] == "rank"
+        first = next(one for one in flow.part.products if one.name == product.value) if is_second else product
+        size, is_row = self._product_size(product, flow), first.matrix.is_split
+        wide = size.rows * (size.outputs if is_second else size.inputs)
+        narrow = size.rows * (size.inputs if is_second else size.outputs)
+        sent: list[tuple[Kind, Phase, int]] = []
+        if is_second and is_row:
+            sent = [("all_gather", "forward", wide), ("all_reduce", "backward", narrow)]
+            sent += [("all_gather", "backward", wide)] * splits
+        elif not is_second and is_row:
+            sent = [("all_reduce", "forward", narrow)]
+        elif not is_second:
+            sent = [("all_gather", "forward", narrow), ("all_reduce", "backward", narrow)]
+            sent += [("reduce_scatter" if splits else "all_reduce", "backward", wide)] * needs.x
+        for kind, phase, elements in sent:
+            if phase == "forward" or needs.y:
+                yield Message("tp", kind, what, elements * self._widths[0], 1, phase, None, product.name)
 
     def _gathers_in_halves(self, message: TensorMessage, product: MatMul) -> bool:
         """Whether the runtime gathers a product's input by this message, and multiplies its first half

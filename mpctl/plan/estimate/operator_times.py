@@ -462,6 +462,16 @@ class OperatorTimer:
             rows = prod(self.sizes[dim] for dim in product.rows)
             self._passes(work, passes, rows * features * self.width, flow)
 
+    def of_adapters(self, flow: GradFlow) -> tuple[OpTimes, OpTimes]:
+        """(products and passes of a layer's adapters, what reads its stored base), without messages."""
+        adapters, base = OpTimes(), OpTimes()
+        for product in flow.part.products:
+            if product.adapts:
+                self._product(adapters, product, flow, ())
+            elif product.is_stored:
+                self.adapters.add(base, product, flow, self.shape(product))
+        return adapters, base
+
     @cached_property
     def steps(self) -> int:
         """Number of products that one matrix product is computed in: q in SUMMA, else one."""

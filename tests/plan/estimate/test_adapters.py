@@ -10,11 +10,16 @@ import pytest
 from mpctl.model.layout.job_layout import JobLayout
 from mpctl.plan.estimate.activation_shapes import activation_shapes
 from mpctl.plan.estimate.base_weights import held_weights, stored_bits
-from mpctl.plan.estimate.flops import part_flops
+from mpctl.plan.estimate.flops import model_and_hardware_flops, part_flops
 from mpctl.plan.estimate.gradient_messages import GradientMessages
+from mpctl.plan.estimate.layer_messages import LayerMessages
 from mpctl.plan.estimate.saved import layer_activations
 from mpctl.plan.estimate.states import find_states
 from mpctl.plan.estimate.step import StepTime
+from mpctl.plan.planning.adapters import adapter_entry, adapter_text
+from mpctl.plan.planning.explain import explain
+from mpctl.plan.planning.plan import make_plan
+from mpctl.plan.planning.summary import plan_summary
 from mpctl.spec.adapter import AdapterSpec
 from mpctl.spec.load import load_job
 from mpctl.spec.runtime import AdapterCosts, MemoryPasses
@@ -273,3 +278,82 @@ def test_zero_3_gathers_stored_bits_where_the_software_does() -> None:
     assert gathered(AdapterCosts()) == {round(stored / 2 + 640) * 2, ends}
     assert gathered(AdapterCosts(gathers_quantized=False)) == {2 * (34_816 + 640), ends}
     assert gathered(AdapterCosts(shards_quantized=False)) == {2 * 640, ends}
+
+
+DORA = {"kind": "dora", "targets": ["q_proj", "v_proj"]}
+
+
+def test_dora_has_a_trained_length_for_each_output() -> None:
+    lora, dora = (held_weights(adapted({**DORA, "kind": kind}), 0).adapter for kind in ("lora", "dora"))
+    assert (lora, dora - lora) == (OF_QV, 2 * (64 + 16))
+
+
+@pytest.mark.parametrize(
+    ("costs", "dropout", "passes"),
+    [
+        # of q and v, in 64, out 64 and 16: 2 r in out, or 2 r in (in + out)
+        ({}, 0.0, 2 * 4 * 64 * (64 + 16)),
+        ({"dora_base": True}, 0.0, 2 * 4 * 64 * (128 + 80)),
+        # W once more, forward and back but for the first layer's input: on average half of it
+        ({"dora_base": True}, 0.1, 2 * 4 * 64 * (128 + 80) + 1.5 * 32 * 2 * 64 * (64 + 16)),
+    ],
+)
+def test_flop_of_doras_norms_are_the_hardwares_alone(costs: dict[str, Any], dropout: float, passes: float) -> None:
+    layout = adapted({**DORA, "dropout": dropout}, AdapterCosts(**costs))
+    model, hardware = model_and_hardware_flops(layout)
+    assert hardware - model == 2 * passes
+    assert model == model_and_hardware_flops(adapted({**DORA, "kind": "lora"}))[0]
+
+
+def test_messages_of_adapters_whose_rank_tp_cuts() -> None:
+    """32 rows in bf16. Column, of q: X A [T, 4] gathered, its gradient and dX [T, 64] summed; row, of the
+    output: X A summed, Y [T, 64] gathered, the gradient of X A summed. With sequence parallelism dX is
+    scattered, and dY gathered."""
+    narrow, wide = 32 * 4 * 2, 32 * 64 * 2
+
+    def sent(targets: str, *, splits: bool) -> list[tuple[str, str, int]]:
+        settings = {"parallel.tp": 2, "parallel.sequence_parallel": splits, "cluster.gpus_per_node": 2}
+        layout = adapted({"targets": targets}, AdapterCosts(shards_rank=True), **settings)
+        stack, flow = layout.table.stacks[0], layout.table.flows[0].runs[-1][1]
+        messages = LayerMessages(layout, layout.profile).block(stack, flow)
+        own = [m for m in messages if ".lora" in m.product]
+        return sorted((m.phase, m.kind, m.bytes) for m in own)
+
+    assert sent("q_proj", splits=False) == [
+        ("backward", "all_reduce", narrow),
+        ("backward", "all_reduce", wide),
+        ("forward", "all_gather", narrow),
+    ]
+    assert sent("q_proj", splits=True)[1] == ("backward", "reduce_scatter", wide)
+    row = [("backward", "all_reduce", narrow), ("forward", "all_gather", wide), ("forward", "all_reduce", narrow)]
+    assert sent("o_proj", splits=False) == row
+    assert sent("o_proj", splits=True) == [("backward", "all_gather", wide), *row]
+
+
+def test_figures_of_adapters_are_explained() -> None:
+    settings = {**LLAMA, "cluster": "dgx-a100", "cluster.gpus_per_node": 1, "launch.device": "cuda"}
+    plan = make_plan(load_job(None, {**settings, "training.adapter": {"kind": "qlora", "rank": 4}}))
+    figures = {figure.name: figure for figure in explain(plan, [])}
+    parts = [f"memory.stage-0.parameters.{name}" for name in ("adapters", "base", "rest")]
+    assert sum(figures[name].value for name in parts) == pytest.approx(
+        figures["memory.stage-0.parameters"].value, abs=1
+    )
+    assert figures["parameters.trained"].value + figures["parameters.frozen"].value == plan.estimate.parameters
+    for name in ("adapters.forward", "adapters.backward", "base.forward", "base.backward"):
+        assert figures[f"time.blocks.{name}"].value > 0
+    assert "frozen products at 4N" in (plan_summary(plan).mfu_convention or "")
+
+
+def test_the_line_of_a_plan() -> None:
+    """arXiv 2106.09685's count: r (in + out) of each: 32 layers of Llama 3.1 8B."""
+    layers = 32 * 16 * (2 * (4096 + 4096) + 2 * (4096 + 1024) + 3 * (4096 + 14336))
+    plan = make_plan(
+        load_job(None, {"model": "llama-3.1-8b", "training.adapter": {"rank": 16}, "training.dtype": "bf16"})
+    )
+    assert plan.layout is not None
+    entry = adapter_entry(plan.layout)
+    assert entry is not None and entry.trained_parameters == layers == 41_943_040
+    text = (
+        "LoRA rank 16, alpha 32 on all-linear: 41.94M trained of 8.072B, 0.52%, 80.0 MiB; base bf16, 16 bits a weight"
+    )
+    assert adapter_text(entry).startswith(text)
