@@ -151,6 +151,7 @@ class HostCosts(StrictModel):
 
     layer: Seconds = Field(description="host time of a layer's forward, seconds; its backward takes twice as long")
     split: Seconds = Field(0.0, description="further host time of a layer's forward that is split over tp, seconds")
+    gather: Seconds = Field(0.0, description="further host time of a layer's forward under ZeRO 3, seconds")
     micro_batch: Seconds = Field(
         0.0, description="host time of a stage outside of its layers, seconds for each micro batch"
     )

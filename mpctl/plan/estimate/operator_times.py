@@ -338,6 +338,7 @@ class OperatorTimer:
 
     def _host(self, work: OpTimes, flow: GradFlow) -> None:
         own = layer_host(self.profile.host, self.tp) + self.adapters.host(flow)
+        own += self.profile.host.gather * (self.job.parallel.zero == 3)
         work.host_forward = own
         work.host_backward = 2 * own * flow.after
 
