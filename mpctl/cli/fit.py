@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -15,7 +16,6 @@ from mpctl.core.errors import DOES_NOT_FIT, InputError
 if TYPE_CHECKING:
     from mpctl.plan.fit.choice import FitChoice
     from mpctl.plan.fit.document import FitDocument
-    from mpctl.plan.fit.request import FitRequest
 
 ModelArgument = Annotated[
     str,
@@ -77,7 +77,7 @@ def fit(
     model: ModelArgument,
     gpus: GpusOption = "any",
     samples: Annotated[int | None, typer.Option(help="Samples of the data.", show_default=False)] = None,
-    epochs: Annotated[int, typer.Option(help="Passes over the samples.")] = 3,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the samples; 3 by default.")] = None,
     tokens: Annotated[
         str | None, typer.Option(metavar="AMOUNT", help="Tokens of the whole training, instead of --samples: 50M.")
     ] = None,
@@ -139,7 +139,7 @@ def fit(
         methods=[name for name in METHODS if method in (None, name)],
     )
     found = answer_fit(request)
-    document = fit_document(found, _line, _verbs(request))
+    document = fit_document(found, _line, _verbs(found.answer))
     if save is not None:
         _save(save, found.answer, document)
     if html is not None:
@@ -171,13 +171,22 @@ def _settings(
     return {**{key: value for key, value in given.items() if value is not None}, **parse_settings(set_ or [])}
 
 
-def _verbs(request: FitRequest) -> list[str]:
-    """The commands that the answer is shown for: its plan, and the files of its software."""
+def _verbs(answer: FitChoice | None) -> list[str]:
+    """The commands that the answer is shown for: its plan, and the files of its software if it can say it."""
+    if answer is None:
+        return []
+    from mpctl.interop.emitted import emit_plan
     from mpctl.interop.registry import TARGETS
+    from mpctl.plan.planning.plan import load_plan
     from mpctl.spec.runtime import get_profile
 
-    emitted = [name for name in get_profile(request.job.training.runtime).runs.emit if name in TARGETS]
-    return ["plan", *(f"emit {name}" for name in emitted[:1])]
+    plan, verbs = load_plan(None, answer.settings), ["plan"]
+    for name in get_profile(plan.job.training.runtime).runs.emit:
+        with suppress(InputError):
+            if name in TARGETS and len(verbs) == 1:
+                emit_plan(plan, name)
+                verbs.append(f"emit {name}")
+    return verbs
 
 
 def _line(verb: str, choice: FitChoice) -> str:

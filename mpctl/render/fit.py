@@ -37,7 +37,9 @@ def fit_parts(document: FitDocument) -> Iterator[Part]:
 
 def _rows_title(document: FitDocument) -> str:
     if document["gpus"] is None:
-        return "Fewest GPUs, smallest first" + ("; then the cheapest number" if document["has_price"] else "")
+        return "Fewest GPUs of powers of two, smallest first" + (
+            "; then the cheapest number" if document["has_price"] else ""
+        )
     return "Ways to fine-tune"
 
 
@@ -47,8 +49,8 @@ def _assumptions(document: FitDocument) -> Iterator[tuple[str, str]]:
     yield "model", f"{document['model']}, {count_text(document['parameters'])} parameters, {document['dtype']}"
     if document["assumed"]:
         yield "GPUs", document["assumed"]
-    length = f"{document['seq_length']:,} tokens a row ({document['length_text']})"
-    yield "batch", f"{plural(batch, 'row')} a step, {length}; each row's micro batch and recomputation are chosen"
+    rows = f"{plural(batch, 'row')} of {document['seq_length']:,} tokens a step ({document['length_text']})"
+    yield "batch", f"{rows}; micro batch and recomputation by row"
     yield "adapters", f"rank {document['rank']} on {', '.join(document['targets'])}"
     yield (
         "data",

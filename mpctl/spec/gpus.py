@@ -76,7 +76,12 @@ def read_gpus(text: str) -> NamedGpus:
         return NamedGpus({}, counts)
     preset = CLUSTERS[device_key(found[2])]
     table = find_preset("clusters", preset) or {}
-    settings = {"cluster": preset, **cluster_of(max(counts), table["gpus_per_node"])}
+    sizes = cluster_of(max(counts), table["gpus_per_node"])
+    settings = {"cluster": preset, **sizes}
+    if sizes["cluster.nodes"] > 1 and "inter_node" not in table:
+        message = f"{max(counts)} GPUs are several nodes of {preset}, which states no network between them"
+        hint = f"use at most {table['gpus_per_node']}, or --cluster NAME with one"
+        raise InputError.of("gpus-one-node", "--gpus", message, hint)
     return NamedGpus(settings, counts, _assumed(max(counts), settings, table))
 
 

@@ -14,7 +14,7 @@ from mpctl.model.families import get_table
 from mpctl.plan.fit.choice import FitChoice, advised, choices
 from mpctl.plan.fit.devices import COUNTS, any_gpus
 from mpctl.plan.fit.methods import TITLES
-from mpctl.plan.fit.request import FitRequest
+from mpctl.plan.fit.request import EPOCHS, FitRequest
 from mpctl.plan.fit.ways_out import WayOut, ways_out
 
 FASTER = 1.1  # from which on a speed is worth a word
@@ -71,7 +71,7 @@ class FitDataEntry(TypedDict):
     text: str
     is_given: bool
     samples: int | None
-    epochs: int
+    epochs: int | None
     tokens: int | None
     mean_length: int | None
     steps: int
@@ -260,7 +260,7 @@ def _data_entry(request: FitRequest) -> FitDataEntry:
         "text": data.text,
         "is_given": data.is_given,
         "samples": data.samples,
-        "epochs": data.epochs,
+        "epochs": data.epochs or EPOCHS if data.samples else None,
         "tokens": data.tokens,
         "mean_length": data.mean_length,
         "steps": data.steps(request.seq_length, batch),

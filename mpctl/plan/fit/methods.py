@@ -73,6 +73,6 @@ def optimizer_text(settings: Mapping[str, Any]) -> str:
 
 
 def parallel_text(layout: LayoutSettings) -> str:
-    """`tp 2 pp 4`: the axes that split a model."""
+    """`tp 2 pp 4`: the axes that split a model or a sample."""
     axes = {"tp": layout.tp, "cp": layout.cp, "pp": layout.pp, "ep": layout.ep}
     return " ".join(f"{axis} {size}" for axis, size in axes.items() if size > 1)

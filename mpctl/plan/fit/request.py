@@ -32,11 +32,11 @@ RUNTIME = "trl"
 
 class FitData(NamedTuple):
     """What is trained on. tokens: of the whole training, where samples are not known; mean_length: tokens of a
-    sample in the mean, None where every sample fills a row."""
+    sample in the mean, None where every sample fills a row; epochs: EPOCHS where nobody says."""
 
     tokens: int | None = None
     samples: int | None = None
-    epochs: int = EPOCHS
+    epochs: int | None = None
     mean_length: int | None = None
 
     @property
@@ -54,14 +54,14 @@ class FitData(NamedTuple):
             return _up(self.tokens or UNIT_TOKENS, seq_length * batch)
         is_shorter = self.mean_length is not None and is_packed
         rows = _up(self.samples * (self.mean_length or 0), seq_length) if is_shorter else self.samples
-        return self.epochs * _up(rows, batch)
+        return (self.epochs or EPOCHS) * _up(rows, batch)
 
     @property
     def text(self) -> str:
         """`50,000 samples x 3 epochs`."""
         if self.samples is None:
             return f"{count_text(self.tokens or UNIT_TOKENS)} tokens"
-        return f"{plural(self.samples, 'sample')} x {plural(self.epochs, 'epoch')}"
+        return f"{plural(self.samples, 'sample')} x {plural(self.epochs or EPOCHS, 'epoch')}"
 
 
 @dataclass(frozen=True)
@@ -226,6 +226,8 @@ def _require_data(data: FitData, length: int) -> None:
             raise InputError.of("bad-value", option, f"{count:,} is not from 1 to 1e12", f"for example {option} 1000")
     if data.tokens is not None and data.samples is not None:
         raise InputError.of("given-twice", "--tokens", "is given with --samples", "leave one of them out")
+    if data.epochs is not None and data.samples is None:
+        raise InputError.of("no-samples", "--epochs", "are of samples, and none are given", "add --samples N")
     if data.mean_length is not None and data.samples is None:
         raise InputError.of("no-samples", "--mean-length", "is of samples, and none are given", "add --samples N")
     if data.mean_length is not None and data.mean_length > length:

@@ -106,8 +106,8 @@ class FitEvaluator:
         where nothing else fits."""
         for method in methods:
             own = [self.row(method, one) for one in self._shardings() if not one.settings]
-            if (split := self._split_row(method)) is not None and is_better(split, own):
-                own.append(split)
+            if (self._splits or not any(row.fits for row in own)) and (split := self._split_row(method)) is not None:
+                own += [split] if is_better(split, own) else []
             yield from own
             if offload and not any(row.fits for row in own):
                 yield from (self.row(method, one) for one in self._shardings() if one.settings)
@@ -202,11 +202,16 @@ class FitEvaluator:
         sizes = divisors((self.job.training.global_batch_size or world) // world)
         return [size for size in sizes if size <= LARGEST_MICRO_BATCH]
 
-    def _split_row(self, method: MethodName) -> FitRow | None:
-        """The fastest layout that splits the model, where users of the runtime do that; None where none fits."""
+    @property
+    def _splits(self) -> bool:
+        """Whether users of the runtime split models."""
         runs, unusual = self.profile.searched or self.profile.runs, self.profile.plain.unusual
-        splits = (runs.tensor and "tp" not in unusual) or (runs.pipeline and "pp" not in unusual)
-        if self.job.world_size == 1 or not splits:
+        return (runs.tensor and "tp" not in unusual) or (runs.pipeline and "pp" not in unusual)
+
+    def _split_row(self, method: MethodName) -> FitRow | None:
+        """The fastest layout that splits the model or its samples; None where none fits."""
+        runs = self.profile.searched or self.profile.runs
+        if self.job.world_size == 1 or not (runs.tensor or runs.pipeline or runs.context or runs.experts):
             return None
         evaluator = self._evaluator(method, next(iter(optimizers(method, self.given))))
         found = find_layouts(evaluator.space, top=1, budgets=1, suggest=False, evaluator=evaluator).best

@@ -62,6 +62,7 @@ def test_prices_are_never_invented() -> None:
         ({"data": FitData(samples=0)}, "bad-value", "--samples 1000"),
         ({"data": FitData(samples=5, epochs=0)}, "bad-value", "0 is not"),
         ({"data": FitData(tokens=5, samples=5)}, "given-twice", "leave one"),
+        ({"data": FitData(tokens=5, epochs=2)}, "no-samples", "--samples"),
         ({"data": FitData(mean_length=5)}, "no-samples", "--samples"),
         ({"data": FitData(samples=5, mean_length=4000)}, "longer-than-rows", "2,048"),
         ({"settings": {"parallel.tp": 2}}, "chosen-by-rows", "mpctl plan"),
