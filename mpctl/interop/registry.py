@@ -26,6 +26,8 @@ LAUNCHERS = {
     "deepspeed": InteropRow("mpctl.interop.deepspeed", reads=True),
     "accelerate": InteropRow("mpctl.interop.accelerate", reads=True),
     "trl": InteropRow("mpctl.interop.trl", reads=True),
+    "axolotl": InteropRow("mpctl.interop.axolotl", reads=True),
+    "llama-factory": InteropRow("mpctl.interop.llama_factory", reads=True),
     "nanotron": InteropRow("mpctl.interop.nanotron", reads=True),
     "colossalai": InteropRow("mpctl.interop.colossalai"),
     "torch": InteropRow("mpctl.interop.torch_mesh"),

@@ -15,12 +15,13 @@ By hand, a cosine to 0 is `cosine`, one to 3e-5 `cosine_with_min_lr` with min_lr
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from mpctl.core.errors import InputError, Issue
+from mpctl.interop.config_text import Tree, Value
 from mpctl.interop.limits import refused
-from mpctl.interop.mapping import ForeignKey, KeyReader
+from mpctl.interop.mapping import ForeignKey, KeyReader, Settings
 from mpctl.model.layout.topology import zero_copies, zero_stage
 from mpctl.plan.planning.plan import Overrides
 from mpctl.plan.planning.summary import model_name
@@ -90,15 +91,30 @@ def sharded_by_deepspeed(job: JobSpec) -> Trained:
     return Trained(job.training.chosen_dtype, has_masters=True) if half else Trained("fp32")
 
 
-def trainer_rows(*, length: str, batch: str, optimizer: str, schedule: str, rate: float) -> tuple[ForeignKey, ...]:
-    """The rows of a Trainer's keys, some by the launcher's own names. rate: its default."""
+def optimizer_word(job: JobSpec) -> str:
+    """The optimizer's name. bitsandbytes' kernels take no DTensor, so that FSDP 2 has torchao's."""
+    name = job.training.optimizer
+    return "adamw_torch_8bit" if name == "adamw-8bit" and uses_fsdp(job) else OPTIMIZERS[name]
+
+
+def trainer_rows(
+    *,
+    length: str,
+    batch: str,
+    optimizer: str,
+    schedule: str,
+    rate: float | None,
+    word: Callable[[JobSpec], str] = optimizer_word,
+) -> tuple[ForeignKey, ...]:
+    """The rows of a Trainer's keys, some by the launcher's own names. rate: its default; word: for an
+    optimizer."""
     return (
         ForeignKey(length, "model.seq_length", int),
         ForeignKey(batch, "training.micro_batch_size", int),
         ForeignKey("gradient_accumulation_steps", value=lambda job: job.num_microbatches),
         ForeignKey("max_steps", "training.steps", int),
         ForeignKey("seed", "training.seed", int),
-        ForeignKey(optimizer, value=optimizer_word),
+        ForeignKey(optimizer, value=word),
         ForeignKey("learning_rate", "training.learning_rate", float, rate),
         ForeignKey("weight_decay", "training.weight_decay", float, 0.0),
         ForeignKey("adam_beta1", "training.beta1", float, 0.9),
@@ -119,12 +135,6 @@ def trainer_rows(*, length: str, batch: str, optimizer: str, schedule: str, rate
         ForeignKey("fp16", value=lambda job: True if job.training.dtype == "fp16" else None),
         ForeignKey("tf32", value=lambda job: True if job.training.dtype == "tf32" else None),
     )
-
-
-def optimizer_word(job: JobSpec) -> str:
-    """The optimizer's name. bitsandbytes' kernels take no DTensor, so that FSDP 2 has torchao's."""
-    name = job.training.optimizer
-    return "adamw_torch_8bit" if name == "adamw-8bit" and uses_fsdp(job) else OPTIMIZERS[name]
 
 
 def _schedule(job: JobSpec) -> str:
@@ -212,7 +222,7 @@ def trainer_notes(job: JobSpec, trained: Trained) -> Iterator[str]:
     t = job.training
     adapter = t.adapter
     asked = adapter.dtype if adapter else None
-    if asked is None and t.dtype in ("bf16", "fp16"):
+    if asked is None and t.dtype in ("bf16", "fp16") and (adapter or trained.dtype != "fp32"):
         what, masters = ("A and B" if adapter else "parameters"), " with fp32 copies" if trained.has_masters else ""
         yield (
             f"{what} are {trained.dtype}{masters} there, their gradients {trained.dtype}, moments {trained.states}: "
@@ -271,18 +281,21 @@ def _read_schedule(reader: KeyReader, key: str, default: str) -> None:
         s["training.lr_wsd_decay_style"] = {theirs: ours for ours, theirs in DECAYS.items()}.get(decay, "cosine")
 
 
-def set_trained(settings: dict[str, object], trained: Trained) -> None:
-    """Say in a job that was read what its launcher trains, where that is not a plan's default."""
-    if settings["training.dtype"] not in ("bf16", "fp16"):
+def set_trained(settings: Settings, *, is_half: bool, has_masters: bool = False) -> None:
+    """Say in a job that was read what its launcher trains, where that is not a plan's default. is_half:
+    parameters, or A and B, have 16 bits; has_masters: and fp32 copies."""
+    dtype = settings["training.dtype"]
+    if dtype not in ("bf16", "fp16"):
         return
+    is_half = is_half or has_masters
     if any(name.startswith("training.adapter.") for name in settings):
-        settings["training.adapter.dtype"] = trained.dtype
-    if trained.has_masters:
+        settings["training.adapter.dtype"] = dtype if is_half else "fp32"
+    if has_masters:
         settings["training.master_weights"] = True
-    elif trained.dtype in ("bf16", "fp16"):
-        settings |= {"training.master_weights": False, "training.gradient_dtype": trained.dtype}
-        if settings.get("training.optimizer") in UNQUANTIZED:
-            settings["training.optimizer_dtype"] = trained.dtype
+    elif is_half:
+        settings |= {"training.master_weights": False, "training.gradient_dtype": dtype}
+        if settings.get("training.optimizer") in UNQUANTIZED and dtype == "bf16":
+            settings["training.optimizer_dtype"] = dtype
 
 
 def read_global_batch(reader: KeyReader, typed: Overrides) -> None:
@@ -314,6 +327,8 @@ def unread_keys(reader: KeyReader, known: Iterable[str]) -> list[str]:
 
 
 IGNORED = re.compile(
+    r"strict|hf_|type_of_model|model_type|template|max_samples|cache_dir|streaming|mix_strategy|mask_history|"
+    r"media_dir|swanlab|use_swanlab|use_wandb|use_tensorboard|print_param|val_|tool_format|roles|tokens|loss_watchdog|"
     r"accelerator_config|assistant_only_loss|average_tokens_across_devices|chat_template|"
     r"completion_only_loss|compute_environment|data|ddp_timeout|debug|disable_tqdm|do_eval|do_train|"
     r"downcast_bf16|early_stopping|enable_cpu_affinity|eos_token|eval|full_determinism|greater_is_better|"
@@ -327,10 +342,40 @@ IGNORED = re.compile(
 """Beginnings of keys that change no plan: of data, checkpoints, evaluation and logging."""
 
 
-def deepspeed_table(job: JobSpec) -> Mapping[str, object]:
+_STAGE = re.compile(r"z(?:ero)?[_-]?([123])(?!\d)")
+
+
+def read_deepspeed(reader: KeyReader, key: str = "deepspeed") -> bool:
+    """Set ZeRO by DeepSpeed's configuration, a table or a file by its usual name; whether there is one."""
+    s = reader.settings
+    table, file = f"{key}.zero_optimization.", reader.value(key)
+    if not file and not any(name.startswith(f"{key}.") for name in reader.flags):
+        return False
+    if file:
+        stage, name = _STAGE.search(file), file.rsplit("/", 1)[-1]
+        if stage is None:
+            reader.wrong(key, f"{file} is another file, which is not read", "write its table here, or give --zero N")
+        else:
+            reader.nearest(key, f"{file}: read by its name, as ZeRO {stage[1]}")
+        s["parallel.zero"] = int(stage[1]) if stage else 0
+        if "offload" in name:
+            s["training.offload_optimizer"] = "params" not in name
+            s["training.offload_parameters"] = s["parallel.zero"] == 3
+        return True
+    s["parallel.zero"] = int(reader.number(f"{table}stage", int, 0))
+    for part, setting in (("offload_optimizer", "offload_optimizer"), ("offload_param", "offload_parameters")):
+        device = reader.value(f"{table}{part}.device", "none")
+        if device == "cpu":
+            s[f"training.{setting}"] = True
+        elif device != "none":
+            reader.wrong(f"{table}{part}.device", f"{device}: states on a disk are not planned", "use none or cpu")
+    return True
+
+
+def deepspeed_table(job: JobSpec) -> Tree:
     """DeepSpeed's configuration for a Trainer, which fills in what is `auto`."""
     t, stage = job.training, zero_stage(job)
-    zero: dict[str, object] = {"stage": stage, "overlap_comm": job.parallel.overlap_gradients}
+    zero: dict[str, Value | Tree] = {"stage": stage, "overlap_comm": job.parallel.overlap_gradients}
     if t.offload_optimizer:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
     if t.offload_parameters:

@@ -253,9 +253,7 @@ def read_trl(text: str, typed: Overrides = NO_SETTINGS) -> ReadJob:
     is_low = reader.value("dtype", "float32") in ("bfloat16", "float16")
     if reader.is_on("use_peft"):
         is_low = _read_adapter(reader)
-    is_deepspeed = reader.value("distributed_type") == "DEEPSPEED" and s["training.dtype"] in ("bf16", "fp16")
-    half = s["training.dtype"] if is_low or is_deepspeed else "fp32"
-    set_trained(s, Trained("bf16" if half == "bf16" else "fp16" if half == "fp16" else "fp32", is_deepspeed))
+    set_trained(s, is_half=is_low, has_masters=reader.value("distributed_type") == "DEEPSPEED")
     if not reader.is_on("packing"):
         reader.nearest("packing", "rows are planned full: without packing, shorter samples take less time")
     read_global_batch(reader, typed)

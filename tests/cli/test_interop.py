@@ -112,7 +112,7 @@ def test_ranks_that_nobody_names_are_a_warning(mpctl: Mpctl) -> None:
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_target_is_named_in_the_help_and_has_a_document(mpctl: Mpctl, target: str) -> None:
     assert target in " ".join(mpctl("plan", "--help").out.replace("│", " ").split())
-    line = ("plan", "--nodes", 1, "--gpus-per-node", 4, "--model", "tinyllama-1.1b")
+    line = ("plan", "--nodes", 1, "--gpus-per-node", 4, "--model", "tinyllama-1.1b", "--dtype", "bf16")
     document = mpctl(*line, "--emit", target, "--json").document
     assert document["schema"] == "mpctl.emit/1"
     assert document["target"] == target
