@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -173,21 +174,47 @@ ShardBytesOption = Annotated[
 ]
 
 
+class WrittenType(StrEnum):
+    """Types of exported weights."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+    FP16 = "fp16"
+
+
 @app.command()
 def export(
-    run: RunOption, out: Out, shard_bytes: ShardBytesOption = 5_000_000_000, as_json: AsJsonOption = False
+    run: RunOption,
+    out: Out,
+    shard_bytes: ShardBytesOption = 5_000_000_000,
+    merged: Annotated[
+        bool, typer.Option("--merged", help="Of a run with adapters: the full weights with the adapters added.")
+    ] = False,
+    dtype: Annotated[
+        WrittenType | None, typer.Option(help="Type of full weights; as stored by default.", show_default=False)
+    ] = None,
+    as_json: AsJsonOption = False,
 ) -> None:
-    """Write a directory that transformers loads, from a run of any layout.
+    """Write a directory that transformers loads, from a run of any layout; from adapters one that peft loads.
 
     It contains config.json, the weights in safetensors, the tokenizer with its settings and, for
-    models that generate text, generation_config.json.
+    models that generate text, generation_config.json. Of a run with adapters it contains
+    adapter_config.json and adapter_model.safetensors, or with --merged full weights: sums are made in
+    float32, the base stays as it is.
     """
     from mpctl.cli.signals import ended_by_signals
     from mpctl.render.progress import PATIENCE, TaskBar
+    from mpctl.train.weights.origin import open_origin, origin_adapter
+    from mpctl.train.weights.peft_export import export_adapters
     from mpctl.train.weights.writer import export_weights
 
     with ended_by_signals(NOTHING), TaskBar(after=PATIENCE, lines=True) as bar:
-        written = export_weights(run, out, shard_bytes=shard_bytes, on_progress=bar.update)
+        if not merged and dtype is None and origin_adapter(open_origin(run)) is not None:
+            written = export_adapters(run, out, on_progress=bar.update)
+            _print(written, ["mpctl", "checkpoint", "import", str(out), "OUT"], as_json=as_json)
+            return
+        stored = None if dtype is None else {"fp32": "F32", "bf16": "BF16", "fp16": "F16"}[dtype]
+        written = export_weights(run, out, shard_bytes=shard_bytes, dtype=stored, on_progress=bar.update)
     imported = f"from transformers import {written.architecture} as M"
     load = f"{imported}; M.from_pretrained({str(out)!r})"
     _print(written, ["python", "-c", load], as_json=as_json)
@@ -196,22 +223,44 @@ def export(
 @app.command("import")
 def import_(
     source: Annotated[
-        Path, typer.Argument(metavar="HF_DIR", help="Directory with config.json and safetensors, one file or several.")
+        Path,
+        typer.Argument(
+            metavar="HF_DIR",
+            help="Directory with config.json and safetensors, one file or several, or with adapter_config.json.",
+        ),
     ],
     out: Out,
+    base: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="The weights that an adapter adds to: a Hugging Face directory, a run or an import; those that its "
+            "config names by default.",
+        ),
+    ] = None,
     as_json: AsJsonOption = False,
 ) -> None:
     """Write a checkpoint of mpctl, and OUT/model.toml, a job file that starts from it.
 
     Names, shapes and types of all tensors and the sizes of all files are checked first. Values
     that are NaN or infinite are refused, and so is a tied head that differs from the embedding.
+    The checkpoint of an adapter (peft's LoRA or DoRA) holds the adapter alone and names its base.
     """
     from mpctl.cli.signals import ended_by_signals
+    from mpctl.core.errors import InputError
     from mpctl.render.progress import PATIENCE, TaskBar
+    from mpctl.train.weights.peft_config import CONFIG
+    from mpctl.train.weights.peft_import import import_adapters
     from mpctl.train.weights.writer import import_weights
 
+    is_adapter = (source / CONFIG).is_file()
+    if base is not None and not is_adapter:
+        raise InputError.of("no-adapter", str(source), f"holds no {CONFIG}, to which --base belongs", "leave it out")
     with ended_by_signals(NOTHING), TaskBar(after=PATIENCE, lines=True) as bar:
-        written = import_weights(source, out, on_progress=bar.update)
+        if is_adapter:
+            written = import_adapters(source, out, base=base, on_progress=bar.update)
+        else:
+            written = import_weights(source, out, on_progress=bar.update)
     use = ["mpctl", "launch", str(out / "model.toml"), "--set", 'data.corpus=["TEXTS"]']
     _print(written, use, as_json=as_json)
 

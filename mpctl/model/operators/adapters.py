@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import zip_longest
+from itertools import accumulate, pairwise, zip_longest
 from typing import NamedTuple
 
 from mpctl.model.operators.layer import Activation, LayerStack, Operation, OperatorGroup
@@ -81,7 +81,16 @@ class Target(NamedTuple):
     @property
     def name(self) -> str:
         """The adapter's name, `attention.qkv.lora.query`."""
-        return f"{self.product.name}.lora" + (f".{self.part}" if self.part else "")
+        return adapter_name(self.product.name, self.part)
+
+
+def adapter_name(product: str, part: str = "") -> str:
+    """The adapter of one output of a product.
+
+    >>> adapter_name("layers.0.attention.qkv", "query")
+    'layers.0.attention.qkv.lora.query'
+    """
+    return f"{product}.lora" + (f".{part}" if part else "")
 
 
 def adapted(stacks: Sequence[LayerStack], model: ModelSpec, adapter: AdapterSpec) -> tuple[LayerStack, ...]:
@@ -168,6 +177,14 @@ def _with_lengths(up: MatMul) -> MatMul:
         view=up.matrix.view,
     )
     return up._replace(weights=(*up.weights, lengths))
+
+
+def output_rows(product: MatMul, model: ModelSpec) -> dict[str, range]:
+    """Rows of W by output that an adapter may be for: '' for all of them; experts' are those of each."""
+    heights = fused_parts(product, model)
+    total = sum(heights.values()) or product.matrix.shape[_rows_at(product)]
+    edges = pairwise(accumulate(heights.values(), initial=0))
+    return {"": range(total), **{part: range(*edge) for part, edge in zip(heights, edges, strict=True)}}
 
 
 def _products(target: Target, adapter: AdapterSpec) -> Iterator[MatMul]:

@@ -73,13 +73,22 @@ ManifestTables = Mapping[str, Any]
 """Fields of a manifest that every rank knows, by name: loss_scale, fp8, router_bias and so on."""
 
 
+class BaseReference(BaseModel):
+    """The weights that a checkpoint of adapters alone adds to: their path, and a digest of their values
+    (train/weights/values.py)."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+    path: Annotated[str, Field(min_length=1, max_length=4096)]
+    digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
 class Manifest(BaseModel):
     """manifest.json. step: steps done. loss_scale: state of the fp16 loss scale
     (train/runtime/update.py), empty for other dtypes; fp8: empty without delayed scaling; router_bias:
     empty without model.router_bias; router_counts: by layer with experts, the tokens of the last
     step by expert, empty unless moe_load_balancing is "global"; save: a random name of the save
     that wrote it, which distinguishes two saves of one step, empty without a save (older versions,
-    resharded and imported checkpoints)."""
+    resharded and imported checkpoints); base: of adapters whose frozen base is not saved again."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
     step: NonNegativeInt
@@ -89,6 +98,7 @@ class Manifest(BaseModel):
     fp8: Fp8Histories = {}
     router_bias: RouterBias = {}
     router_counts: dict[str, list[NonNegativeInt]] = {}
+    base: BaseReference | None = None
 
     @property
     def updates(self) -> int:

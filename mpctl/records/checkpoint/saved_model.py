@@ -13,8 +13,9 @@ from mpctl.core.errors import InputError, Issue
 from mpctl.core.shard import Shard, covers
 from mpctl.model.families import get_table
 from mpctl.records.checkpoint.folder import newest_checkpoint
-from mpctl.records.checkpoint.manifest import ShardFile, damage_error, read_manifest, read_shard_record
+from mpctl.records.checkpoint.manifest import BaseReference, ShardFile, damage_error, read_manifest, read_shard_record
 from mpctl.records.checkpoint.tensor_header import FLOATS, TensorHeader, read_header
+from mpctl.spec.adapter import AdapterSpec
 from mpctl.spec.load import load_job
 from mpctl.spec.model import ModelSpec
 
@@ -32,7 +33,8 @@ class SavedShard:
 @dataclass(frozen=True)
 class SavedModel:
     """A checkpoint of mpctl: that of an import, or a run's newest. started_from: the origin of the
-    run's initial weights, if any."""
+    run's initial weights, if any. adapter: by which the run trained; base: the weights that it adds
+    to, where the checkpoint has its trained parameters alone."""
 
     folder: Path
     checkpoint: Path
@@ -41,6 +43,13 @@ class SavedModel:
     tokenizer: Path | None
     shards: tuple[SavedShard, ...]
     started_from: Path | None
+    adapter: AdapterSpec | None = None
+    base: BaseReference | None = None
+
+    @property
+    def names(self) -> set[str]:
+        """The parameters that it holds."""
+        return {name for shard in self.shards for name in shard.parts}
 
 
 def open_saved(folder: Path, source: Path, checkpoint: Path | None = None) -> SavedModel:
@@ -70,7 +79,17 @@ def open_saved(folder: Path, source: Path, checkpoint: Path | None = None) -> Sa
     places += [Path(named)] if named else []
     tokenizer = next((file for file in places if file.is_file()), None)
     started_from = None if job.training.init_from is None else Path(job.training.init_from)
-    saved = SavedModel(folder, checkpoint, manifest.step, job.model, tokenizer, tuple(shards), started_from)
+    saved = SavedModel(
+        folder,
+        checkpoint,
+        manifest.step,
+        job.model,
+        tokenizer,
+        tuple(shards),
+        started_from,
+        job.training.adapter,
+        manifest.base,
+    )
     if issues := list(_placement_issues(saved)):
         raise InputError(issues)
     return saved
@@ -98,7 +117,8 @@ def _placement_issues(saved: SavedModel) -> Iterator[Issue]:
     stages need, the first of them saves.
     """
     tp = 1 + max(shard.file.coords.get("tp", 0) for shard in saved.shards)
-    wanted = {weight.name: weight.shape for weight in get_table(saved.model, tp=tp).weights()}
+    table = get_table(saved.model, tp=tp, adapter=saved.adapter)
+    wanted = {w.name: w.shape for w in table.weights() if saved.base is None or not table.is_frozen(w.name)}
     for name in sorted(wanted.keys() | {name for shard in saved.shards for name in shard.parts}):
         holders = [shard for shard in saved.shards if name in shard.parts]
         if not holders:

@@ -54,14 +54,14 @@ def initial_weight_issues(job: JobSpec, model: ModelSpec, resumed: RunDir | None
     origin, tokenizer_path = Path(job.training.init_from), job.data.path or job.data.tokenizer
     issues = _origin_damage(origin)
     if issues or tokenizer_path is None:
-        return issues or origin_issues(origin, model)
+        return issues or origin_issues(origin, model, adapter=job.training.adapter)
     tokenizer = find_tokenizer(Path(tokenizer_path))
     try:
         extension, known = find_extension(tokenizer), added_tokens(tokenizer)
     except (InputError, OSError):  # data_issues reports it
         return []
     reserved = len(missing_tokens(known, special_tokens(model)))
-    return origin_issues(origin, model, extension, reserved=reserved)
+    return origin_issues(origin, model, extension, reserved=reserved, adapter=job.training.adapter)
 
 
 def _origin_damage(origin: Path) -> list[Issue]:

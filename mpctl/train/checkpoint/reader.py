@@ -28,6 +28,7 @@ from mpctl.core.shard import Box, Coverage, Shard, meetings, numel
 from mpctl.model.families import get_table
 from mpctl.records.checkpoint.manifest import Manifest, damage_error, read_manifest, read_shard_record
 from mpctl.records.checkpoint.tensor_header import TensorHeader
+from mpctl.spec.adapter import AdapterSpec
 from mpctl.spec.model import ModelSpec
 from mpctl.train.checkpoint.snapshot import OptimizerState
 from mpctl.train.checkpoint.tensor_file import DTYPES, ShardReader
@@ -159,9 +160,9 @@ def load_values(folder: Path, targets: dict[str, tuple[Shard, Tensor]], *, may_l
         checkpoint.fill(name, shard, {"value": tensor}, may_lack.get(name))
 
 
-def padding_rows(model: ModelSpec) -> dict[str, int]:
+def padding_rows(model: ModelSpec, adapter: AdapterSpec | None = None) -> dict[str, int]:
     """Return the first row of vocabulary padding of each parameter with a height that depends on tp."""
-    weights = get_table(model, tp=1).weights()
+    weights = get_table(model, tp=1, adapter=adapter).weights()
     return {weight.name: model.vocab for weight in weights if weight.dims[0] == "vocab"}
 
 

@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from io import FileIO
@@ -64,13 +64,15 @@ def in_file_order(entries: Sequence[Entry]) -> list[Entry]:
     return sorted(entries, key=lambda entry: (-FLOATS[entry.dtype], entry.name))
 
 
-def write_file(path: Path, entries: Sequence[Entry], on_bytes: OnBytes) -> FileDigest:
+def write_file(
+    path: Path, entries: Sequence[Entry], on_bytes: OnBytes, metadata: Mapping[str, str] | None = None
+) -> FileDigest:
     """One safetensors file, on the disk when this returns.
 
-    on_bytes: called with how many bytes of tensors were written. The file is synchronised every
-    SYNCED_BYTES, so that no long silence comes at the end.
+    on_bytes: called with how many bytes of tensors were written. metadata: more of the header's. The
+    file is synchronised every SYNCED_BYTES, so that no long silence comes at the end.
     """
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, object] = {"__metadata__": {"format": "pt", **(metadata or {})}}
     end = 0
     for entry in entries:
         offsets = [end, end := end + entry.bytes]

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import torch
 
-from mpctl.records.checkpoint.manifest import RouterBias, read_manifest
+from mpctl.model.operators.adapters import is_of_adapter
 from mpctl.records.checkpoint.saved_model import SavedModel
 from mpctl.spec.model import ModelSpec
-from mpctl.train.checkpoint.reader import load_values, padding_rows
 from mpctl.train.families.implementation import FamilyModule
 from mpctl.train.layers.experts import ParallelExperts
 from mpctl.train.layers.parameters import shard_of
@@ -20,8 +19,9 @@ from mpctl.train.runtime.partition import stage_model
 from mpctl.train.runtime.train import Trainer
 from mpctl.train.weights.extend import fill_tables
 from mpctl.train.weights.hub import Hub
-from mpctl.train.weights.origin import open_origin
-from mpctl.train.weights.reader import Targets, fill, router_biases
+from mpctl.train.weights.origin import open_origin, origin_adapter
+from mpctl.train.weights.reader import Targets
+from mpctl.train.weights.values import Values, require_mergeable, router_biases_of
 
 
 @torch.no_grad()
@@ -34,26 +34,22 @@ def load_chunks(chunks: list[FamilyModule], model: ModelSpec, origin: Path) -> N
         parameter.requires_grad_(False)
     targets = {name: (shard_of(parameter), parameter.data) for name, parameter in parameters.items()}
     opened = open_origin(origin)
-    read_values(opened, targets, model)
-    biases = read_router_biases(opened)
+    read_values(opened, targets)
+    biases = router_biases_of(opened)
     for name, module in stage_model(chunks).named_modules():
         if isinstance(module, ParallelExperts) and name in biases:
             module.router_bias.copy_(torch.tensor(biases[name]))
 
 
-def read_router_biases(origin: Hub | SavedModel) -> RouterBias:
-    """The correction biases [E] of each layer with experts at `origin`, by its name."""
-    if isinstance(origin, Hub):
-        return router_biases(origin)
-    return read_manifest(origin.checkpoint).router_bias
-
-
-def read_values(origin: Hub | SavedModel, targets: Targets, model: ModelSpec) -> None:
-    """Fill each target, by its parameter's name, with its part of the value at `origin`."""
-    if isinstance(origin, Hub):
-        fill(origin, targets)
+def read_values(origin: Hub | SavedModel, targets: Targets) -> None:
+    """Fill each target, by its parameter's name, with its part of the value at `origin`. Adapters at `origin` are
+    merged into the weights that they add to, unless they are among the targets."""
+    values = Values.of(origin)
+    if any(map(is_of_adapter, targets)):
+        values.read(targets)
     else:
-        load_values(origin.checkpoint, targets, may_lack=padding_rows(model))
+        require_mergeable(values)
+        values.read_merged(targets)
 
 
 def start_from(trainer: Trainer, path: Path) -> None:
@@ -66,8 +62,10 @@ def start_from(trainer: Trainer, path: Path) -> None:
     targets = {name: (shard_of(p), values[p]) for p, name in names.items()}
     origin, model = open_origin(path), model_of(trainer.job)
     targets = fill_tables(origin, model, targets, batches.extension, reserved=batches.reserved_ids)
-    read_values(origin, targets, model)
+    if origin_adapter(origin) is None:  # those of the job start anew
+        targets = {name: target for name, target in targets.items() if not is_of_adapter(name)}
+    read_values(origin, targets)
     for parameter, value in values.items():
         optimizer.set_value(parameter, value)
     optimizer.publish()
-    trainer.routing.log.load(read_router_biases(origin))
+    trainer.routing.log.load(router_biases_of(origin))

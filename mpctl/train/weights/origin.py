@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mpctl.core.errors import InputError, Issue
-from mpctl.records.checkpoint.manifest import MANIFEST, sha256
+from mpctl.records.checkpoint.manifest import MANIFEST, BaseReference, sha256
 from mpctl.records.checkpoint.saved_model import SavedModel, open_saved
+from mpctl.spec.adapter import AdapterSpec
 from mpctl.spec.model import ModelSpec
 from mpctl.train.data.extend import TokenizerExtension
 from mpctl.train.weights.hub import Hub, open_hub
@@ -44,6 +45,20 @@ def open_origin(path: Path) -> Hub | SavedModel:
     raise InputError.of("no-weights", str(path), "holds no config.json, no import and no run with a checkpoint", hint)
 
 
+def open_base(checkpoint: Path, reference: BaseReference) -> Hub | SavedModel:
+    """The weights that the adapters of a checkpoint add to. Raises InputError where they are gone."""
+    path = Path(reference.path)
+    if not path.exists():
+        message = f"is gone, and the adapters in {checkpoint} add to it"
+        raise InputError.of("adapter-base", str(path), message, "put it back, or a link to where it is now")
+    return open_origin(path)
+
+
+def origin_adapter(origin: Hub | SavedModel) -> AdapterSpec | None:
+    """The adapters at an origin, None where it has none."""
+    return origin.adapter if isinstance(origin, SavedModel) else None
+
+
 def longest_sequence(origin: Hub | SavedModel, seen: frozenset[Path] = frozenset()) -> int:
     """The longest sequence of a model, in tokens: the larger of its limit and that of the weights
     it started from, if they still exist (a run may train on shorter sequences)."""
@@ -59,19 +74,24 @@ def longest_sequence(origin: Hub | SavedModel, seen: frozenset[Path] = frozenset
 
 
 def origin_issues(
-    path: Path, model: ModelSpec, extension: TokenizerExtension | None = None, *, reserved: int = 0
+    path: Path,
+    model: ModelSpec,
+    extension: TokenizerExtension | None = None,
+    *,
+    reserved: int = 0,
+    adapter: AdapterSpec | None = None,
 ) -> list[Issue]:
     """Return all obstacles to starting `model` from the weights at `path`; reads headers only.
 
     extension: of the tokenizer of the data to train on, where it adds to an older one; reserved:
-    ids at the top of the vocabulary that no text uses.
+    ids at the top of the vocabulary that no text uses. adapter: that of the job.
     """
     try:
         origin = open_origin(path)
     except InputError as error:
         return list(error.issues)
     extended = is_extended(model, origin, extension, reserved=reserved)
-    issues = differences(model, origin.model, path)
+    issues = [*differences(model, origin.model, path), *adapter_differences(adapter, origin_adapter(origin), path)]
     return [issue for issue in issues if not (extended and issue.where == "model.vocab")]
 
 
@@ -91,6 +111,27 @@ def is_extended(
     if path is None or not extension.old_vocab_size < words <= model.vocab - reserved:
         return False
     return sha256(path) == extension.old_tokenizer_sha256
+
+
+def adapter_differences(ours: AdapterSpec | None, theirs: AdapterSpec | None, path: Path) -> Iterator[Issue]:
+    """Issues where a job cannot continue the adapters at its origin. A job without adapters merges them."""
+    if ours is None or theirs is None:
+        return
+    hint = "use that, or start new adapters over merged weights: `mpctl checkpoint export RUN OUT --merged`"
+    for key in ("kind", "rank", "scale", "targets", "modules_to_save"):
+        now, then = _comparable(ours, key), _comparable(theirs, key)
+        if now != then:
+            where = f"training.adapter.{'alpha' if key == 'scale' else key}"
+            of = ", as alpha / rank," if key == "scale" else ","
+            yield Issue("init-from-adapter", where, f"{now!r}{of} but the adapters in {path} have {then!r}", hint)
+
+
+def _comparable(adapter: AdapterSpec, key: str) -> object:
+    """A setting as far as it changes tensors or what they compute."""
+    if key == "kind":
+        return "dora" if adapter.kind == "dora" else "lora"
+    value = getattr(adapter, key)
+    return sorted(value) if isinstance(value, list) else value
 
 
 def differences(ours: ModelSpec, theirs: ModelSpec, path: Path) -> Iterator[Issue]:

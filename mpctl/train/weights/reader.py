@@ -137,6 +137,13 @@ def rows_of_pairs(rows: range, period: int, first: int) -> Tensor:
     return ours + torch.where(place < 0, 0, paired - place)
 
 
+def as_pairs(rows: Tensor, pairs: tuple[int, int]) -> Tensor:
+    """Rows of ours in the order in which they are stored. pairs: as in names.Piece."""
+    stored = torch.empty_like(rows)
+    stored[rows_of_pairs(range(len(rows)), *pairs)] = rows
+    return stored
+
+
 def _scales(hub: Hub, name: str, rows: range, columns: range) -> Tensor:
     """[r, c] float32: the scale of each element of a part of an fp8 matrix."""
     path = hub.tensors[scale_of(name)].path

@@ -32,16 +32,17 @@ from mpctl.records.checkpoint.manifest import (
     damage_error,
     read_shard_record,
 )
-from mpctl.records.checkpoint.tensor_header import FP8
+from mpctl.records.checkpoint.saved_model import SavedModel
 from mpctl.records.checkpoint.verify import Progress, checkpoint_bytes, counted, ignore_progress
+from mpctl.spec.adapter import AdapterSpec
 from mpctl.spec.model import ModelSpec
-from mpctl.train.checkpoint.reader import OpenCheckpoint, padding_rows
 from mpctl.train.checkpoint.tensor_file import DTYPES, Entry, write_file
 from mpctl.train.weights.hub import INDEX, SINGLE, Hub, open_hub
 from mpctl.train.weights.names import Piece, Row, biases_of, get_scheme, rows_of
 from mpctl.train.weights.origin import FRAGMENT, longest_sequence, open_origin
-from mpctl.train.weights.reader import fill, router_biases, rows_of_pairs
+from mpctl.train.weights.reader import as_pairs, fill, router_biases
 from mpctl.train.weights.tokens import TOKENIZER, find_tokens, token_settings, write_tokenizer
+from mpctl.train.weights.values import Values, require_mergeable, router_biases_of, widest
 
 NO_TOKENIZER = "no tokenizer is known: text and the ids of special tokens are left out"
 SHARD_BYTES = 5_000_000_000  # transformers' own default for max_shard_size was 5GB
@@ -75,7 +76,7 @@ def import_weights(source: Path, out: Path, *, on_progress: Progress = ignore_pr
         checkpoint.mkdir(parents=True)
         issues: list[Issue] = []
         entries, placements = _entries_of_ours(hub, issues)
-        counter = counted("import", _total(entries), on_progress)
+        counter = counted("import", total_bytes(entries), on_progress)
         shard = ShardFile(name="shard-0", coords={"pp": 0, "tp": 0})
         digest = write_file(shard.path(checkpoint), entries, counter)
         ShardRecord.of(digest, placements, []).write(shard.record_path(checkpoint))
@@ -85,14 +86,14 @@ def import_weights(source: Path, out: Path, *, on_progress: Progress = ignore_pr
         has_tokenizer = (source / TOKENIZER).is_file()
         if has_tokenizer:
             shutil.copyfile(source / TOKENIZER, work / TOKENIZER)
-        (work / FRAGMENT).write_text(_fragment(hub.model, out.resolve(), tokenizer=has_tokenizer), "utf-8")
-        files = _files(work)
+        (work / FRAGMENT).write_text(fragment(hub.model, out.resolve(), tokenizer=has_tokenizer), "utf-8")
+        files = files_of(work)
     return Written(
         source=source,
         out=out,
         architecture=get_scheme(hub.model).architecture,
         parameters=_numel(hub.rows.values()),
-        bytes=_total(entries),
+        bytes=total_bytes(entries),
         dtype=_dtype(entries),
         files=files,
         notes=hub.notes,
@@ -105,8 +106,7 @@ def _entries_of_ours(hub: Hub, issues: list[Issue]) -> tuple[list[Entry], dict[s
     table = get_table(hub.model, tp=1)
     entries, placements = list[Entry](), dict[str, ParameterPlacement]()
     for weight in table.weights():
-        stored = {hub.tensors[piece.name].dtype for piece in hub.rows[weight.name].pieces}
-        dtype = _widest("BF16" if dtype == FP8 else dtype for dtype in stored)
+        dtype = widest(hub.tensors[piece.name].dtype for piece in hub.rows[weight.name].pieces)
         placements[weight.name] = ParameterPlacement.of(Shard(weight.shape))
         make = partial(_tensor, hub, weight.name, weight.shape, dtype, issues)
         entries.append(Entry(f"{weight.name}/value", dtype, weight.shape, make))
@@ -122,11 +122,15 @@ def _tensor(hub: Hub, name: str, shape: tuple[int, ...], dtype: str, issues: lis
     return tensor
 
 
-def _fragment(model: ModelSpec, out: Path, *, tokenizer: bool) -> str:
+def fragment(model: ModelSpec, out: Path, *, tokenizer: bool, adapter: AdapterSpec | None = None) -> str:
+    """The text of model.toml: a job that starts from `out`."""
     lines = ["[model]"]
     for key, value in model.model_dump(exclude_none=True).items():
         lines.append(f"{key} = {_toml(value)}")
     lines += ["", "[training]", f"init_from = {_toml(str(out))}"]
+    if adapter is not None:
+        lines += ["", "[training.adapter]"]
+        lines += [f"{key} = {_toml(value)}" for key, value in adapter.model_dump(exclude_defaults=True).items()]
     if tokenizer:
         lines += ["", "[data]", f"tokenizer = {_toml(str(out / TOKENIZER))}"]
     return "\n".join(lines) + "\n"
@@ -142,13 +146,17 @@ def _toml(value: Any) -> str:
 
 
 def export_weights(
-    run: Path, out: Path, *, shard_bytes: int = SHARD_BYTES, on_progress: Progress = ignore_progress
+    run: Path,
+    out: Path,
+    *,
+    shard_bytes: int = SHARD_BYTES,
+    dtype: str | None = None,
+    on_progress: Progress = ignore_progress,
 ) -> Written:
-    """A Hugging Face directory at `out` from a run's newest checkpoint, or an import's."""
+    """A Hugging Face directory at `out` from a run's newest checkpoint, or an import's; its adapters are merged into
+    the weights that they add to. dtype: to write, in safetensors' words; as stored when absent."""
     with staged_folder(out) as work:
-        saved = open_origin(run)
-        if isinstance(saved, Hub):
-            raise InputError.of("no-run", str(run), "is a Hugging Face directory already", "name a run of mpctl")
+        saved = open_run(run)
         model = saved.model
         if model.position == "rotary":  # a learned table has its rows
             model = model.model_copy(update={"max_positions": longest_sequence(saved)})
@@ -158,22 +166,21 @@ def export_weights(
         counter = counted("verify", checkpoint_bytes(saved.checkpoint), on_progress)
         for shard in saved.shards:  # InputError if its bytes are damaged
             read_shard_record(saved.checkpoint, shard.file, on_bytes=counter)
-        checkpoint, optional = OpenCheckpoint.of(saved.checkpoint), padding_rows(model)
-        entries = [
-            entry for row in rows.values() for entry in _entries_of_theirs(checkpoint, row, optional.get(row.name))
-        ]
+        values = Values.of(saved)
+        require_mergeable(values)
+        entries = [entry for row in rows.values() for entry in _entries_of_theirs(values, row, dtype)]
         dtype = _dtype(entries)  # of the parameters: biases are float32 in every model
-        entries += _bias_entries(checkpoint, model)
-        _write_sharded(work, entries, shard_bytes, counted("export", _total(entries), on_progress))
-        _write_json(work / "config.json", hub_config(model, dtype, ids))
+        entries += _bias_entries(saved, model)
+        _write_sharded(work, entries, shard_bytes, counted("export", total_bytes(entries), on_progress))
+        write_json(work / "config.json", hub_config(model, dtype, ids))
         notes = [NO_TOKENIZER] if tokens is None else write_tokenizer(work, tokens, model, scheme)
-        files = _files(work)
+        files = files_of(work)
     return Written(
         source=run,
         out=out,
         architecture=scheme.architecture,
         parameters=_numel(rows.values()),
-        bytes=_total(entries),
+        bytes=total_bytes(entries),
         dtype=dtype,
         step=saved.step,
         files=files,
@@ -182,36 +189,42 @@ def export_weights(
     )
 
 
-def _total(entries: Iterable[Entry]) -> int:
+def total_bytes(entries: Iterable[Entry]) -> int:
+    """Bytes of some tensors."""
     return sum(entry.bytes for entry in entries)
 
 
-def _entries_of_theirs(checkpoint: OpenCheckpoint, row: Row, first_optional: int | None) -> list[Entry]:
-    dtype = checkpoint.fields(row.name)["value"].dtype
-    make = partial(_piece, checkpoint, row, first_optional)
+def open_run(run: Path) -> SavedModel:
+    """A run or an import to export. Raises InputError for what is in Hugging Face's format already."""
+    saved = open_origin(run)
+    if isinstance(saved, Hub):
+        raise InputError.of("no-run", str(run), "is a Hugging Face directory already", "name a run of mpctl")
+    return saved
+
+
+def _entries_of_theirs(values: Values, row: Row, dtype: str | None) -> list[Entry]:
+    make, dtype = partial(_piece, values, row), dtype or values.dtype(row.name)
     return [Entry(p.name, dtype, p.shape, partial(make, p)) for p in row.pieces]
 
 
-def _bias_entries(checkpoint: OpenCheckpoint, model: ModelSpec) -> Iterator[Entry]:
+def _bias_entries(saved: SavedModel, model: ModelSpec) -> Iterator[Entry]:
     """The correction biases of routers; zeros, their initial values, for a layer that has none."""
-    count, saved = model.experts or 0, checkpoint.manifest.router_bias
+    count, known = model.experts or 0, router_biases_of(saved)
     for layer, name in biases_of(model).items():
-        values = saved.get(layer, [0.0] * count)
+        values = known.get(layer, [0.0] * count)
         if len(values) != count:
             why = f"router_bias of {layer} has {len(values)} values, the model {count} experts"
-            raise damage_error(checkpoint.folder / MANIFEST, why)
+            raise damage_error(saved.checkpoint / MANIFEST, why)
         yield Entry(name, "F32", (count,), partial(torch.tensor, values, dtype=torch.float32))
 
 
-def _piece(checkpoint: OpenCheckpoint, row: Row, first_optional: int | None, piece: Piece) -> Tensor:
+def _piece(values: Values, row: Row, piece: Piece) -> Tensor:
     """A tensor of theirs from our checkpoint."""
     part = Shard(row.shape, {dim: (span,) for dim, span in enumerate(piece.box)})
-    ours = checkpoint.part(row.name, "value", part, first_optional)
+    ours = values.part(row.name, part, merged=True)
     ours = ours.reshape(piece.shape[::-1] if piece.transposed else piece.shape)
     if piece.pairs is not None:
-        stored = torch.empty_like(ours)
-        stored[rows_of_pairs(range(len(ours)), *piece.pairs)] = ours
-        return stored
+        return as_pairs(ours, piece.pairs)
     return ours.T if piece.transposed else ours
 
 
@@ -230,7 +243,7 @@ def _write_sharded(work: Path, entries: list[Entry], limit: int, counter: OnByte
         name = f"model-{number:05}-of-{len(groups):05}.safetensors"
         write_file(work / name, group, counter)
         placed |= {entry.name: name for entry in group}
-    _write_json(work / INDEX, {"metadata": {"total_size": sum(entry.bytes for entry in entries)}, "weight_map": placed})
+    write_json(work / INDEX, {"metadata": {"total_size": sum(entry.bytes for entry in entries)}, "weight_map": placed})
 
 
 def hub_config(model: ModelSpec, dtype: str, ids: Mapping[str, int | None]) -> dict[str, Any]:
@@ -256,16 +269,14 @@ def _numel(rows: Iterable[Row]) -> int:
 
 def _dtype(entries: list[Entry]) -> str:
     """The widest stored dtype, which a loader needs to lose nothing."""
-    return _widest(entry.dtype for entry in entries)
+    return widest(entry.dtype for entry in entries)
 
 
-def _widest(dtypes: Iterable[str]) -> str:
-    return max(dtypes, key=list(reversed(DTYPES)).index)
-
-
-def _files(folder: Path) -> tuple[str, ...]:
+def files_of(folder: Path) -> tuple[str, ...]:
+    """The files of a folder by their paths in it."""
     return tuple(sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()))
 
 
-def _write_json(path: Path, document: Any) -> None:
+def write_json(path: Path, document: Any) -> None:
+    """Write a document as JSON."""
     path.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
