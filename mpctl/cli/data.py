@@ -9,8 +9,10 @@ import typer
 
 from mpctl.cli.hints import HintingGroup
 from mpctl.cli.options import AsJsonOption
+from mpctl.spec.chat import LossOn, Overflow, Packing
 
 if TYPE_CHECKING:
+    from mpctl.train.data.chat_samples import TextRun
     from mpctl.train.data.manifest import Prepared
 
 app = typer.Typer(cls=HintingGroup, pretty_exceptions_enable=False, no_args_is_help=True, add_completion=False)
@@ -126,6 +128,78 @@ def prepare(
 
 
 @app.command()
+def chat(
+    out: OutOption,
+    tokenizer: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE",
+            help="A tokenizer.json, or a folder with one, such as a Hugging Face model. The chat template is read from "
+            "chat_template.jinja or tokenizer_config.json next to it.",
+        ),
+    ],
+    seq_length: Annotated[int, typer.Option(help="Tokens of a row: the model's seq_length.")],
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SOURCE",
+            help=".jsonl files, or folders of some; .gz and .zst are decompressed. A line has `messages` (role, "
+            "content), `conversations` (from, value), or `prompt` and `completion`.",
+        ),
+    ],
+    template: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Chat template (Jinja) to use instead of the tokenizer's.")
+    ] = None,
+    loss_on: Annotated[
+        LossOn, typer.Option(help="completions: only what the assistant writes counts.")
+    ] = "completions",
+    packing: Annotated[
+        Packing,
+        typer.Option(
+            help="best-fit: several conversations a row, none cut; wrapped: end to end; none: one a row, padded. "
+            "Attention never crosses from one to another."
+        ),
+    ] = "best-fit",
+    overflow: Annotated[Overflow, typer.Option(help="What to do with conversations longer than a row.")] = "refuse",
+    vocab_size: Annotated[
+        int | None, typer.Option(help="Vocabulary of the model.", show_default="as the tokenizer has")
+    ] = None,
+    validation_fraction: ValidationFractionOption = 0.02,
+    seed: Annotated[int, typer.Option(help="Seed of the validation split and of the packing.")] = 1234,
+    encoding: EncodingOption = "utf-8",
+    date: Annotated[
+        str | None, typer.Option(help="Date that a template's strftime_now reads.", show_default="today")
+    ] = None,
+    overwrite: OverwriteOption = False,
+    as_json: AsJsonOption = False,
+) -> None:
+    """Turn conversations into tokens with a loss mask, packed into rows.
+
+    The same lines and settings give the same bytes on every machine. Ctrl-C leaves no files behind.
+    """
+    from mpctl.cli.signals import ended_by_signals
+    from mpctl.render.progress import TaskBar
+    from mpctl.train.data.chat_prepare import ChatSettings, prepare_chat
+
+    settings = ChatSettings(
+        tokenizer=str(tokenizer),
+        seq_length=seq_length,
+        template=None if template is None else str(template),
+        loss_on=loss_on,
+        packing=packing,
+        overflow=overflow,
+        vocab_size=vocab_size,
+        validation_fraction=validation_fraction,
+        seed=seed,
+        encoding=encoding,
+        date=date,
+    )
+    with ended_by_signals(f"{out} is as it was"), TaskBar(lines=True) as bar:
+        prepared = prepare_chat(sources, out, settings, overwrite=overwrite, on_progress=bar.update)
+    _print(prepared, as_json=as_json, first_lines=None)
+
+
+@app.command()
 def show(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of prepared data.")],
     hashes: Annotated[
@@ -134,14 +208,19 @@ def show(
             "--hashes", help="Also compare the sha256 of every file with the manifest, about a second per GB."
         ),
     ] = False,
+    row: Annotated[int, typer.Option(help="Of chat data, the row to show: what the loss counts, and what not.")] = 0,
     as_json: AsJsonOption = False,
 ) -> None:
     """Verify prepared data against its manifest; show its sizes and first lines."""
+    from mpctl.train.data.chat_samples import row_texts
     from mpctl.train.data.manifest import open_prepared
     from mpctl.train.data.prepare import first_lines
 
     prepared = open_prepared(folder, hashes=hashes)
-    _print(prepared, as_json=as_json, first_lines=first_lines(prepared))
+    if prepared.chat is None:
+        _print(prepared, as_json=as_json, first_lines=first_lines(prepared))
+    else:
+        _print(prepared, as_json=as_json, first_lines=None, row=row_texts(prepared, row))
 
 
 def _default_vocab_size(tokenizer: Path | None) -> int:
@@ -152,13 +231,14 @@ def _default_vocab_size(tokenizer: Path | None) -> int:
     return vocabulary_size(load_tokenizer(find_tokenizer(tokenizer)))
 
 
-def _print(prepared: Prepared, *, as_json: bool, first_lines: list[str] | None) -> None:
+def _print(
+    prepared: Prepared, *, as_json: bool, first_lines: list[str] | None, row: list[list[TextRun]] | None = None
+) -> None:
     from mpctl.render.data import print_prepared
     from mpctl.render.output import print_json
 
     if not as_json:
-        print_prepared(prepared, first_lines)
-    elif first_lines is None:
-        print_json(prepared.as_dict())
-    else:
-        print_json({**prepared.as_dict(), "first_lines": first_lines})
+        print_prepared(prepared, first_lines, row)
+        return
+    shown = {"first_lines": first_lines, "row": row}
+    print_json({**prepared.as_dict(), **{key: value for key, value in shown.items() if value is not None}})

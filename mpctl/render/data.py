@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rich.text import Text
+
 from mpctl.core.units import bytes_text, plural
-from mpctl.render.parts import Facts, Lines, Part, table_of
+from mpctl.render.parts import Facts, Lines, Part, Picture, table_of
 from mpctl.render.terminal import print_parts
 
 if TYPE_CHECKING:
+    from mpctl.train.data.chat_samples import TextRun
     from mpctl.train.data.extend import TokenizerExtension
-    from mpctl.train.data.manifest import Prepared
+    from mpctl.train.data.manifest import ChatRecord, Prepared
 
 
 LINE = 90  # characters of a line of a document that are shown
 MOST_HELD_OUT = 0.3  # largest --validation-fraction that is proposed
 
 
-def print_prepared(prepared: Prepared, first_lines: list[str] | None) -> None:
-    """Print the summary of prepared data on stdout. first_lines: of its first document, if read."""
-    print_parts(prepared_parts(prepared, first_lines))
+def print_prepared(
+    prepared: Prepared, first_lines: list[str] | None, row: Sequence[Sequence[TextRun]] | None = None
+) -> None:
+    """Print the summary of prepared data on stdout. first_lines: of its first document, if read; row: one of chat
+    data."""
+    print_parts(prepared_parts(prepared, first_lines, row))
 
 
-def prepared_parts(prepared: Prepared, first_lines: list[str] | None) -> Iterator[Part]:
+def prepared_parts(
+    prepared: Prepared, first_lines: list[str] | None, row: Sequence[Sequence[TextRun]] | None = None
+) -> Iterator[Part]:
     rows = [
         (name, f"{split.documents:,}", f"{split.tokens:,}", bytes_text(prepared.files[f"{name}.bin"].bytes))
         for name, split in (("train", prepared.train), ("validation", prepared.validation))
@@ -33,8 +41,21 @@ def prepared_parts(prepared: Prepared, first_lines: list[str] | None) -> Iterato
     yield Facts(list(_facts(prepared)))
     yield Lines("Made by", [command_line(prepared)], are_commands=True)
     yield Lines("Use it", list(_use(prepared)), are_commands=True)
+    if row:
+        yield Picture(letters=lambda: row_letters(row))
     if first_lines:
         yield Lines("First document", [f"│ {_cut(printable(line))}" for line in first_lines])
+
+
+def row_letters(row: Sequence[Sequence[TextRun]]) -> Iterator[Text]:
+    """The conversations of a row: what the loss counts between « and », the rest dimmed."""
+    yield Text("Row: the loss counts what stands between « and »", "bold")
+    for runs in row:
+        shown = Text("│ ")
+        for run in runs:
+            text = "\n│ ".join(map(printable, run["text"].split("\n")))
+            shown.append(f"«{text}»" if run["counted"] else text, None if run["counted"] else "dim")
+        yield shown
 
 
 def _cut(line: str) -> str:
@@ -43,6 +64,9 @@ def _cut(line: str) -> str:
 
 def _use(prepared: Prepared) -> Iterator[str]:
     """The command that trains the demo on the data; the smaller split can fill its sequence."""
+    if prepared.chat is not None:
+        yield f"mpctl launch demo {usage(prepared)} --set model.seq_length={prepared.chat.seq_length}"
+        return
     from mpctl.model.families import least_tokens, seq_length_for
     from mpctl.spec.load import load_job
 
@@ -66,6 +90,8 @@ def _use(prepared: Prepared) -> Iterator[str]:
 
 def _facts(prepared: Prepared) -> Iterator[tuple[str, str]]:
     yield from _corpus_facts(prepared)
+    if prepared.chat is not None:
+        yield from _chat_facts(prepared.chat)
     used = prepared.tokenizer_vocab_size
     stored = f"stored as {prepared.dtype}"
     yield "vocabulary", f"{prepared.vocab_size:,} entries, {used:,} of them in use, {stored}"
@@ -73,6 +99,23 @@ def _facts(prepared: Prepared) -> Iterator[tuple[str, str]]:
         yield "extension", _extension(prepared.extension)
     for name, file in prepared.files.items():
         yield name, f"{bytes_text(file.bytes)}, sha256 {file.sha256[:12]}"
+
+
+def _chat_facts(chat: ChatRecord) -> Iterator[tuple[str, str]]:
+    for name, split in chat.splits.items():
+        places = split.rows * chat.seq_length
+        yield (
+            f"{name} rows",
+            f"{split.rows:,} of {chat.seq_length:,} tokens, {split.tokens / places:.1%} filled; the loss counts "
+            f"{split.counted:,} of {split.tokens:,} tokens",
+        )
+        if split.too_long:
+            done = {"truncate": "cut", "split": "split"}.get(chat.overflow, "left out")
+            done = "split" if chat.packing == "wrapped" else done
+            yield f"! {name}", f"{plural(split.too_long, 'conversation')} longer than a row, {done}"
+        if split.unused:
+            yield f"! {name}", f"{plural(split.unused, 'piece')} left out, of which the loss counts no token"
+    yield "packing", f"{chat.packing}, loss on {chat.loss_on}"
 
 
 def _corpus_facts(prepared: Prepared) -> Iterator[tuple[str, str]]:
@@ -137,7 +180,8 @@ def command_line(prepared: Prepared) -> str:
         for part in (f"--{name.replace('_', '-')}", *(() if value is True else (str(value),)))
     ]
     out = ("--out", str(prepared.path))
-    return shlex.join(["mpctl", "data", "prepare", *prepared.sources, *out, *options])
+    verb = "prepare" if prepared.chat is None else "chat"
+    return shlex.join(["mpctl", "data", verb, *prepared.sources, *out, *options])
 
 
 def usage(prepared: Prepared) -> str:

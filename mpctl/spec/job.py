@@ -14,11 +14,12 @@ from pydantic import Field, ValidationError
 from mpctl.core.axes import AXIS_NAMES, FILLING
 from mpctl.core.units import plural
 from mpctl.spec.base import Bytes, CountOrZero, DType, Probability, StrictModel
+from mpctl.spec.chat import ChatSpec, PackedAttention
 from mpctl.spec.cluster import ClusterSpec, DeviceSpec
 from mpctl.spec.launch import LAUNCHED_AS, LaunchedKind, LaunchSpec
 from mpctl.spec.model import ModelSpec, without_derived
 from mpctl.spec.parallel import ParallelSpec
-from mpctl.spec.training import TrainingSpec
+from mpctl.spec.training import DEFAULT_RUNTIME, TrainingSpec
 
 
 class DataSpec(StrictModel):
@@ -43,6 +44,9 @@ class DataSpec(StrictModel):
     )
     encoding: str = Field(
         "utf-8", description="encoding of the corpus' text and .jsonl files, such as latin-1 or utf-16"
+    )
+    chat: ChatSpec | None = Field(
+        None, description="the corpus holds conversations, .jsonl lines of messages; text when absent"
     )
 
 
@@ -115,6 +119,16 @@ class JobSpec(StrictModel):
         etp is set."""
         has_some = self.model is not None and self.model.experts is not None
         return has_some or self.parallel.ep > 1 or self.parallel.etp > 1
+
+    @property
+    def packed_attention(self) -> PackedAttention | None:
+        """How attention keeps apart the conversations of a row; None where rows are not packed. mpctl's own kernels
+        have a mask, those of others skip other conversations' keys."""
+        chat = self.data.chat
+        if chat is None or not chat.is_packed:
+            return None
+        is_own = self.training.runtime == DEFAULT_RUNTIME
+        return PackedAttention(is_own, 0.0 if is_own else chat.mean_length or 0.0)
 
     @property
     def label(self) -> str:

@@ -31,6 +31,7 @@ from pydantic import ValidationError
 
 from mpctl.core.errors import InputError, Issue
 from mpctl.spec.base import StrictModel
+from mpctl.spec.chat import with_prepared_chat
 from mpctl.spec.cluster import ClusterSpec, DeviceSpec
 from mpctl.spec.job import JobSpec, complete, open_settings_of
 from mpctl.spec.model import ModelSpec, with_positions, without_derived
@@ -150,6 +151,11 @@ def _merged(raw: Raw, overrides: Mapping[str, Any], notes: Notes) -> Raw:
             raw = without(raw, where.split("."))
             notes.forget(tuple(where.split(".")))
     merged: Raw = resolve(raw, nested(overrides), notes)
+    if isinstance(data := merged.get("data"), dict):
+        try:
+            merged["data"] = with_prepared_chat(data)
+        except InputError as error:
+            notes.issues.extend(error.issues)
     return merged
 
 

@@ -24,6 +24,7 @@ SETTINGS = (
     ("data", "tokenizer"),
     ("data", "corpus"),
     ("data", "validation"),
+    ("data", "chat", "template"),
     ("training", "init_from"),
     ("model", "hf_config"),
     ("launch", "ssh", "hostfile"),

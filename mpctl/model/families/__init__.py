@@ -15,9 +15,10 @@ from mpctl.spec.families import ENTRY_POINT_GROUP, PromptForm, builtin_families,
 from mpctl.spec.model import ModelSpec
 
 if TYPE_CHECKING:  # a plan without a model never pays for these
-    from mpctl.model.families.description import ModelFamily
+    from mpctl.model.families.description import BatchArray, ModelFamily
     from mpctl.model.operators.table import OperatorTable
     from mpctl.spec.adapter import AdapterSpec
+    from mpctl.spec.chat import ChatSpec, PackedAttention
 
 
 def get_family(name: str) -> ModelFamily:
@@ -46,19 +47,38 @@ def all_builtin() -> list[ModelFamily]:
 
 
 def get_table(
-    model: ModelSpec, *, tp: int, freeze: Sequence[str] = (), adapter: AdapterSpec | None = None
+    model: ModelSpec,
+    *,
+    tp: int,
+    freeze: Sequence[str] = (),
+    adapter: AdapterSpec | None = None,
+    packed: PackedAttention | None = None,
 ) -> OperatorTable:
     """The operator table of the model's family.
 
     tp: tensor-parallel size, to a multiple of which vocabularies are padded. freeze: patterns of
-    the parameters that are not trained (`training.freeze`). adapter: by which it is trained.
+    the parameters that are not trained (`training.freeze`). adapter: by which it is trained. packed: how attention
+    keeps apart the samples of a row of several.
     """
     table = get_family(model.family).operator_table(model, tp=tp)
+    if packed is not None:
+        from mpctl.model.operators.layer import with_packed_rows
+
+        table = replace(table, stacks=with_packed_rows(table.stacks, packed))
     if adapter is not None:
         from mpctl.model.operators.adapters import adapted
 
         table = replace(table, stacks=adapted(table.stacks, model, adapter), adapter=adapter)
     return replace(table, freeze=tuple(freeze)) if freeze else table
+
+
+def batch_arrays(model: ModelSpec, chat: ChatSpec | None) -> dict[str, BatchArray]:
+    """The arrays of a batch by name; chat: of a job that trains on conversations."""
+    family = get_family(model.family)
+    further = dict(family.chat_arrays if chat is not None else {})
+    if chat is not None and not chat.is_packed:
+        further.pop("places", None)
+    return {**family.batch_arrays, **further}
 
 
 def special_tokens(model: ModelSpec) -> tuple[str, ...]:

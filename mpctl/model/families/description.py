@@ -8,7 +8,7 @@ samples) stays in other files of the folder and is named here by its import path
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -59,9 +59,10 @@ class ModelFamily(FamilyDefaults):
     its module runs, 1d alone by default. grouped_queries: whether kv_heads may differ from heads.
     shortest_sequence: the least `model.seq_length` that holds a sample.
 
-    batch_arrays: the arrays of a batch by name, as its samples make them. special_tokens: names of
-    the tokens that its samples contain in addition to text. least_tokens: tokens of text that a
-    split of prepared data must hold for one epoch.
+    batch_arrays: the arrays of a batch by name, as its samples make them; chat_arrays: those that
+    conversations have in addition (`places` where rows are packed), empty for a family that does
+    not train on them. special_tokens: names of the tokens that its samples contain in addition to
+    text. least_tokens: tokens of text that a split of prepared data must hold for one epoch.
 
     target_length: for a family with a decoder, the least decoder_seq_length that its samples need
     for a seq_length; such a model must give decoder_layers and decoder_seq_length. None where the
@@ -81,6 +82,7 @@ class ModelFamily(FamilyDefaults):
     positions: tuple[str, ...]
     batch_arrays: Mapping[str, BatchArray]
     least_tokens: Callable[[ModelSpec], int]
+    chat_arrays: Mapping[str, BatchArray] = field(default_factory=dict)
     norm_orders: tuple[NormOrder, ...] = ("pre",)
     tensor_modes: tuple[str, ...] = ("1d",)
     grouped_queries: bool = True

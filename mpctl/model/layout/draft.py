@@ -56,7 +56,11 @@ class LayoutDraft:
 
         job = self.job
         return self._table or get_table(
-            self.model, tp=job.parallel.tp, freeze=job.training.freeze, adapter=job.training.adapter
+            self.model,
+            tp=job.parallel.tp,
+            freeze=job.training.freeze,
+            adapter=job.training.adapter,
+            packed=job.packed_attention,
         )
 
     @cached_property

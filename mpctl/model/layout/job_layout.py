@@ -103,7 +103,13 @@ class JobLayout:
         where the layers cannot be divided over the stages."""
         if job.model is None:
             raise InputError.of("no-model", "model", "a layout needs a model", "name one: model")
-        table = get_table(job.model, tp=job.parallel.tp, freeze=job.training.freeze, adapter=job.training.adapter)
+        table = get_table(
+            job.model,
+            tp=job.parallel.tp,
+            freeze=job.training.freeze,
+            adapter=job.training.adapter,
+            packed=job.packed_attention,
+        )
         return cls.assemble(job, job.model, table, job_stages(job, table.layers))
 
     @classmethod

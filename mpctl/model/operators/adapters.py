@@ -17,7 +17,6 @@ a rank holds all of A and 4 rows of B, 24.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from itertools import accumulate, pairwise, zip_longest
 from typing import NamedTuple
 
@@ -95,14 +94,7 @@ def adapter_name(product: str, part: str = "") -> str:
 
 def adapted(stacks: Sequence[LayerStack], model: ModelSpec, adapter: AdapterSpec) -> tuple[LayerStack, ...]:
     """The stacks with the products of an adapter. Layers of one kind stay one object."""
-    return tuple(_adapted_stack(stack, model, adapter) for stack in stacks)
-
-
-def _adapted_stack(stack: LayerStack, model: ModelSpec, adapter: AdapterSpec) -> LayerStack:
-    kinds = {id(block): _adapted_group(block, model, adapter) for block in stack.kinds}
-    ends = (_adapted_group(end, model, adapter) for end in (stack.entry, stack.exit))
-    entry, exit_ = ends
-    return replace(stack, blocks=tuple(kinds[id(block)] for block in stack.blocks), entry=entry, exit=exit_)
+    return tuple(stack.mapped(lambda group: _adapted_group(group, model, adapter)) for stack in stacks)
 
 
 def _adapted_group(group: OperatorGroup, model: ModelSpec, adapter: AdapterSpec) -> OperatorGroup:

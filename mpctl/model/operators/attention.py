@@ -35,8 +35,10 @@ class AttentionOp(NamedTuple):
     has_bias: a learned bias per head is added to the scores (T5's relative positions).
     has_slopes: a bias per head that follows from the distance is added to them (ALiBi).
     has_sample_mask: each sample has a different mask [s, s] (GLM), so that masks have a batch
-    dimension. window: the number of keys that a query of a causal attention sees, itself included;
-    0 for all. is_rotary: rotary positions are applied to queries and keys. has_norms: queries and
+    dimension. segment: in rows of several samples, of which a query sees its own, the mean length
+    of these where kernels skip the other keys; 0 for the full row. window: the number of keys that a
+    query of a causal attention sees, itself included; 0
+    for all. is_rotary: rotary positions are applied to queries and keys. has_norms: queries and
     keys are normalized; norms_width: over all heads together. latent: multi-head
     latent attention: width of what keys and values are computed from, positions included, which cp
     exchanges in their place; 0 for others.
@@ -51,6 +53,7 @@ class AttentionOp(NamedTuple):
     has_bias: bool = False
     has_slopes: bool = False
     has_sample_mask: bool = False
+    segment: float = 0.0
     window: int = 0
     is_rotary: bool = False
     has_norms: bool = False
@@ -79,7 +82,13 @@ class AttentionOp(NamedTuple):
 
         >>> AttentionOp("attention", is_causal=True, window=2).counted_pairs(8, 8)
         28
+        >>> AttentionOp("attention", is_causal=True, segment=2.5).counted_pairs(8, 8)
+        20
         """
+        if self.segment and keys:
+            length = min(self.segment, keys)
+            seen = min(self.window or length, length)
+            return round(queries * (2 * length - seen) * seen / length)
         if not self.window or not keys:  # cp may be larger than the sequence, which a rule refuses
             return queries * keys
         return queries * (2 * keys - self.window) * self.window // keys

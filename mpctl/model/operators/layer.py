@@ -19,14 +19,15 @@ the activation, mlp.experts.down, the combination, and the shared experts' MLP.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple, Protocol, TypeAlias, Union
 
 from mpctl.model.operators.activation_shapes import OF_LATENTS, ActivationShapes, Saved, SavedTensor, Width, is_outer
 from mpctl.model.operators.attention import AttentionOp as AttentionOp
 from mpctl.model.operators.matmul import MODULES, Dims, MatMul, ParameterSpec, saved_dims
+from mpctl.spec.chat import PackedAttention
 
 INPUT = "input"
 SOURCE = "source"  # the result of the stack before, which cross attention reads
@@ -360,6 +361,12 @@ class LayerStack:
     exit: OperatorGroup = OperatorGroup()
     shared: tuple[ParameterSpec, ...] = ()
 
+    def mapped(self, change: Callable[[OperatorGroup], OperatorGroup]) -> LayerStack:
+        """The stack with every layer and end changed. Layers of one kind stay one object."""
+        kinds = {id(block): change(block) for block in self.kinds}
+        blocks = tuple(kinds[id(block)] for block in self.blocks)
+        return replace(self, blocks=blocks, entry=change(self.entry), exit=change(self.exit))
+
     @property
     def layers(self) -> int:
         """The number of its layers."""
@@ -388,3 +395,19 @@ class LayerStack:
     def figure_name(self) -> str:
         """The stack in the name of a figure: `encoder-blocks`."""
         return self.title.replace(" ", "-")
+
+
+def with_packed_rows(stacks: Iterable[LayerStack], packed: PackedAttention) -> tuple[LayerStack, ...]:
+    """The stacks of a model whose rows hold several samples, which attention keeps apart."""
+
+    def changed(one: Operation) -> Operation:
+        if isinstance(one, OperatorGroup):
+            return layer(one)
+        if isinstance(one, AttentionOp):
+            return one._replace(has_sample_mask=packed.has_mask, segment=packed.segment)
+        return one
+
+    def layer(group: OperatorGroup) -> OperatorGroup:
+        return OperatorGroup(tuple(map(changed, group.operations)))
+
+    return tuple(stack.mapped(layer) for stack in stacks)

@@ -27,7 +27,13 @@ from mpctl.spec.model import ModelSpec
 def job_costs(job: JobSpec) -> LayerCosts:
     """The costs of a job's layers; the job must have a model that the other rules accept."""
     assert job.model is not None
-    table = get_table(job.model, tp=job.parallel.tp, freeze=job.training.freeze, adapter=job.training.adapter)
+    table = get_table(
+        job.model,
+        tp=job.parallel.tp,
+        freeze=job.training.freeze,
+        adapter=job.training.adapter,
+        packed=job.packed_attention,
+    )
     return layer_costs(job, job.model, table)
 
 

@@ -23,7 +23,7 @@ from functools import lru_cache
 from itertools import groupby
 from typing import NamedTuple
 
-from mpctl.model.families import get_family
+from mpctl.model.families import batch_arrays
 from mpctl.model.layout.job_layout import JobLayout
 from mpctl.model.operators.activation_shapes import ActivationShapes
 from mpctl.model.operators.kernel_sets import COPIES_IN_FLIGHT
@@ -86,7 +86,7 @@ class LayerBytes(NamedTuple):
 def stage_chunks(layout: JobLayout, stage: int, shapes: ActivationShapes) -> tuple[ChunkBytes, ...]:
     """Bytes of activations of one micro batch in each chunk of a stage; shapes: the layout's."""
     model = layout.model
-    arrays = tuple(array.dims for array in get_family(model.family).batch_arrays.values())
+    arrays = tuple(array.dims for array in batch_arrays(model, layout.job.data.chat).values())
     rest = arrays, model.tied_embeddings
     kinds, order = layout.table.once(("parts", layout.stage_classes[stage]), lambda: _kinds(layout.chunks(stage)))
     sizes = [_chunk(shapes, parts, *rest) for parts in kinds]

@@ -127,7 +127,7 @@ class AttentionTimer:
 
 def fused_pairs(layout: JobLayout, core: AttentionOp, queries: int, keys: int) -> float:
     """Pairs of a query and a key that a fused kernel computes for one sample."""
-    makes_mask = bool(core.window or core.has_slopes) and not fuses_variants(layout)
+    makes_mask = bool(core.window or core.has_slopes or core.has_sample_mask) and not fuses_variants(layout)
     if makes_mask and kernels_of(layout).attention == "torch":
         return float(queries * keys)
     return core.seen_pairs(queries, keys)

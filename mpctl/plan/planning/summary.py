@@ -263,6 +263,8 @@ def main_figures(plan: Plan) -> Iterator[tuple[str, str]]:
         if (entry := adapter_entry(estimate.layout)) is not None:
             yield "adapter", adapter_text(entry)
     yield from _time_figures(plan, estimate.time)
+    if text := chat_text(estimate):
+        yield "chat rows", text
     if text := routing_text(estimate):
         yield "routing", text
     if estimate.layout.profile.runs.launched:
@@ -273,6 +275,28 @@ def main_figures(plan: Plan) -> Iterator[tuple[str, str]]:
 
     if advice := saving_advice(plan):
         yield "saving", advice
+
+
+def chat_text(estimate: Estimate) -> str:
+    """Rows of conversations: how far they are filled and counted, with the tokens/s that remain, and which pairs
+    attention computes; empty for text."""
+    job, row = estimate.layout.job, estimate.layout.model.seq_length
+    chat, rate = job.data.chat, estimate.tokens_per_second
+    if chat is None:
+        return ""
+    parts, counts = [], {"no padding": chat.real_tokens(row), "counted by the loss": chat.row_counted}
+    for name, tokens in counts.items():
+        if tokens is not None:
+            speed = "" if rate is None else f", {count_text(rate * tokens / row)} tokens/s"
+            parts.append(f"{tokens / row:.0%} are {name}{speed}")
+    parts = parts or ["taken as full (data.chat.row_tokens sets it)"]
+    packed = job.packed_attention
+    if packed is not None and packed.segment:
+        parts.append(f"attention within conversations of {packed.segment:,.0f} tokens")
+    elif packed is not None:
+        unknown = "" if packed.has_mask else " (data.chat.mean_length sets it)"
+        parts.append(f"attention of the full row{', under a mask' if packed.has_mask else unknown}")
+    return "; ".join(parts)
 
 
 def routing_text(estimate: Estimate) -> str:

@@ -19,7 +19,18 @@ from typing import NamedTuple
 
 from mpctl.core.errors import Issue, Offer, Status
 from mpctl.model.layout.draft import LayoutDraft
-from mpctl.plan.rules import adapters, experts, launched, layout, model, optimizers, runtime, tensor_mode, training
+from mpctl.plan.rules import (
+    adapters,
+    chat,
+    experts,
+    launched,
+    layout,
+    model,
+    optimizers,
+    runtime,
+    tensor_mode,
+    training,
+)
 from mpctl.plan.rules.check import MOST_OFFERED, Check, way_out
 from mpctl.spec.job import JobSpec, changed_job
 from mpctl.spec.model import ModelSpec
@@ -82,6 +93,7 @@ RULES: tuple[Rule, ...] = (
     Rule(adapters.base_rules, {"cluster", "training"}),
     Rule(optimizers.optimizer_rules, {"cluster", "launch", "training"}),
     Rule(optimizers.offload_rules, BATCH),
+    Rule(chat.chat_rules, SHAPE | {"data", "training"}),
     Rule(training.dtype_rules, {"cluster", "training"}, WARNING),
     Rule(training.slow_dtype, {"cluster", "training"}, WARNING),
 )

@@ -104,8 +104,9 @@ class LayoutEvaluator:
 
     def table(self, tp: int) -> OperatorTable:
         """The model's operators on tp ranks."""
-        freeze, adapter = self.space.job.training.freeze, self.space.job.training.adapter
-        return self.cached(tp, lambda: get_table(self.model, tp=tp, freeze=freeze, adapter=adapter))
+        job = self.space.job
+        freeze, adapter, packed = job.training.freeze, job.training.adapter, job.packed_attention
+        return self.cached(tp, lambda: get_table(self.model, tp=tp, freeze=freeze, adapter=adapter, packed=packed))
 
     def network(self, layout: LayoutSettings) -> Network:
         """The links of the cluster as the layout's groups use them."""

@@ -13,6 +13,7 @@ from mpctl.records.checkpoint.folder import newest_checkpoint
 from mpctl.records.checkpoint.manifest import MANIFEST, sha256
 from mpctl.records.checkpoint.verify import find_damage
 from mpctl.records.rundir.directory import RunDir
+from mpctl.spec.chat import AS_PREPARED
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
 
@@ -84,8 +85,10 @@ def _prepared(job: JobSpec, model: ModelSpec, path: Path) -> Iterator[Issue]:
         yield from error.issues
         return
     yield from _vocabulary(model, prepared.tokenizer_path, prepared.tokenizer_vocab_size)
-    validations = [other.validation for other in (prepared, *others.values())]
-    for split in (prepared.train, *validations):
+    for one in (prepared, *others.values()):
+        yield from _chat(job, model, one, is_main=one is prepared)
+    validations = [other.validation for other in (prepared, *others.values()) if other.chat is None]
+    for split in (prepared.train, *validations) if prepared.chat is None else validations:
         is_needed = split is prepared.train or job.training.eval_samples > 0
         if is_needed and split.tokens < (least := least_tokens(model)):
             yield Issue(
@@ -94,6 +97,30 @@ def _prepared(job: JobSpec, model: ModelSpec, path: Path) -> Iterator[Issue]:
                 f"{split.prefix} has {split.tokens} tokens, but a sample of {model.seq_length} takes {least}",
                 _more_tokens(model, split, prepared),
             )
+
+
+def _chat(job: JobSpec, model: ModelSpec, prepared: Prepared, *, is_main: bool) -> Iterator[Issue]:
+    """Prepared chat data has rows of the model's length, and is what the job says that it is."""
+    chat, named = prepared.chat, job.data.chat
+    if chat is not None and chat.seq_length != model.seq_length:
+        yield Issue(
+            "chat-seq-length",
+            "model.seq_length",
+            f"{model.seq_length}, but the rows of {prepared.path} hold {chat.seq_length} tokens",
+            f"use model.seq_length {chat.seq_length}, or `mpctl data chat` with --seq-length {model.seq_length}",
+        )
+    if not is_main or (chat is None and named is None):
+        return
+    if chat is None or named is None:
+        holds, says = ("text", "conversations") if chat is None else ("conversations", "text")
+        message = f"{prepared.path} holds {holds}, but the job is of {says}"
+        hint = "leave [data.chat] out, or use `mpctl data chat`" if chat is None else "name it: data.path"
+        yield Issue("chat-as-prepared", "data.chat", message, hint)
+        return
+    for key in AS_PREPARED:
+        if (was := getattr(chat, key)) != (now := getattr(named, key)):
+            message = f"{now}, but {prepared.path} was prepared with {was}"
+            yield Issue("chat-as-prepared", f"data.chat.{key}", message, f"use {was}, or prepare the data again")
 
 
 def _more_tokens(model: ModelSpec, split: Split, prepared: Prepared) -> str:
@@ -124,12 +151,20 @@ def _vocabulary(model: ModelSpec, tokenizer: Path, words: int) -> Iterator[Issue
 
 
 def _corpus(job: JobSpec) -> Iterator[Issue]:
+    from mpctl.train.data.conversations import find_chat_files
     from mpctl.train.data.corpus import find_files
+    from mpctl.train.data.texts import Findings
     from mpctl.train.data.tokenizer import find_tokenizer
 
     data = job.data
+    if data.chat is not None and data.tokenizer is None:
+        message = "conversations need the tokenizer of the model, with its chat template"
+        yield Issue("chat-tokenizer", "data.tokenizer", message, "name its folder: --set data.tokenizer=FOLDER")
     try:
-        find_files(data.corpus or [], max_bytes=data.max_bytes, encoding=data.encoding)
+        if data.chat is not None:
+            find_chat_files(data.corpus or [], Findings(), data.encoding)
+        else:
+            find_files(data.corpus or [], max_bytes=data.max_bytes, encoding=data.encoding)
     except InputError as error:
         yield from error.issues
     if data.tokenizer is not None and not find_tokenizer(Path(data.tokenizer)).is_file():

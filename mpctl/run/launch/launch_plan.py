@@ -191,6 +191,7 @@ def resolved_job(plan: Plan, machine: Machine, *, hosts: int = 1) -> JobSpec:
             "tokenizer": absolute(job.data.tokenizer),
             "corpus": None if job.data.corpus is None else [absolute(source) for source in job.data.corpus],
             "validation": {name: absolute(path) for name, path in job.data.validation.items()},
+            "chat": job.data.chat and job.data.chat.model_copy(update={"template": absolute(job.data.chat.template)}),
         }
     )
     initial = _pinned(job.training.init_from)

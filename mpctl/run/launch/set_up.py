@@ -81,6 +81,22 @@ def prepare_data(plan: LaunchPlan, on_progress: Progress, out: Path) -> Prepared
     if data.path is not None or (out / MANIFEST).exists():
         return None
     assert model is not None and data.corpus is not None
+    if data.chat is not None:
+        from mpctl.train.data.chat_prepare import ChatSettings, prepare_chat
+
+        settings = ChatSettings(
+            tokenizer=data.tokenizer or "",
+            seq_length=model.seq_length,
+            template=data.chat.template,
+            loss_on=data.chat.loss_on,
+            packing=data.chat.packing,
+            overflow=data.chat.overflow,
+            vocab_size=model.vocab,
+            validation_fraction=data.validation_fraction,
+            seed=plan.job.training.seed,
+            encoding=data.encoding,
+        )
+        return prepare_chat(data.corpus, out, settings, on_progress=on_progress)
     tokenizer = None if data.tokenizer is None else Path(data.tokenizer)
     known = {} if tokenizer is None else added_tokens(find_tokenizer(tokenizer))
     reserved = len(missing_tokens(known, special_tokens(model)))

@@ -218,6 +218,10 @@ class IndexedDataset:
     def document_lengths(self) -> NDArray[np.int64]:
         return np.diff(self._starts)
 
+    def all_tokens(self) -> NDArray[Any]:
+        """The tokens of all documents, end to end: a read-only view in the file's dtype."""
+        return self._bin
+
     def document(self, i: int, start: int = 0, stop: int | None = None) -> NDArray[Any]:
         """Tokens [start, stop) of document i: a read-only view in the file's dtype."""
         if not 0 <= i < len(self):

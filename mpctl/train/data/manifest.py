@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationErr
 from typing_extensions import TypedDict  # pydantic needs it before Python 3.12
 
 from mpctl.core.errors import InputError, Issue
+from mpctl.spec.chat import LossOn, Overflow, Packing
 from mpctl.train.data.extend import EXTENSION, TokenizerExtension, read_extension
 from mpctl.train.data.indexed import IndexedDataset
 
@@ -26,6 +27,9 @@ MANIFEST = "data.json"
 SPLITS = ("train", "validation")
 TOKENIZER = "tokenizer.json"
 FILES = ("train.bin", "train.idx", "validation.bin", "validation.idx", TOKENIZER)
+MASK, PACKS = "mask", "packs"
+CHAT_FILES = tuple(f"{split}.{part}.{end}" for split in SPLITS for part in (MASK, PACKS) for end in ("bin", "idx"))
+TEMPLATE = "chat_template.jinja"
 CORPUS = ("files", "texts", "documents", "bytes")
 LONGEST_MANIFEST = 2**20
 AGAIN = "run `mpctl data prepare` with --overwrite"
@@ -57,6 +61,31 @@ class Split(BaseModel):
         return IndexedDataset(self.prefix)
 
 
+class ChatSplit(BaseModel):
+    """The rows of a split of chat data. tokens: of conversations, without padding; counted: of these in the loss;
+    squares: sum of the squared lengths of the pieces that attention keeps apart. too_long: conversations that are
+    longer than a row, which were cut or left out; unused: left out, as no token of them counts."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+    rows: NonNegativeInt
+    tokens: NonNegativeInt
+    counted: NonNegativeInt
+    squares: NonNegativeInt
+    too_long: NonNegativeInt
+    unused: NonNegativeInt
+
+
+class ChatRecord(BaseModel):
+    """What makes prepared data chat data: how conversations became rows of seq_length tokens."""
+
+    model_config = ConfigDict(frozen=True)
+    seq_length: NonNegativeInt
+    loss_on: LossOn
+    packing: Packing
+    overflow: Overflow
+    splits: dict[str, ChatSplit]
+
+
 class TallyRecord(TypedDict):
     """Number of occurrences and of files with them, and the first of their names."""
 
@@ -72,7 +101,8 @@ class Prepared(BaseModel):
     were cut into, bytes. vocab_size is the size the model gets; tokenizer_vocab_size, what the
     tokenizer uses of it. skipped: by reason, the files, folders or texts that were skipped;
     undecodable: characters that could not be decoded; manifests of earlier versions have neither.
-    extension: the meaning of the ids that were added to an older tokenizer.
+    chat: set if it holds conversations. extension: the meaning of the ids that were added to an older
+    tokenizer.
     """
 
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
@@ -88,6 +118,7 @@ class Prepared(BaseModel):
     end_of_text_id: NonNegativeInt
     dtype: str
     files: dict[str, FileRecord]
+    chat: ChatRecord | None = None
     extension: TokenizerExtension | None = Field(default=None, exclude=True)
 
     @cached_property
@@ -110,6 +141,8 @@ class Prepared(BaseModel):
         """The manifest; its only paths are those of the settings, and it has no dates."""
         record = self.model_dump(mode="json")
         files, origin = record.pop("files"), {}
+        if self.chat is None:
+            del record["chat"]
         if self.extension is not None:
             old = self.extension
             origin["extended_from"] = {"vocab_size": old.old_vocab_size, "tokenizer_sha256": old.old_tokenizer_sha256}
@@ -122,7 +155,12 @@ class Prepared(BaseModel):
         for name, wanted in parts:
             if lacking := [key for key in wanted if key not in getattr(self, name)]:
                 raise ValueError(f"{name} has no {lacking[0]}")
-        if extra := self.files.keys() - {*FILES, EXTENSION}:
+        if self.chat is not None and (lacking := [name for name in CHAT_FILES if name not in self.files]):
+            raise ValueError(f"files has no {lacking[0]}")
+        if self.chat is not None and (self.chat.splits.keys() != set(SPLITS) or not self.chat.splits[SPLITS[0]].rows):
+            raise ValueError("chat has no rows to train on")
+        known = {*FILES, EXTENSION, *((*CHAT_FILES, TEMPLATE) if self.chat is not None else ())}
+        if extra := self.files.keys() - known:
             raise ValueError(f"{min(extra)} is no file of prepared data")
         return self
 

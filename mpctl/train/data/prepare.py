@@ -37,7 +37,18 @@ from mpctl.train.data.extend import (
     read_extension,
 )
 from mpctl.train.data.indexed import IndexedWriter, token_dtype
-from mpctl.train.data.manifest import FILES, MANIFEST, SPLITS, TOKENIZER, FileRecord, Prepared, Split, open_prepared
+from mpctl.train.data.manifest import (
+    CHAT_FILES,
+    FILES,
+    MANIFEST,
+    SPLITS,
+    TEMPLATE,
+    TOKENIZER,
+    FileRecord,
+    Prepared,
+    Split,
+    open_prepared,
+)
 from mpctl.train.data.texts import Findings, Reading, read_texts
 from mpctl.train.data.tokenizer import (
     Progress,
@@ -214,7 +225,7 @@ def prepare(
     with workplace(out, overwrite=overwrite) as work:
         findings = Findings(text_key)
         files = find_files(sources, max_bytes=max_bytes, encoding=encoding, findings=findings)
-        _check_outside(out, [file.path for file in files])
+        check_outside(out, [file.path for file in files])
         corpus = count_corpus(files, report, Reading(encoding, text_key), findings)
         held_out = validates(corpus.documents, validation_fraction, seed)
         extension = _make_tokenizer(corpus, held_out, settings, given, work, report)
@@ -241,11 +252,18 @@ def prepare(
         )
         (work / MANIFEST).write_text(json.dumps(prepared.as_dict(), indent=2) + "\n")
         publish(work, out, names, last=MANIFEST)
-        if extension is None:
-            with suppress(InputError):  # a foreign file of that name stays
-                read_extension(out / EXTENSION)
-                (out / EXTENSION).unlink()
+        remove_others(out, names)
     return open_prepared(out)
+
+
+def remove_others(out: Path, names: Sequence[str]) -> None:
+    """Remove what prepared data of another kind left in a folder, next to files of these names."""
+    for name in {*CHAT_FILES, TEMPLATE}.difference(names):
+        (out / name).unlink(missing_ok=True)
+    if EXTENSION not in names:
+        with suppress(InputError):  # a foreign file of that name stays
+            read_extension(out / EXTENSION)
+            (out / EXTENSION).unlink()
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +301,11 @@ def _check_given(path: Path, vocab_size: int, *, extend: bool) -> None:
     end_of_text_id(tokenizer)
     if extend:
         check_extendable(path, vocab_size)
+    check_entries(path, tokenizer, vocab_size)
+
+
+def check_entries(path: Path, tokenizer: Tokenizer, vocab_size: int) -> None:
+    """Raise InputError for a tokenizer that is larger than the vocabulary."""
     size = vocabulary_size(tokenizer)
     if size > vocab_size:
         message = f"{path} has {size} entries, data.vocab_size is {vocab_size}"
@@ -290,7 +313,7 @@ def _check_given(path: Path, vocab_size: int, *, extend: bool) -> None:
         raise InputError.of("tokenizer-too-large", "data.tokenizer", message, hint)
 
 
-def _check_outside(out: Path, paths: list[Path]) -> None:
+def check_outside(out: Path, paths: list[Path]) -> None:
     """Files of an earlier run must not be read as text."""
     inside = [path for path in paths if path.resolve().is_relative_to(out.resolve())]
     if inside:

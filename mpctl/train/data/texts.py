@@ -174,28 +174,37 @@ def _chunks(path: Path, reading: Reading, findings: Findings, on_bytes: OnBytes)
 
 
 def _lines(path: Path, reading: Reading, findings: Findings, on_bytes: OnBytes) -> Iterator[tuple[str]]:
+    for place, line in record_lines(path, reading, findings, on_bytes):
+        record = parsed(line)
+        if not isinstance(record, dict):
+            findings.malformed.add(place)
+            continue
+        text = record.get(reading.text_key, 0)
+        if text is None or isinstance(text, str):
+            yield (_plain(text or ""),)
+        else:
+            findings.lack(place, map(str, record))
+
+
+def record_lines(
+    path: Path, reading: Reading, findings: Findings, on_bytes: OnBytes = ignore_bytes
+) -> Iterator[tuple[str, str]]:
+    """Yield the place `file:number` and the text of every line of a .jsonl file that is not blank; notes a line that
+    is too long, behind which nothing is read, and what cannot be decoded. Raises one of READ_ERRORS."""
     with open_text(path, reading.encoding, newline="\n", on_bytes=on_bytes) as stream:
         read_line = partial(stream.readline, LONGEST_RECORD)
         for number, line in enumerate(iter(read_line, ""), start=1):
             if len(line) == LONGEST_RECORD:
                 _too_long(f"{path}:{number}", findings)
                 return
-            if not line.strip():
-                continue
-            _note_undecodable(line, path, findings)
-            record = _parsed(line)
-            if not isinstance(record, dict):
-                findings.malformed.add(f"{path}:{number}")
-                continue
-            text = record.get(reading.text_key, 0)
-            if text is None or isinstance(text, str):
-                yield (_plain(text or ""),)
-            else:
-                findings.lack(f"{path}:{number}", map(str, record))
+            if line.strip():
+                _note_undecodable(line, path, findings)
+                yield f"{path}:{number}", line
         findings.bytes += position(stream)
 
 
-def _parsed(line: str) -> Any:
+def parsed(line: str) -> Any:
+    """The value of a line of JSON; None for another line."""
     try:
         return json.loads(line)
     except (ValueError, RecursionError):

@@ -36,6 +36,17 @@ def causal_mask(
     return seen if window is None else seen & (columns > rows - window)
 
 
+def packed_mask(places: Tensor, length: int, *, queries: Positions) -> Tensor:
+    """places [b, q], how far each query stands behind the start of its sample in a row of several -> [b, 1, q, s]:
+    the keys from that start on. A causal mask hides those behind the query. queries: global positions of the rows.
+
+    >>> packed_mask(torch.tensor([[0, 1, 0, 1]]), 4, queries=range(4))[0, 0].int().tolist()
+    [[1, 1, 1, 1], [1, 1, 1, 1], [0, 0, 1, 1], [0, 0, 1, 1]]
+    """
+    starts = numbers(queries, places.device) - places
+    return (numbers(range(length), places.device) >= starts[..., None])[:, None]
+
+
 def partly_bidirectional_mask(prefix: Tensor, length: int, *, queries: Positions | None = None) -> Tensor:
     """prefix [b], tokens of part A per sample -> [b, 1, s, s] (GLM).
 

@@ -46,6 +46,7 @@ from mpctl.model.families import least_tokens, special_tokens
 from mpctl.model.layout.job_layout import JobLayout
 from mpctl.plan.estimate.routing import expert_load
 from mpctl.spec.job import JobSpec
+from mpctl.train.data.chat_samples import ChatSamples
 from mpctl.train.data.samples import SampleSource
 from mpctl.train.data.tokenizer import special_ids
 from mpctl.train.families.implementation import get_implementation
@@ -299,9 +300,29 @@ class _ZeroText:
         return np.broadcast_to(np.uint16(0), self.tokens)[start:stop]
 
 
+class _ZeroRows:
+    """Rows of chat data, of zeros, as full as they can be."""
+
+    are_packed = False
+
+    def __init__(self, length: int) -> None:
+        self.length, self.tokens = length, _ZeroText(length)
+        self.counted = np.full(SAMPLES, length)
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def row(self, number: int) -> dict[str, NDArray[np.int64]]:
+        return dict.fromkeys(("tokens", "targets", "mask", "places"), np.zeros(self.length, np.int64))
+
+
 def open_fake_batches(job: JobSpec, *, dp: AxisPosition, cp: Group, device: torch.device) -> Batches:
     """Micro batches of the job's own objective, made of text that does not exist; no validation."""
-    model = model_of(job)
+    model, chat = model_of(job), job.data.chat
+    if chat is not None:
+        rows: Any = _ZeroRows(model.seq_length)
+        conversations = ChatSamples(rows, seed=0, together=SAMPLES, is_packed=chat.is_packed)
+        return Batches(job, dp, cp, device, train=conversations)
     names = special_tokens(model)
     words = model.vocab - len(names)
     text: Any = _ZeroText(SAMPLES * least_tokens(model))

@@ -32,6 +32,7 @@ from mpctl.model.families import get_family, special_tokens
 from mpctl.model.layout.topology import job_grid
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
+from mpctl.train.data.chat_samples import ChatSamples, find_rows
 from mpctl.train.data.extend import TokenizerExtension
 from mpctl.train.data.indexed import IndexedDataset
 from mpctl.train.data.manifest import Prepared, Split, open_prepared, open_validations
@@ -163,8 +164,10 @@ class Batches:
         added = added_tokens(prepared.tokenizer_path)  # one tokenizer for every corpus
 
         def objective(corpus: Prepared, split: Split, *, shuffle: bool) -> Objective:
-            words = corpus.tokenizer_vocab_size
-            return make_objective(split.open(), job, added, words=words, shuffle=shuffle)
+            words, together = corpus.tokenizer_vocab_size, job.training.eval_samples
+            if shuffle:
+                together = job.training.global_batch_size or job.training.micro_batch_size
+            return make_objective(split.open(), job, added, words=words, together=together, shuffle=shuffle)
 
         train = objective(prepared, prepared.train, shuffle=True)
         validates = job.training.eval_samples > 0
@@ -262,13 +265,17 @@ def model_of(job: JobSpec) -> ModelSpec:
 
 
 def make_objective(
-    dataset: IndexedDataset, job: JobSpec, added: Mapping[str, int], *, words: int, shuffle: bool
+    dataset: IndexedDataset, job: JobSpec, added: Mapping[str, int], *, words: int, together: int, shuffle: bool
 ) -> Objective:
-    """The training objective of the job's model family over a dataset.
+    """The training objective of the job's model family over a dataset, or that of chat data.
 
-    added: the tokenizer's added tokens by name; words: number of ids that text may use.
+    added: the tokenizer's added tokens by name; words: number of ids that text may use; together: number of samples
+    whose losses are averaged, at most all of an epoch unless they are shuffled.
     """
-    model = model_of(job)
+    model, chat = model_of(job), job.data.chat
+    if (rows := find_rows(dataset, model.seq_length)) is not None:
+        is_packed = chat is not None and chat.is_packed
+        return ChatSamples(rows, seed=job.training.seed, together=together, is_packed=is_packed, shuffle=shuffle)
     special = special_ids(added, special_tokens(model), vocab=model.vocab, words=words)
     source = SampleSource(dataset, model, job.training.seed, special, words, shuffle)
     return get_implementation(model.family).samples(source)

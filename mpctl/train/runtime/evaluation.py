@@ -9,6 +9,7 @@ Request and answers: records/rundir/requests.py, EvalRequest and EvalAnswer.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -56,7 +57,9 @@ def evaluate(request: EvalRequest, job: JobSpec, mesh: Mesh) -> Iterator[EvalAns
     for number, corpus in enumerate(request["corpora"]):
         dataset = IndexedDataset(Path(corpus["prefix"]))
         added = added_tokens(Path(corpus["tokenizer"]))
-        objective = make_objective(dataset, job, added, words=corpus["words"], shuffle=False)
+        objective = make_objective(
+            dataset, job, added, words=corpus["words"], together=request["samples"] or sys.maxsize, shuffle=False
+        )
         yield from evaluation.run(number, objective)
 
 

@@ -23,6 +23,7 @@ FAMILY = ModelFamily(
     variants=VARIANTS,
     tensor_modes=MODES,
     batch_arrays={"tokens": BatchArray(("batch", "seq"), is_tokens=True), "targets": BatchArray(("batch", "seq"))},
+    chat_arrays={"weights": BatchArray(("batch", "seq")), "places": BatchArray(("batch", "seq"))},
     least_tokens=least_tokens,
     prompt=PromptForm(PromptKind.CONTINUE),
     hub="mpctl.model.families.gpt.hub",

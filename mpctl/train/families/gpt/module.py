@@ -19,16 +19,20 @@ from mpctl.spec.model import ModelSpec
 from mpctl.spec.training import TrainingSpec
 from mpctl.train.families.gpt.samples import GptSamples
 from mpctl.train.families.implementation import Batch, FamilyImplementation, State
-from mpctl.train.families.parts import SingleStackModule, model_norm
+from mpctl.train.families.parts import SingleStackModule, model_norm, weighted_sum
 from mpctl.train.kernels.counter_rng import CounterRNG
+from mpctl.train.kernels.masks import packed_mask
+from mpctl.train.layers.context_parallel import context_positions
 from mpctl.train.layers.parameters import Init
 from mpctl.train.layers.prediction import PredictionLayer, mean_of_predictions, tokens_ahead
 from mpctl.train.layers.shard_context import ShardContext
 
 
 class GPT(SingleStackModule):
-    """A batch has tokens and targets [b, s/c], and may have positions [b, s/c]; the loss of a
-    sample is the mean over its tokens."""
+    """A batch has tokens and targets [b, s/c]; the loss of a sample is the mean over its tokens. It may have
+    positions [b, s/c]; weights [b, s/c], by which losses are summed instead; and places [b, s/c], the positions in
+    rows of several conversations, which attention keeps apart. Rotary positions and ALiBi know distances alone, so
+    that only learned positions start anew."""
 
     def __init__(
         self, model: ModelSpec, training: TrainingSpec, shard_context: ShardContext, stage_slice: StageSlice
@@ -58,11 +62,21 @@ class GPT(SingleStackModule):
         """[b, s/c, h] of the tokens; a batch may give other positions than where they stand."""
         assert self.embedding is not None
         is_learned = self.model.position == "learned"
-        rows = {"position": batch.fields.get("positions")} if is_learned else {}
+        given = batch.fields.get("positions", batch.fields.get("places"))
+        rows = {"position": given} if is_learned else {}
         hidden = self.scaled(self.embedding(batch["tokens"], **rows))
         if self.embedding_norm is not None:
             hidden = self.embedding_norm(hidden)
         return self.embedding.dropped(hidden, rng)
+
+    def layer_kwargs(self, batch: Batch) -> dict[str, Tensor]:
+        """mask [b, 1, s/c, s] of rows that hold several conversations."""
+        places, cp = batch.fields.get("places"), self.shard_context.cp
+        if places is None:
+            return {}
+        length = places.shape[1] * cp.size
+        rows = context_positions(length, cp.size, cp.rank, device=places.device)
+        return {"mask": packed_mask(places, length, queries=rows)}
 
     def scaled(self, words: Tensor) -> Tensor:
         """Vectors of words times the model's factor of embeddings."""
@@ -100,7 +114,8 @@ class GPT(SingleStackModule):
 
     def _mean_loss(self, logits: Tensor, batch: Batch) -> Tensor:
         losses = self.word_losses(logits, batch["targets"])
-        return losses.sum() * (1 / self.model.seq_length)
+        weights = batch.fields.get("weights")
+        return losses.sum() * (1 / self.model.seq_length) if weights is None else weighted_sum(losses, weights)
 
 
 IMPLEMENTATION = FamilyImplementation(module=GPT, samples=GptSamples)

@@ -1,6 +1,17 @@
 """The cases of every rule, by the subject of the rule."""
 
-from tests.plan.rules.cases import adapters, experts, family, layout, model, optimizers, runtime, tensor_mode, training
+from tests.plan.rules.cases import (
+    adapters,
+    chat,
+    experts,
+    family,
+    layout,
+    model,
+    optimizers,
+    runtime,
+    tensor_mode,
+    training,
+)
 
 CASES = (
     *layout.CASES,
@@ -12,4 +23,5 @@ CASES = (
     *runtime.CASES,
     *experts.CASES,
     *adapters.CASES,
+    *chat.CASES,
 )
