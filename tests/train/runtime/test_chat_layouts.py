@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from mpctl.model.layout.topology import job_topology
 from mpctl.run.launch.summary import planned_traffic
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.training import TrainingSpec
@@ -19,8 +20,11 @@ from mpctl.train.data.manifest import open_prepared
 from mpctl.train.families.implementation import Batch, build_module
 from mpctl.train.layers.parameters import initialise
 from mpctl.train.layers.shard_context import ShardContext
+from mpctl.train.rehearsal.worker import rehearse_rank
 from tests.train.runtime.chat import LENGTH, chat_job, make_chat_data
 from tests.train.runtime.test_axes import SHAPES, same_gradients
+from tests.train.runtime.test_memory import LAYOUTS as MEMORY_LAYOUTS
+from tests.train.runtime.test_memory import job_of as memory_job
 from tests.train.runtime.tiny import SETTINGS, VOCAB, column, tiny_plan, train
 
 PP2 = {"parallel__pp": 2, "model__layers": 2}
@@ -137,3 +141,18 @@ def test_the_loss_is_the_mean_over_counted_tokens(chats, tmp_path) -> None:
     counted = batch["weights"] > 0
     expected = torch.nn.functional.cross_entropy(logits[counted], batch["targets"][counted])
     assert record["loss"] == pytest.approx(expected.item(), rel=1e-12)
+
+
+MEMORY = ("dry", "tp2-sp", "full", "selective", "cp2", "cuda", "cuda-full", "cuda-dropout", "pp2")
+
+
+@pytest.mark.parametrize("packing", ["best-fit", "none"])
+@pytest.mark.parametrize("mode", [pytest.param(mode, marks=[pytest.mark.slow] * (mode != "cuda")) for mode in MEMORY])
+def test_a_peak_is_as_planned(mode: str, packing: str) -> None:
+    job = memory_job("gpt", {**MEMORY_LAYOUTS[mode], "data__chat__packing": packing})
+    topology = job_topology(job)
+    for stage, memory in enumerate(tiny_plan(job).estimate.memory):
+        account = rehearse_rank(job, topology, topology.rank(pp=stage))
+        assert account["failure"] is None, "".join(account["failure"]["traceback"])
+        assert memory.tensor_bytes == pytest.approx(account["peak_bytes"], rel=0.02)
+        assert memory.activation_bytes == pytest.approx(account["activation_bytes"], rel=0.01)
