@@ -75,7 +75,9 @@ def _data_text(document: FitDocument) -> str:
 
 
 def _notes(document: FitDocument) -> Iterator[str]:
-    """What has no row, and how far a run may be from the answer."""
+    """Why rows are refused, what has no row, and how far a run may be from the answer."""
+    for reason in dict.fromkeys(filter(None, (row["reason"] for row in document["rows"]))):
+        yield f"refused: {reason}"
     if others := document["others"]:
         yield f"fits as well, on more or larger GPUs: {', '.join(others)}; --price GPU=HOURLY shows those it names"
     answer = document["answer"]
@@ -110,10 +112,9 @@ def _table(document: FitDocument) -> DataTable:
         Column("tokens/s", "tokens_per_second", speed_text),
         Column("time", "hours", lambda hours: days_text(hours / 24)),
         *([Column("price", "price", price_text)] if document["has_price"] else []),
-        Column("batch", lambda row: f"{row['micro_batch_size']} x {row['micro_batches']}"),
-        Column("recompute", "recompute", left=True),
+        Column("batch", lambda row: None if row["reason"] else f"{row['micro_batch_size']} x {row['micro_batches']}"),
+        Column("recompute", lambda row: None if row["reason"] else row["recompute"], left=True),
         *([Column("optimizer", "optimizer", left=True)] if any(row["optimizer"] for row in rows) else []),
-        *([Column("why not", "reason", left=True)] if any(row["reason"] for row in rows) else []),
     ]
     return DataTable(_rows_title(document), columns, rows, whole=len(columns), is_stacked=False)
 

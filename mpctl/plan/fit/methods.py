@@ -16,9 +16,10 @@ from mpctl.spec.runtime import RuntimeSupport
 MethodName = Literal["full", "lora", "qlora"]
 METHODS: tuple[MethodName, ...] = ("full", "lora", "qlora")
 TITLES: Mapping[str, str] = {"full": "full", "lora": "LoRA", "qlora": "QLoRA"}
-PURE = {"training.master_weights": False, "training.optimizer_dtype": "bf16"}
 EIGHT_BIT = {"training.optimizer": "adamw-8bit"}
-OPTIMIZERS: tuple[Mapping[str, Any], ...] = ({}, EIGHT_BIT, PURE, {**EIGHT_BIT, **PURE})
+NO_MASTERS = {"training.master_weights": False}
+PURE = {**NO_MASTERS, "training.optimizer_dtype": "bf16"}
+OPTIMIZERS: tuple[Mapping[str, Any], ...] = ({}, EIGHT_BIT, PURE, {**EIGHT_BIT, **NO_MASTERS})
 """Settings of the optimizer, the runtime's own first, then with ever fewer bytes a parameter."""
 OFFLOAD = {"training.offload_optimizer": True, "training.offload_parameters": True}
 

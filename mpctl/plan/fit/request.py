@@ -28,6 +28,7 @@ UNIT_TOKENS = 10_000_000
 """Tokens whose hours are shown where nobody says how many there are."""
 ANY = "any"
 RUNTIME = "trl"
+"""The runtime that most fine-tuners use."""
 
 
 class FitData(NamedTuple):
@@ -122,7 +123,7 @@ def read_request(
     base = {
         "model": model,
         **first.settings,
-        "training.runtime": default_runtime(),
+        "training.runtime": RUNTIME,
         "training.adapter.kind": "lora",
         **settings,
         "training.global_batch_size": batch,
@@ -133,13 +134,6 @@ def read_request(
     priced, job = read_prices(prices, named), load_job(None, base)
     _require_trainable(job)
     return FitRequest(model, job, named, base, settings, tuple(methods), data, priced, why)
-
-
-def default_runtime() -> str:
-    """Return the runtime that fine-tuners use."""
-    from mpctl.spec.presets import bundled_names
-
-    return RUNTIME if RUNTIME in bundled_names("runtimes") else "fsdp2"
 
 
 def batch_of(gpus: int, given: Mapping[str, Any]) -> int:

@@ -116,14 +116,15 @@ class FitEvaluator:
         return shardings(self.profile.searched or self.profile.runs, self.job.world_size)
 
     def row(self, method: MethodName, sharding: Sharding) -> FitRow:
-        """Return the row of a method and a sharding."""
+        """Return the row of a method and a sharding: the first optimizer with which it fits, else that of
+        fewest bytes."""
         row = None
         for optimizer in optimizers(method, self.given):
             evaluator = self._evaluator(method, {**sharding.settings, **optimizer})
             found = self._row(evaluator, method, sharding, optimizer)
-            if row is None or found.fits:
+            if row is None or (not found.reason and (row.reason or found.fits or found.bytes < row.bytes)):
                 row = found
-            if found.fits or found.reason:
+            if row.fits:
                 break
         assert row is not None, "the runtime's own optimizer is always tried"
         return row

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from mpctl.plan.fit.choice import FitChoice, advised, choices
-from mpctl.plan.fit.methods import EIGHT_BIT, METHODS, PURE, optimizers, shardings
-from mpctl.plan.fit.request import FitData, FitRequest, read_request
+from mpctl.plan.fit.methods import EIGHT_BIT, METHODS, NO_MASTERS, PURE, optimizers, shardings
+from mpctl.plan.fit.request import FitData, FitRequest, named_gpus, read_request
 from mpctl.plan.fit.rows import CLOSE, FitEvaluator, _Point, choose
 from mpctl.plan.planning.layout_settings import LayoutSettings
 from mpctl.plan.planning.plan import load_plan
@@ -103,9 +103,15 @@ def test_shardings_are_those_of_the_runtime() -> None:
 
 
 def test_smaller_optimizers_are_tried_for_full_fine_tuning_alone() -> None:
-    assert list(optimizers("full", {})) == [{}, EIGHT_BIT, PURE, {**EIGHT_BIT, **PURE}]
+    assert list(optimizers("full", {})) == [{}, EIGHT_BIT, PURE, {**EIGHT_BIT, **NO_MASTERS}]
     assert list(optimizers("lora", {})) == [{}]
     assert list(optimizers("full", {"training.optimizer": "lion"})) == [{}, PURE]
+    two = FitEvaluator(asked("node").on(named_gpus("a100-80gb", 2)).job, {})  # type: ignore[arg-type]
+    rows = {row.sharding: row for row in two.rows(["full"])}
+    assert all(row.fits for row in rows.values())
+    assert rows["FSDP"].optimizer == "" and rows["ZeRO 2"].optimizer == "adamw-8bit"
+    (one, *_) = FitEvaluator(asked("node").on(named_gpus("h100-sxm", 1)).job, {}).rows(["full"])  # type: ignore[arg-type]
+    assert one.fits and "pure bf16" in one.optimizer
 
 
 def test_states_wait_on_the_host_only_where_nothing_else_fits(found: dict[str, list[FitChoice]]) -> None:
