@@ -69,9 +69,8 @@ def _data_text(document: FitDocument) -> str:
     if data["mean_length"] is None:
         rows = ", a row each" if data["samples"] is not None else ""
         return f"{text}{rows}: {plural(steps, 'step')}"
-    packed = f"{text} of {data['mean_length']:,} tokens, packed into full rows: {plural(steps, 'step')}"
-    waste = f"padded to full rows they are {padded:,}, {padded / steps:.1f} times the hours"
-    return f"{packed}; {waste}"
+    packed = f"{text}, {data['mean_length']:,} tokens a sample, packed into rows: {plural(steps, 'step')}"
+    return f"{packed}; each padded to a row, {padded:,} steps, {padded / steps:.1f} times as many"
 
 
 def _notes(document: FitDocument) -> Iterator[str]:

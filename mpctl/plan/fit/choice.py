@@ -66,7 +66,8 @@ class FitChoice:
         own = dict(self.request.settings)
         if self.row.method == "full":
             own = {key: value for key, value in own.items() if not key.startswith("training.adapter")}
-        return {**own, **self.row.settings}
+        steps = {"training.steps": self.steps} if self.request.data.is_given else {}
+        return {**own, **self.row.settings, **steps}
 
     @property
     def steps(self) -> int:

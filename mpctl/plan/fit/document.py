@@ -184,7 +184,8 @@ def _others(found: FitAnswer, use: FitChoice) -> Iterator[str]:
         if best.row.fits:
             how = f" with {best.row.sharding}" if best.row.sharding != use.row.sharding else ""
             how += f" and {best.row.optimizer}" * bool(best.row.optimizer)
-            yield f"{name} fits too{how}: {speed_text(best.row.tokens_per_second)} tokens/s"
+            faster = " and is faster" * (best.row.tokens_per_second > FASTER * use.row.tokens_per_second)
+            yield f"{name} fits too{how}{faster}: {speed_text(best.row.tokens_per_second)} tokens/s"
         else:
             yield f"{name} does not fit by {bytes_text(best.row.lacking_bytes)}" + " a GPU" * (use.gpus > 1)
     if use.row.method == "lora":

@@ -131,6 +131,8 @@ def read_request(
     length, why = _length(base, seq_length)
     _require_data(data, length)
     base["model.seq_length"] = length
+    if data.mean_length is not None:  # attention stays inside of a sample
+        base["data.chat.mean_length"] = data.mean_length
     priced, job = read_prices(prices, named), load_job(None, base)
     _require_trainable(job)
     return FitRequest(model, job, named, base, settings, tuple(methods), data, priced, why)

@@ -138,6 +138,15 @@ def test_lora_is_advised_where_it_fits(found: dict[str, list[FitChoice]]) -> Non
     assert advised([]) is None
 
 
+def test_packed_samples_attend_to_themselves_alone() -> None:
+    short = read_request("llama-3-8b", "1xa100-80gb", data=FitData(samples=1000, mean_length=200), settings={})
+    long = read_request("llama-3-8b", "1xa100-80gb", data=FitData(samples=1000), settings={})
+    packed, whole = (advised(choices(one)) for one in (short, long))
+    assert packed is not None and whole is not None
+    assert packed.row.tokens_per_second > whole.row.tokens_per_second
+    assert packed.steps < whole.steps and packed.settings["training.steps"] == packed.steps
+
+
 def test_hours_and_price_follow_from_the_steps(found: dict[str, list[FitChoice]]) -> None:
     request = asked("node", prices=["1.5"])
     one = FitChoice(request, found["node"][0].row)
