@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mpctl.core.units import count_text, days_text, plural, seconds_text
+from mpctl.core.units import bytes_text, count_text, days_text, plural, seconds_text
 from mpctl.plan.fit.document import FitDocument, FitEntry, price_text, speed_text
 from mpctl.plan.fit.methods import TITLES
 from mpctl.render.parts import Column, DataTable, Facts, Lines, Part, Section, Sentence
@@ -107,15 +107,25 @@ def _table(document: FitDocument) -> DataTable:
         *([Column("GPUs", "gpus_text", left=True)] if is_any else []),
         Column("sharding", "sharding", left=True),
         *([] if is_any else [Column("fits", _fits_text, left=True)]),
-        Column("memory", lambda row: None if row["reason"] else row["memory"]),
+        Column("memory", lambda row: None if row["reason"] else _memory_text(row, is_any=is_any)),
         Column("tokens/s", "tokens_per_second", speed_text),
         Column("time", "hours", lambda hours: days_text(hours / 24)),
         *([Column("price", "price", price_text)] if document["has_price"] else []),
         Column("batch", lambda row: None if row["reason"] else f"{row['micro_batch_size']} x {row['micro_batches']}"),
         Column("recompute", lambda row: None if row["reason"] else row["recompute"], left=True),
-        *([Column("optimizer", "optimizer", left=True)] if any(row["optimizer"] for row in rows) else []),
+        *([Column("optimizer", _optimizer_text, left=True)] if any(row["optimizer"] for row in rows) else []),
     ]
     return DataTable(_rows_title(document), columns, rows, whole=len(columns), is_stacked=False)
+
+
+def _memory_text(row: FitEntry, *, is_any: bool) -> str:
+    """Of any GPUs the need alone: their names say how much they have."""
+    return bytes_text(row["peak_bytes"]) if is_any else row["memory"]
+
+
+def _optimizer_text(row: FitEntry) -> str:
+    """`8-bit, bf16` of `adamw-8bit, pure bf16`: the column is narrow."""
+    return row["optimizer"].replace("adamw-", "").replace("8bit", "8-bit").replace("pure ", "")
 
 
 def _fits_text(row: FitEntry) -> str:

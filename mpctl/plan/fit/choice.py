@@ -35,9 +35,9 @@ class FitChoice:
 
     @property
     def device(self) -> str:
-        """The device's name without its maker's."""
+        """The device's name without its maker's and what is in brackets."""
         device = self.row.job.cluster.device
-        name = device.name if device else "GPU"
+        name = device.name.partition(" (")[0] if device else "GPU"
         for word in MAKERS:
             name = name.removeprefix(word)
         return name

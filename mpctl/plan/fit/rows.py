@@ -184,7 +184,7 @@ class FitEvaluator:
         job = evaluator.space.job_of(layout)
         adapter = {} if method == "full" else {"training.adapter.kind": method}
         changed = changed_settings(layout_of(self.job), layout)
-        name = f"{sharding}, in each node" if layout.zero_size else sharding
+        name = sharding if not layout.zero_size else "HSDP" if sharding == "FSDP" else f"{sharding}, in each node"
         reason = "" if time is not None or size > evaluator.usable_memory else UNTIMED
         return FitRow(
             method, name, optimizer_text(settings), job, {**adapter, **settings, **changed}, size, time, reason
