@@ -1,5 +1,5 @@
 """Errors of steps with adapters on sources that their figures did not see:
-`python -m benchmarks.finetuning_left_out` (a minute).
+`python -m benchmarks.finetuning_left_out >> benchmarks/results/finetuning.md` (half a minute).
 
 Every figure of [with_adapters] that was fitted to step times (FITTED) starts at its prior, which is the figure of the
 same profile without adapters, and takes the value of a short list that is best for the other sources; layouts
@@ -118,6 +118,7 @@ def main() -> None:
         groups[each.group].append(each)
     whole = fit(layouts)
     totals = [0.0, 0.0]
+    print("\n## Sources left out\n\nBy `python -m benchmarks.finetuning_left_out`, which says how; steps of layouts with adapters.\n")
     print("| source | layouts | error, fitted to all | left out | figures that stay at their prior without it |")
     print("|---|---|---|---|---|")
     for name, own in groups.items():
