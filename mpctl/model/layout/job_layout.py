@@ -33,7 +33,7 @@ from mpctl.model.pipeline.stages import Span, job_stages
 from mpctl.spec.cluster import ClusterSpec
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
-from mpctl.spec.runtime import RuntimeProfile, job_profile
+from mpctl.spec.runtime import RuntimeProfile, is_launched, job_profile
 from mpctl.spec.schedules import SCHEDULES
 
 STATUS_FIELDS = 2
@@ -121,6 +121,17 @@ class JobLayout:
         layout = cls(job, model, table, tuple(map(tuple, stages)), other_views(job))
         vars(layout).update(known)
         return layout
+
+    @property
+    def reads_base(self) -> bool:
+        """Whether checkpoints leave out the frozen base of adapters, which lies at training.init_from. Other
+        launchers' plans need not name it."""
+        training = self.job.training
+        return training.adapter is not None and (training.init_from is not None or not is_launched(training.runtime))
+
+    def is_saved(self, name: str) -> bool:
+        """Whether checkpoints hold a parameter."""
+        return not (self.reads_base and self.table.is_frozen(name))
 
     def with_cluster(self, cluster: ClusterSpec) -> JobLayout:
         """The same layout on a cluster of the same sizes, with other figures: values computed for

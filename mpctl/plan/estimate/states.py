@@ -295,7 +295,8 @@ def _numel(weights: Iterable[ParameterSpec], views: Views) -> int:
 # masters of 16-bit parameters; float64 under fp64), the optimizer's moments and, for a frozen one, its
 # value in the parameter's dtype (train/checkpoint/reader.py). Every rank of tp writes its shard, so
 # parameters that are not split over tp are written tp times; those that several stages hold are
-# written once. A rank that writes copies its part to host memory first, all in one block.
+# written once. A rank that writes copies its part to host memory first, all in one block. The base of
+# adapters that training.init_from names is not written again (JobLayout.is_saved).
 #
 # By hand, 10 trained bf16 parameters and 5 frozen ones, none split, tp 2: 2 (10 x 12 + 5 x 2) = 260
 # bytes.
@@ -326,7 +327,7 @@ def _written_by_stage(layout: JobLayout) -> Iterator[Counter[str]]:
     for stage in range(len(layout.stages)):
         sizes = Counter[str]()
         for weight in layout.stage_parameters(stage):
-            if weight.name not in seen:
+            if weight.name not in seen and layout.is_saved(weight.name):
                 seen.add(weight.name)
                 each = width if is_frozen(weight.name) else states.saved
                 sizes[weight.view] += round(weight.local_numel(layout.views) * each)

@@ -70,17 +70,19 @@ DEFAULT_OPTIONS = TaskOptions()
 
 
 def task_plan(job: JobSpec, options: TaskOptions) -> Plan:
-    """The plan of what the workers run: the model of `job` in this layout, without dropout,
-    recomputation and freezing."""
+    """The plan of what the workers run: the model of `job` with its adapters in this layout, without
+    dropout, recomputation and freezing."""
     sizes: dict[str, Any] = {axis: options.sizes.get(axis, 1) for axis in AXIS_NAMES}
     if sizes["dp"] == 1:
         sizes["dp"] = options.ep // gcd(options.ep, sizes["tp"] * sizes["cp"])
     has_experts = job.model is not None and job.model.experts is not None
     per_node = prod(sizes.values()) // options.nodes if options.nodes > 1 else None
+    adapter = job.training.adapter
     training = job.training.model_copy(
         update={
             "dropout": 0.0,
             "attention_dropout": 0.0,
+            "adapter": None if adapter is None else adapter.model_copy(update={"dropout": 0.0}),
             "recompute": "none",
             "init_from": None,
             "partition_activations": False,

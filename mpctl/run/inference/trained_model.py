@@ -10,10 +10,12 @@ from typing import Any
 
 from mpctl.core.errors import InputError
 from mpctl.records.checkpoint.folder import checkpoints_at, list_checkpoints
+from mpctl.records.checkpoint.saved_model import SavedModel
 from mpctl.records.checkpoint.verify import Progress, checkpoint_bytes, counted, ignore_progress, newest_undamaged
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job
 from mpctl.spec.model import ModelSpec
+from mpctl.spec.training import TrainingSpec
 
 
 @dataclass(frozen=True)
@@ -68,13 +70,18 @@ def open_trained(path: Path, *, step: int | None = None, on_progress: Progress =
     is_run = own_job.is_file()
     return TrainedModel(
         origin=opened.checkpoint,
-        job=load_job(str(own_job)) if is_run else JobSpec(model=opened.model),
+        job=load_job(str(own_job)) if is_run else _job_of(opened),
         model=opened.model,
         tokenizer=opened.tokenizer,
         run=opened.folder if is_run else None,
         step=opened.step,
         warnings=warnings,
     )
+
+
+def _job_of(imported: SavedModel) -> JobSpec:
+    """A job with the model of an import, and its adapters."""
+    return JobSpec(model=imported.model, training=TrainingSpec(adapter=imported.adapter))
 
 
 def _newest(path: Path, candidates: list[tuple[int, Path]], on_progress: Progress) -> tuple[Path, tuple[str, ...]]:

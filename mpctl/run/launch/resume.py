@@ -19,6 +19,7 @@ from mpctl.records.checkpoint.folder import DOCUMENTS, list_checkpoints
 from mpctl.records.checkpoint.verify import newest_undamaged
 from mpctl.records.rundir.directory import RunDir
 from mpctl.records.rundir.metrics import foreign_lines, foreign_text
+from mpctl.spec.adapter import AdapterSpec
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job
 from mpctl.spec.training import TrainingSpec
@@ -104,6 +105,18 @@ def model_issues(job: JobSpec, before: JobSpec, run: RunDir) -> Iterator[Issue]:
         if new != old and key not in SHAPE_NEUTRAL:
             message = f"{new!r}, but the run in {run.path} has {old!r}"
             yield Issue("resume-model", f"model.{key}", message, "resume with the model of the run")
+    yield from _adapter_issues(job.training.adapter, before.training.adapter, run)
+
+
+def _adapter_issues(now: AdapterSpec | None, then: AdapterSpec | None, run: RunDir) -> Iterator[Issue]:
+    """Issues where the adapters are not those of the run: their tensors would be missing or others."""
+    from mpctl.train.weights.origin import adapter_differences
+
+    if (now is None) != (then is None):
+        has, had = ("adapters", "none") if then is None else ("no adapters", "some")
+        hint = "resume as the run began, or start another one from it: training.init_from"
+        yield Issue("resume-adapter", "training.adapter", f"{has}, but the run in {run.path} has {had}", hint)
+    yield from adapter_differences(now, then, run.path)
 
 
 def job_before(run: RunDir) -> JobSpec:

@@ -17,7 +17,7 @@ no gradient moves are saved and read in the same way.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +33,10 @@ from mpctl.spec.model import ModelSpec
 from mpctl.train.checkpoint.snapshot import OptimizerState
 from mpctl.train.checkpoint.tensor_file import DTYPES, ShardReader
 from mpctl.train.layers.parameters import shard_of
+
+Targets = dict[str, tuple[Shard, Tensor]]
+"""By our parameter's name: the part of it that this rank holds, and the tensor to fill with it."""
+ReadTargets = Callable[[Targets], None]
 
 
 @dataclass(frozen=True)
@@ -122,16 +126,19 @@ def load_checkpoint(
     *,
     model: Collection[str],
     may_lack: dict[str, int],
+    read_base: ReadTargets | None = None,
 ) -> Manifest:
     """Fill parameters and the optimizer's moments from a checkpoint of any layout; returns its
     manifest.
 
     names: of all parameters here, the frozen ones and buffers too; model: those of every stage.
     may_lack: by parameter, the first row that a checkpoint need not hold (vocabulary padding, whose
-    height depends on tp). Raises InputError naming file and tensor.
+    height depends on tp). read_base: reads frozen parameters that a checkpoint of adapters leaves to
+    their base. Raises InputError naming file and tensor.
     """
     checkpoint = OpenCheckpoint.of(folder)
     checkpoint.require_names(model)
+    held = checkpoint.names
     for parameter, tensors in optimizer.states():
         name = names[parameter]
         tensors["value"] = tensors["value"].clone()
@@ -143,21 +150,12 @@ def load_checkpoint(
     for frozen, name in names.items():
         if frozen not in optimizer.trained:
             value = optimizer.full_value(frozen).detach()
-            checkpoint.fill(name, shard_of(frozen), {"value": value}, may_lack.get(name))
+            if checkpoint.manifest.base is not None and read_base is not None and name not in held:
+                read_base({name: (shard_of(frozen), value)})
+            else:
+                checkpoint.fill(name, shard_of(frozen), {"value": value}, may_lack.get(name))
             optimizer.set_value(frozen, value)
     return checkpoint.manifest
-
-
-@torch.no_grad()
-def load_values(folder: Path, targets: dict[str, tuple[Shard, Tensor]], *, may_lack: dict[str, int]) -> None:
-    """Fill tensors from the values in a checkpoint of any layout; moments and step count are not
-    read. targets: by parameter name, the part of it to read and the tensor to fill. may_lack: as in
-    `load_checkpoint`; vocabulary padding that was not saved becomes zeros. Raises InputError."""
-    checkpoint = OpenCheckpoint.of(folder)
-    for name, (shard, tensor) in targets.items():
-        if name in may_lack:
-            tensor.zero_()
-        checkpoint.fill(name, shard, {"value": tensor}, may_lack.get(name))
 
 
 def padding_rows(model: ModelSpec, adapter: AdapterSpec | None = None) -> dict[str, int]:

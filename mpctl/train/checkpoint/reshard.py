@@ -40,7 +40,7 @@ def reshard(source: Path, layout: JobLayout, out: Path, on_bytes: OnBytes) -> No
     """
     checkpoint = OpenCheckpoint.of(source)
     checkpoint.require_names({weight.name for weight in layout.table.weights()})
-    optional = padding_rows(layout.model)
+    optional = padding_rows(layout.model, layout.job.training.adapter)
     files = shard_files(layout_replicas(layout))
     for rank, file in files.items():
         shards = rank_shards(layout, rank)
@@ -95,7 +95,9 @@ def rank_shards(layout: JobLayout, rank: int) -> dict[str, Shard]:
     saved = {
         weight.name
         for weight in layout.stage_parameters(stage)
-        if weight.view in written and layout.shared_parameters.get(weight.name, (stage,))[0] == stage
+        if weight.view in written
+        and layout.is_saved(weight.name)
+        and layout.shared_parameters.get(weight.name, (stage,))[0] == stage
     }
     named = [pair for module in modules for pair in module.named_parameters()]
     return {name: shard_of(parameter) for name, parameter in named if name in saved}

@@ -38,7 +38,7 @@ from mpctl.train.layers.routing_log import RoutingLog
 from mpctl.train.layers.shard_context import ALL_EXPERTS, ShardContext
 from mpctl.train.runtime.environment import RuntimeEnvironment
 from mpctl.train.runtime.mesh import Mesh, build_mesh, checkpoint_store, stage_groups
-from mpctl.train.runtime.model_weights import start_from
+from mpctl.train.runtime.model_weights import resume_from, start_from
 from mpctl.train.runtime.optimizer import TORCH_DTYPES, Optimizer
 from mpctl.train.runtime.p2p import stage_links
 from mpctl.train.runtime.partition import PipelinePartition, stage_model
@@ -82,7 +82,7 @@ def build_trainer(run_dir: Path, layout: JobLayout, rank: int, environment: Runt
     trainer = _assemble(run_dir, PipelinePartition(layout, mesh.pp.rank), mesh, environment)
     origin, root = environment.origin, trainer.saver.root
     if origin is not None and (step := agreed_step(origin, root, mesh)):
-        trainer.resume(origin.find_checkpoint(root, step))
+        resume_from(trainer, origin.find_checkpoint(root, step))
         _restore_guard(trainer, RunDir(run_dir))
     elif job.training.init_from is not None:
         start_from(trainer, Path(job.training.init_from))

@@ -4,13 +4,17 @@ model without training it, or as the initial weights of a run (training.init_fro
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 import torch
 
+from mpctl.core.errors import InputError
 from mpctl.model.operators.adapters import is_of_adapter
+from mpctl.records.checkpoint.manifest import read_manifest
 from mpctl.records.checkpoint.saved_model import SavedModel
 from mpctl.spec.model import ModelSpec
+from mpctl.train.checkpoint.reader import Targets
 from mpctl.train.families.implementation import FamilyModule
 from mpctl.train.layers.experts import ParallelExperts
 from mpctl.train.layers.parameters import shard_of
@@ -20,8 +24,7 @@ from mpctl.train.runtime.train import Trainer
 from mpctl.train.weights.extend import fill_tables
 from mpctl.train.weights.hub import Hub
 from mpctl.train.weights.origin import open_origin, origin_adapter
-from mpctl.train.weights.reader import Targets
-from mpctl.train.weights.values import Values, require_mergeable, router_biases_of
+from mpctl.train.weights.values import Values, base_reference, base_values, require_mergeable, router_biases_of
 
 
 @torch.no_grad()
@@ -52,6 +55,23 @@ def read_values(origin: Hub | SavedModel, targets: Targets) -> None:
         values.read_merged(targets)
 
 
+def _require_saved(trainer: Trainer, extended: Collection[str]) -> None:
+    """Raises InputError where new rows of a table would be neither trained nor saved: those of a frozen base."""
+    layout = trainer.partition.layout
+    if lost := sorted(name for name in extended if not layout.is_saved(name)):
+        message = f"{lost[0]} gets rows for the tokenizer's new pieces, which a frozen base does not train"
+        hint = "use training.adapter.modules_to_save embed_tokens, with lm_head where the model has its own"
+        raise InputError.of("adapter-extended", "training.adapter.modules_to_save", message, hint)
+
+
+def resume_from(trainer: Trainer, checkpoint: Path) -> None:
+    """Continue a trainer from a checkpoint of its run. Raises InputError if it is damaged, of another model, or if the
+    base of its adapters is gone or another one."""
+    reference = read_manifest(checkpoint).base
+    base = None if reference is None else base_values(checkpoint, model_of(trainer.job), reference)
+    trainer.resume(checkpoint, None if base is None else base.read)
+
+
 def start_from(trainer: Trainer, path: Path) -> None:
     """Give a trainer the weights of another model of the same shape, into float32 masters if there
     are any; step, moments and data order are those of a fresh run. Raises InputError if the model
@@ -61,10 +81,14 @@ def start_from(trainer: Trainer, path: Path) -> None:
     values = {p: optimizer.full_value(p).detach() for p in names}
     targets = {name: (shard_of(p), values[p]) for p, name in names.items()}
     origin, model = open_origin(path), model_of(trainer.job)
-    targets = fill_tables(origin, model, targets, batches.extension, reserved=batches.reserved_ids)
+    filled = fill_tables(origin, model, targets, batches.extension, reserved=batches.reserved_ids)
+    _require_saved(trainer, targets.keys() - filled.keys())
+    targets = filled
     if origin_adapter(origin) is None:  # those of the job start anew
         targets = {name: target for name, target in targets.items() if not is_of_adapter(name)}
     read_values(origin, targets)
+    if trainer.partition.layout.reads_base and trainer.mesh.rank == 0:  # which writes the manifest
+        trainer.base = base_reference(path, origin)
     for parameter, value in values.items():
         optimizer.set_value(parameter, value)
     optimizer.publish()

@@ -16,11 +16,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from mpctl.records.checkpoint.manifest import MANIFEST, damage_error
+from mpctl.records.checkpoint.manifest import MANIFEST, BaseReference, damage_error
 from mpctl.records.rundir.rank_files import StepRecord, Traffic, ValidationReport
 from mpctl.records.rundir.summary import WARM_UP_STEPS
 from mpctl.spec.job import JobSpec
-from mpctl.train.checkpoint.reader import load_checkpoint, padding_rows
+from mpctl.train.checkpoint.reader import ReadTargets, load_checkpoint, padding_rows
 from mpctl.train.checkpoint.saver import Saver
 from mpctl.train.families.implementation import Objective
 from mpctl.train.layers.fp8 import Fp8Scales, HeldWeights
@@ -61,6 +61,7 @@ class Trainer:
     fp8: Fp8Scales
     fp8_weights: HeldWeights = field(default_factory=HeldWeights)
     routing: StepRouting = field(default_factory=StepRouting)
+    base: BaseReference | None = None
     step: int = 0
     taken: int = 0
     step_traffic: Traffic = field(default_factory=dict)
@@ -342,6 +343,7 @@ class Trainer:
             tables = {
                 "loss_scale": self.loss_scale.state() if self.loss_scale else {},
                 "fp8": self.fp8.state(),
+                "base": self.base,
                 **self.routing.state(),
             }
             self.saver.save(self.step, self._saved_names, self.optimizer, tables=tables)
@@ -355,20 +357,21 @@ class Trainer:
         """Whether this rank saves a parameter: its first replica, on the first of its stages."""
         view = self.partition.view_of(name)
         is_first = self.mesh.groups[view.replica_group].rank == 0
-        return is_first and self.partition.owns(name)
+        return is_first and self.partition.owns(name) and self.partition.layout.is_saved(name)
 
-    def resume(self, folder: Path) -> None:
-        """Continue from a checkpoint of any layout. Raises InputError if it is damaged or of
-        another model."""
+    def resume(self, folder: Path, read_base: ReadTargets | None = None) -> None:
+        """Continue from a checkpoint of any layout. read_base: reads frozen parameters that it does
+        not hold. Raises InputError if it is damaged or of another model."""
         self.environment.begin(f"loading {folder.name}")
         manifest = load_checkpoint(
             folder,
             self.names,
             self.optimizer,
             model={weight.name for weight in self.partition.layout.table.weights()},
-            may_lack=padding_rows(self.partition.model),
+            may_lack=padding_rows(self.partition.model, self.job.training.adapter),
+            read_base=read_base,
         )
-        self.step = manifest.step
+        self.step, self.base = manifest.step, manifest.base
         self.fp8.load(manifest.fp8)
         try:
             self.routing.log.load(manifest.router_bias, manifest.router_counts)

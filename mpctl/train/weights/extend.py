@@ -28,12 +28,12 @@ from mpctl.model.families import get_table
 from mpctl.records.checkpoint.saved_model import SavedModel
 from mpctl.records.checkpoint.tensor_header import unreadable
 from mpctl.spec.model import ModelSpec
-from mpctl.train.checkpoint.reader import OpenCheckpoint
+from mpctl.train.checkpoint.reader import OpenCheckpoint, Targets
 from mpctl.train.data.extend import TokenizerExtension
 from mpctl.train.layers.parameters import take
 from mpctl.train.weights.hub import Hub
 from mpctl.train.weights.origin import differences, is_extended
-from mpctl.train.weights.reader import Targets, not_equal
+from mpctl.train.weights.reader import not_equal
 
 ReadRows = Callable[[Sequence[int]], Tensor]
 """Rows of a table by ascending ids, [ids, ...], in the dtype that is stored."""

@@ -26,11 +26,9 @@ from torch import Tensor
 from mpctl.core.errors import InputError, Issue
 from mpctl.core.shard import Box, Shard, meetings
 from mpctl.records.checkpoint.tensor_header import FP8, unreadable
+from mpctl.train.checkpoint.reader import Targets
 from mpctl.train.weights.hub import BLOCK, Hub, differing, scale_of
 from mpctl.train.weights.names import Piece, Row, get_scheme
-
-Targets = dict[str, tuple[Shard, Tensor]]
-"""By our parameter's name: the part of it that this rank holds, and the tensor to fill with it."""
 
 
 @torch.no_grad()

@@ -28,11 +28,11 @@ from mpctl.records.checkpoint.saved_model import SavedModel
 from mpctl.records.checkpoint.tensor_header import FP8
 from mpctl.spec.adapter import AdapterSpec
 from mpctl.spec.model import ModelSpec
-from mpctl.train.checkpoint.reader import OpenCheckpoint, padding_rows
+from mpctl.train.checkpoint.reader import OpenCheckpoint, Targets, padding_rows
 from mpctl.train.checkpoint.tensor_file import DTYPES
 from mpctl.train.weights.hub import Hub
 from mpctl.train.weights.origin import differences, open_base
-from mpctl.train.weights.reader import Targets, fill, router_biases
+from mpctl.train.weights.reader import fill, router_biases
 
 MAGNITUDE = "magnitude"
 """The parameter of a DoRA adapter with the lengths of its rows."""
@@ -54,7 +54,7 @@ class Values:
         """Open an origin with its base. Raises InputError where the base is another one."""
         if isinstance(origin, Hub):
             return cls(origin)
-        base = None if origin.base is None else _base_of(origin, origin.base)
+        base = None if origin.base is None else base_values(origin.checkpoint, origin.model, origin.base)
         return cls(origin, OpenCheckpoint.of(origin.checkpoint), base)
 
     @property
@@ -211,17 +211,21 @@ def router_biases_of(origin: Hub | SavedModel) -> RouterBias:
 
 
 def base_reference(path: Path, origin: Hub | SavedModel) -> BaseReference:
-    """What a checkpoint of adapters says of its base."""
+    """What a checkpoint of adapters that start over the weights at `path` says of its base: these, or those that
+    adapters at `path` add to themselves."""
+    if isinstance(origin, SavedModel) and origin.base is not None:
+        return origin.base
     return BaseReference(path=str(path.resolve()), digest=Values.of(origin).digest())
 
 
-def _base_of(saved: SavedModel, reference: BaseReference) -> Values:
-    base = open_base(saved.checkpoint, reference)
-    if issues := list(differences(saved.model, base.model, Path(reference.path))):
+def base_values(checkpoint: Path, model: ModelSpec, reference: BaseReference) -> Values:
+    """The weights that the adapters of a checkpoint add to. Raises InputError where they are gone or others."""
+    base = open_base(checkpoint, reference)
+    if issues := list(differences(model, base.model, Path(reference.path))):
         raise InputError(issues)
     found = Values.of(base)
     if (digest := found.digest()) != reference.digest:
-        message = f"its weights have the digest {digest[:12]}, the adapters in {saved.checkpoint} were trained "
+        message = f"its weights have the digest {digest[:12]}, the adapters in {checkpoint} were trained "
         message += f"on {reference.digest[:12]}: another base"
         raise InputError.of("adapter-base", reference.path, message, "put back the weights that they were trained on")
     return found
