@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise, zip_longest
 from typing import NamedTuple
 
-from mpctl.model.operators.layer import Activation, LayerStack, Operation, OperatorGroup
+from mpctl.model.operators.layer import Activation, AttentionOp, LayerStack, Operation, OperatorGroup
 from mpctl.model.operators.matmul import MatMul, ParameterSpec
 from mpctl.spec.adapter import AdapterSpec
 from mpctl.spec.model import ModelSpec
@@ -103,7 +103,13 @@ def _adapted_group(group: OperatorGroup, model: ModelSpec, adapter: AdapterSpec)
         one._replace(result=behind.value) if isinstance(one, Activation) and isinstance(behind, MatMul) else one
         for one, behind in zip_longest(group.operations, group.operations[1:])
     ]
-    return OperatorGroup(tuple(one for each in operations for one in _with_adapters(each, model, adapter)))
+    found = [one for each in operations for one in _with_adapters(each, model, adapter)]
+    kept = {one.value for one in found if isinstance(one, MatMul) and not one.is_frozen}
+    return OperatorGroup(
+        tuple(
+            one._replace(feeds_frozen=one.result not in kept) if isinstance(one, AttentionOp) else one for one in found
+        )
+    )
 
 
 def _with_adapters(operation: Operation, model: ModelSpec, adapter: AdapterSpec) -> Iterator[Operation]:

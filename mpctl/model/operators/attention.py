@@ -41,7 +41,8 @@ class AttentionOp(NamedTuple):
     for all. is_rotary: rotary positions are applied to queries and keys. has_norms: queries and
     keys are normalized; norms_width: over all heads together. latent: multi-head
     latent attention: width of what keys and values are computed from, positions included, which cp
-    exchanges in their place; 0 for others.
+    exchanges in their place; 0 for others. feeds_frozen: the product that reads its result is frozen and
+    has no adapter, so that it saves no copy of the result.
     """
 
     part: str
@@ -59,6 +60,7 @@ class AttentionOp(NamedTuple):
     has_norms: bool = False
     norms_width: bool = False
     latent: int = 0
+    feeds_frozen: bool = False
 
     @property
     def result(self) -> str:
@@ -194,7 +196,7 @@ class SavedByCore(NamedTuple):
     def projected(self) -> Saved:
         """The context where the next product saves a separate copy of it; fp8 kernels save it as an
         operand, which the layer counts."""
-        return [] if self.shapes.operand < self.shapes.value else self.context
+        return [] if self.shapes.operand < self.shapes.value or self.attention.feeds_frozen else self.context
 
     @property
     def sums(self) -> Saved:
@@ -328,8 +330,8 @@ class SavedByLatentCore(NamedTuple):
     @property
     def projected(self) -> Saved:
         """The context where the next product saves a separate copy of it."""
-        is_narrow = self.shapes.operand < self.shapes.value
-        return [] if is_narrow else [SavedTensor("context", (*self.rows, "inner"))]
+        is_unread = self.shapes.operand < self.shapes.value or self.attention.feeds_frozen
+        return [] if is_unread else [SavedTensor("context", (*self.rows, "inner"))]
 
     @property
     def sums(self) -> Saved:

@@ -46,13 +46,15 @@ class GradFlow(NamedTuple):
     """Gradients that backward computes in one layer or end.
 
     part: its operations. needs: gradients by the product's name. trained: parameters that are not
-    frozen. after: whether the gradient of its result is needed.
+    frozen. after: whether the gradient of its result is needed. kept: the operations that may save
+    something where adapters train the model, else all: below the first adapter none has a backward.
     """
 
     part: OperatorGroup
     needs: Mapping[str, GradNeeds]
     trained: tuple[ParameterSpec, ...]
     after: bool
+    kept: OperatorGroup
 
     @property
     def cores(self) -> tuple[AttentionOp, ...]:
@@ -181,6 +183,7 @@ def _walk(
     needs: dict[str, GradNeeds] = {}
     has_branches = part.has_experts or any(core.latent for core in part.cores) or any(p.adapts for p in part.products)
     branches = _Branches() if has_branches else None
+    idle, is_adapted = set[int](), any(product.is_frozen for product in part.products)
     for operation in part.flat:
         if branches is not None:
             stream = branches.entered(operation, stream)
@@ -192,7 +195,10 @@ def _walk(
             if w and product.adapts:
                 needs[product.adapts] = needs[product.adapts]._replace(y=True)
         stream = stream or any(weight.name in names for weight in parameters_of(operation))
-    return GradFlow(part, needs, trained, stream)
+        if is_adapted and not stream:
+            idle.add(id(operation))
+    kept = OperatorGroup(tuple(one for one in part.operations if id(one) not in idle)) if idle else part
+    return GradFlow(part, needs, trained, stream, kept)
 
 
 class _Branches:

@@ -76,13 +76,13 @@ class StageSlice:
         stack, counts = self.stack, dict[OperatorGroup, int]()
         for count, flow in self.blocks:
             if flow.after:
-                counts[flow.part] = counts.get(flow.part, 0) + count
+                counts[flow.kept] = counts.get(flow.kept, 0) + count
         return StackPart(
             stack.seq,
             stack.blocks[0] if stack.blocks else None,
             tuple(counts.items()),
-            stack.entry if self.has_entry else None,
-            stack.exit if self.has_exit else None,
+            self.flow.entry.kept if self.has_entry else None,
+            self.flow.exit.kept if self.has_exit else None,
         )
 
     def end_weights(self, *, trained_only: bool = False) -> tuple[ParameterSpec, ...]:

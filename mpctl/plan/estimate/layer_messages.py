@@ -292,7 +292,7 @@ def _gathered(axis: str, what: str, size: int, again: bool, trained: bool) -> It
 def forward_flow(flow: GradFlow) -> GradFlow:
     """The same part of a model where no gradient is computed: a validation's forward."""
     needs = dict.fromkeys(flow.needs, NO_GRADIENTS)
-    return GradFlow(flow.part.validated, needs, (), after=False)
+    return GradFlow(flow.part.validated, needs, (), after=False, kept=flow.part.validated)
 
 
 # ------------------------------------------------------------------------------
@@ -436,7 +436,7 @@ def block_traffic(layout: JobLayout, stack: LayerStack, flow: GradFlow | None = 
     if flow is None:
         block = stack.block_of(0)
         needs = dict.fromkeys((product.name for product in block.products), GradNeeds())
-        flow = GradFlow(block, needs, (), after=True)
+        flow = GradFlow(block, needs, (), after=True, kept=block)
     layers, phi = LayerMessages(layout, layout.profile), phi_bytes(layout, stack)
     sent: dict[str, list[Message]] = {}
     for product in flow.part.products:

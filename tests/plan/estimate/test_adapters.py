@@ -9,6 +9,7 @@ import pytest
 
 from mpctl.model.layout.job_layout import JobLayout
 from mpctl.plan.estimate.activation_shapes import activation_shapes
+from mpctl.plan.estimate.activations import stage_chunks
 from mpctl.plan.estimate.base_weights import held_weights, stored_bits
 from mpctl.plan.estimate.flops import model_and_hardware_flops, part_flops
 from mpctl.plan.estimate.gradient_messages import GradientMessages
@@ -85,6 +86,28 @@ def test_a_frozen_product_saves_no_input_and_adapters_share_one() -> None:
     plain = saved(JobLayout.of(load_job(None, LLAMA)))
     gone = {name: size for name, size in plain.items() if name not in saved(layout)}
     assert gone == {"attention.qkv input": 4096, "mlp.up input": 4096, "mlp.down input": 8192}
+
+
+def test_nothing_is_saved_below_the_first_adapter() -> None:
+    """Of the first layer its first norm; with adapters of the MLP alone both norms and attention."""
+
+    def chunk(targets: str) -> float:
+        layout = adapted({"targets": targets})
+        return stage_chunks(layout, 0, activation_shapes(layout))[0].saved
+
+    def layer(targets: str, *names: str) -> float:
+        kept = saved(adapted({"targets": targets}))
+        return sum(size for name, size in kept.items() if not name.startswith(names) or not names)
+
+    ends = chunk("q_proj") - layer("q_proj") - layer("q_proj", "attention_norm")
+    attention = ("attention_norm", "mlp_norm", "queries", "keys", "turned", "context", "sums")
+    assert chunk("mlp") - ends == layer("mlp") + layer("mlp", *attention)
+
+
+def test_the_context_is_kept_for_its_product_by_an_adapter_alone() -> None:
+    """Torch's kernel keeps its result, and on a CPU the next product another copy of it."""
+    attention = {"targets": ["q_proj", "o_proj"]}
+    assert saved(adapted(attention))["context"] == 2 * saved(adapted({"targets": "q_proj"}))["context"] == 2 * 4096
 
 
 def test_an_adapter_of_the_last_product_keeps_what_its_product_need_not() -> None:
