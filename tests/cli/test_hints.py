@@ -26,6 +26,7 @@ def test_a_dash_h_is_help(mpctl: Mpctl, typed: str) -> None:
         (["run"], "mpctl launch"),
         (["resume"], "mpctl launch --resume"),
         (["diff"], "mpctl compare"),
+        (["lora"], "mpctl fit MODEL"),
         (["plam"], "mpctl plan"),
         (["tokenize"], "mpctl data prepare"),
         (["data", "prepar"], "mpctl data prepare"),
