@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -218,9 +219,8 @@ def _save(path: Path, answer: FitChoice | None, document: FitDocument) -> None:
 
 
 def _write_page(path: Path, document: FitDocument) -> None:
-    from mpctl.cli.options import typed_command
     from mpctl.render.fit import fit_parts
     from mpctl.render.markup import write_text
     from mpctl.render.page import page_text
 
-    write_text(path, page_text(fit_parts(document), command=typed_command()), option="--html")
+    write_text(path, page_text(fit_parts(document), command=shlex.join(["mpctl", *sys.argv[1:]])), option="--html")

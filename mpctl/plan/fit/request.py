@@ -27,6 +27,7 @@ USUAL_LENGTH, BATCH, EPOCHS = 2048, 64, 3
 UNIT_TOKENS = 10_000_000
 """Tokens whose hours are shown where nobody says how many there are."""
 ANY = "any"
+OF_GPUS = ("cluster", "cluster.nodes", "cluster.gpus_per_node")
 RUNTIME = "trl"
 """The runtime that most fine-tuners use."""
 
@@ -94,7 +95,7 @@ class FitRequest:
         """The same on other GPUs, or with other settings (`model.seq_length`) as changes of the job.
         Raises InputError."""
         batch = batch_of(max(gpus.counts), self.given)
-        own = {key: value for key, value in self.settings.items() if not key.startswith("cluster")}
+        own = {key: value for key, value in self.settings.items() if key not in OF_GPUS}
         settings = {**own, **gpus.settings, "training.global_batch_size": batch, **changes}
         return replace(self, job=load_job(None, settings), gpus=gpus, settings=settings)
 
@@ -164,7 +165,7 @@ def named_gpus(device: str, count: int) -> NamedGpus | None:
 def _require_free(settings: Mapping[str, Any]) -> None:
     """Raises InputError for settings that rows choose, and those that have an option."""
     chosen = {*map(setting_name, LayoutSettings._fields), "training.adapter.kind", "training.adapter"}
-    options = {"model": "MODEL", "model.seq_length": "--seq-length", "cluster": "--gpus or --cluster"}
+    options = {"model": "MODEL", "model.seq_length": "--seq-length", **dict.fromkeys(OF_GPUS, "--gpus or --cluster")}
     for key, value in settings.items():
         if key in chosen:
             message = f"{value!r} is set, and each row chooses its own"

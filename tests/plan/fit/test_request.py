@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mpctl.core.errors import InputError
-from mpctl.plan.fit.request import FitData, batch_of, read_prices, read_request
+from mpctl.plan.fit.request import FitData, batch_of, named_gpus, read_prices, read_request
 
 
 def refused(model: str = "llama-3-8b", gpus: str = "1xh100", **more: Any) -> tuple[str, str, str]:
@@ -40,6 +40,14 @@ def test_a_batch_divides_over_the_gpus() -> None:
     assert (rule, where) == ("batch-divides", "--global-batch-size") and "15 or 18" in text
 
 
+def test_a_setting_of_the_cluster_holds_on_other_gpus() -> None:
+    request = read_request("llama-3-8b", "1xh100", data=FitData(), settings={"cluster.headroom": 20.0})
+    gpus = named_gpus("a100-80gb", 2)
+    assert gpus is not None
+    other = request.on(gpus).job.cluster
+    assert other.headroom == 20 and other.gpus_per_node == 2 and other.nodes == 1
+
+
 def test_prices_are_never_invented() -> None:
     assert read_prices([], None) == {}
     request = read_request("llama-3-8b", "2xh100", data=FitData(), settings={}, prices=["a100=1"])
@@ -67,6 +75,7 @@ def test_prices_are_never_invented() -> None:
         ({"data": FitData(samples=5, mean_length=4000)}, "longer-than-rows", "2,048"),
         ({"settings": {"parallel.tp": 2}}, "chosen-by-rows", "mpctl plan"),
         ({"settings": {"training.adapter.kind": "dora"}}, "chosen-by-rows", "'dora'"),
+        ({"settings": {"cluster.nodes": 2}}, "has-option", "--gpus"),
         ({"settings": {"model.seq_length": 512}}, "has-option", "--seq-length"),
         ({"prices": ["h101=2"]}, "bad-gpus", "h100"),
         ({"prices": ["h100=-2"]}, "bad-price", "'h100=-2'"),
