@@ -12,8 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mpctl.core.errors import Issue
+from mpctl.interop.bridge_peft import bridge_adapter_refusals, peft_lines
 from mpctl.interop.config_text import Source, Value, python_value
 from mpctl.interop.emitted import ForeignLauncher, plan_notes
+from mpctl.interop.from_bridge import read_bridge
 from mpctl.interop.limits import find_order, refused
 from mpctl.interop.megatron import SCHEDULES, megatron_refusals
 from mpctl.interop.megatron_experts import expert_flags, expert_notes, latent_flags
@@ -52,7 +54,8 @@ FIELDS = {"--num-experts": "num_moe_experts"}
 
 
 def _refusals(plan: Plan) -> Iterator[Issue]:
-    yield from megatron_refusals(plan, "Megatron-Bridge")
+    yield from megatron_refusals(plan, "Megatron-Bridge", adapters=("lora", "dora"))
+    yield from bridge_adapter_refusals(plan.job)
     model = plan.job.model
     if model is not None and model.position == "none":
         message = "Megatron-Bridge has learned_absolute and rope"
@@ -69,7 +72,13 @@ def _notes(plan: Plan) -> Iterator[str]:
     yield from expert_notes(job)
     if job.model is not None and job.model.is_mla:
         yield "its provider must be an MLAModelProvider: take a recipe with latent attention"
-    yield "on any GPT recipe: cfg = recipe(); lay_out(cfg); pretrain(cfg, forward_step)"
+    if job.training.adapter:
+        yield "on any GPT recipe: cfg = recipe(); lay_out(cfg); finetune(cfg, forward_step)"
+        yield "cfg.checkpoint.pretrained_checkpoint names the frozen model, which AutoBridge imports"
+        if job.sizes["tp"] > 1:
+            yield "approximated: A of column layers is cut over tp there, and gathered; the plan has it whole"
+    else:
+        yield "on any GPT recipe: cfg = recipe(); lay_out(cfg); pretrain(cfg, forward_step)"
     yield "not here: data, tokenizer, checkpoints, logging: the recipe's"
 
 
@@ -78,8 +87,10 @@ def _body(plan: Plan) -> str:
     lines = [f"    cfg.{name} = {python_value(value)}" for name, value in fields]
     modules = {"torch.": "torch", "megatron.core.activations.": "megatron.core.activations"}
     used = [name for start, name in modules.items() if any(start in line for line in lines)]
-    imports = [*(f"import {name}" for name in used), *[""] * (2 * bool(used))]
-    return "\n".join([*imports, "def lay_out(cfg):", *lines, "    return cfg"])
+    named, peft = peft_lines(plan.job)
+    imports = [*(f"import {name}" for name in used), *([named] if named else [])]
+    blank = [""] * (2 * bool(imports))
+    return "\n".join([*imports, *blank, "def lay_out(cfg):", *lines, *peft, "    return cfg"])
 
 
 def _layout(plan: Plan) -> Fields:
@@ -186,4 +197,4 @@ def _training(job: JobSpec) -> Fields:
         yield "mixed_precision", PRECISION[t.dtype]
 
 
-LAUNCHER = ForeignLauncher("megatron-bridge", "Megatron-Bridge 0.6", "python", _refusals, _notes, _body)
+LAUNCHER = ForeignLauncher("megatron-bridge", "Megatron-Bridge 0.6", "python", _refusals, _notes, _body, read_bridge)

@@ -122,7 +122,7 @@ class LauncherLimits:
         if adapter.kind not in self.adapters:
             has = f"{who} has {listed(self.adapters)}" if self.adapters else f"{who} trains no adapters"
             other = f"use {listed(self.adapters)}" if self.adapters else "leave training.adapter out"
-            hint = f"{other}, or --emit trl, axolotl or llama-factory"
+            hint = f"{other}, or --emit trl, axolotl, llama-factory or megatron-bridge"
             yield refused("training.adapter", adapter.kind, has, hint)
         elif (base := adapter.stored_as) is not None and base not in self.bases:
             message = f"{who} stores frozen weights in {listed(self.bases) or 'the data type alone'}"

@@ -65,10 +65,11 @@ LIMITS = LauncherLimits(
 SCHEDULES = ("1f1b", "interleaved")
 
 
-def megatron_refusals(plan: Plan, who: str = LIMITS.launcher) -> Iterator[Issue]:
-    """Issues of a plan that Megatron-Core cannot express; who: the launcher, for messages."""
+def megatron_refusals(plan: Plan, who: str = LIMITS.launcher, adapters: tuple[str, ...] = ()) -> Iterator[Issue]:
+    """Issues of a plan that Megatron-Core cannot express; who: the launcher, for messages; adapters: kinds
+    that it has."""
     job, training = plan.job, plan.job.training
-    yield from replace(LIMITS, launcher=who).refusals(plan)
+    yield from replace(LIMITS, launcher=who, adapters=adapters).refusals(plan)
     legal = {"fp32": ("fp32",), "fp16": ("fp16", "fp32")}.get(training.dtype, ("fp32", "bf16"))
     if (reduced := training.reduced_dtype) not in legal and training.dtype != "fp64":
         message = f"{who} reduces gradients of {training.dtype} in {' or '.join(legal)}"

@@ -21,7 +21,7 @@ class InteropRow(NamedTuple):
 
 LAUNCHERS = {
     "megatron": InteropRow("mpctl.interop.megatron", reads=True),
-    "megatron-bridge": InteropRow("mpctl.interop.bridge"),
+    "megatron-bridge": InteropRow("mpctl.interop.bridge", reads=True),
     "torchtitan": InteropRow("mpctl.interop.torchtitan", reads=True),
     "deepspeed": InteropRow("mpctl.interop.deepspeed", reads=True),
     "accelerate": InteropRow("mpctl.interop.accelerate", reads=True),

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from mpctl.core.errors import InputError
 from mpctl.interop.emitted import emit_plan
-from tests.interop.jobs import EXAMPLE, GRID, LAYOUTS, plan_of
+from mpctl.interop.from_bridge import read_bridge
+from mpctl.model.families import get_table
+from mpctl.plan.planning.plan import Plan, load_plan
+from tests.interop.jobs import EXAMPLE, GRID, LAYOUTS, Settings, plan_of
 from tests.interop.snippets import assigned_in, fields_of
 from tests.interop.test_megatron import refusals
 
@@ -64,3 +68,67 @@ def test_what_it_cannot_say() -> None:
     found = refusals({**GRID, "training.seed": 0}, "megatron-bridge")
     assert set(found) == {"emit-tensor-mode", "emit-seed"}
     assert all("Megatron-Bridge" in message for message in found.values())
+
+
+TUNED: Settings = {"model": "llama-3-8b", "cluster.nodes": 1, "cluster.gpus_per_node": 8, "training.dtype": "bf16"}
+ADAPTERS: dict[str, tuple[Settings, str]] = {
+    "all": ({}, "CanonicalLoRA"),
+    "some": ({"training.adapter.targets": ["q_proj", "v_proj"]}, "CanonicalLoRA"),
+    "fused": ({"training.adapter.targets": ["linear_qkv", "linear_fc2"], "training.adapter.alpha": 16.0}, "LoRA"),
+    "output": ({"training.adapter.targets": ["o_proj"], "training.adapter.dropout": 0.1}, "LoRA"),
+    "dora": ({"training.adapter.kind": "dora", "training.adapter.targets": ["linear_qkv"]}, "DoRA"),
+}
+
+
+def _tuned(settings: Settings) -> Plan:
+    layout = {"parallel.tp": 2, "parallel.sequence_parallel": True, "parallel.zero": 1, "training.adapter.rank": 8}
+    return load_plan(None, {**TUNED, **layout, "training.global_batch_size": 16, **settings})
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_adapters_are_its_classes_and_read_as_the_same(name: str) -> None:
+    settings, word = ADAPTERS[name]
+    plan = _tuned(settings)
+    text = emit_plan(plan, "megatron-bridge").text
+    assert f"cfg.peft = {word}(" in text and f" import {word}" in text
+    read = load_plan(None, {**TUNED, **read_bridge(text, TUNED).settings})
+    table, again = plan.job.training.adapter, read.job.training.adapter
+    assert table is not None and again is not None
+    assert (again.kind, again.rank, again.scale, again.dropout) == (table.kind, 8, table.scale, table.dropout)
+    assert _parameters(read) == _parameters(plan)
+    keys = ("micro_batch_size", "global_batch_size", "steps", "seed", "dtype", "learning_rate", "lr_schedule")
+    assert all(getattr(read.job.training, key) == getattr(plan.job.training, key) for key in keys)
+    assert (read.job.parallel.zero, read.job.sizes) == (1, plan.job.sizes)
+
+
+def _parameters(plan: Plan) -> set[tuple[str, tuple[int, ...]]]:
+    """The adapter's parameters by name, with their shapes."""
+    job = plan.job
+    assert job.model is not None
+    table = get_table(job.model, tp=job.sizes["tp"], adapter=job.training.adapter)
+    return {(spec.name, spec.shape) for spec in table.weights() if ".lora." in spec.name}
+
+
+def test_its_yaml_names_the_class() -> None:
+    text = "{model: {tensor_model_parallel_size: 4}, train: {micro_batch_size: 1}, peft: {_target_: "
+    read = read_bridge(text + "megatron.bridge.peft.lora.LoRA, dim: 64}, mixed_precision: bf16_mixed}", TUNED)
+    s = read.settings
+    assert (s["parallel.tp"], s["training.adapter.rank"], s["training.adapter.alpha"]) == (4, 64, 32)
+    assert (s["training.dtype"], s["training.runtime"]) == ("bf16", "megatron-core")
+
+
+@pytest.mark.parametrize(
+    ("settings", "where"),
+    [
+        ({"training.adapter.rslora": True}, "training.adapter.rslora"),
+        ({"training.adapter.kind": "dora"}, "training.adapter.targets"),
+        ({"training.adapter.kind": "qlora"}, "training.adapter"),
+        ({"training.adapter.targets": ["linear_qkv", "up_proj"]}, "training.adapter.targets"),
+        ({"training.adapter.modules_to_save": ["lm_head"]}, "training.adapter.modules_to_save"),
+        ({"model": "mixtral-8x7b"}, "training.adapter.targets"),
+    ],
+)
+def test_adapters_that_it_has_not(settings: Settings, where: str) -> None:
+    with pytest.raises(InputError) as caught:
+        emit_plan(_tuned(settings), "megatron-bridge")
+    assert where in [issue.where for issue in caught.value.issues]

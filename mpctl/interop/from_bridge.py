@@ -1,0 +1,131 @@
+"""A config of Megatron-Bridge as the settings of a job: its YAML, or Python that sets fields of `cfg`.
+
+Fields: megatron-bridge 0.6.2, training/config.py, and peft/ of main of 2026-08. What a recipe sets is not
+in the text, the shape of the model above all: --model names it. Nothing is run.
+
+>>> read = read_bridge("cfg.model.tensor_model_parallel_size = 2\\ncfg.peft = LoRA(dim=16, alpha=32)", {})
+>>> [read.settings[key] for key in ("parallel.tp", "training.adapter.rank", "training.adapter.targets")]
+[2, 16, ['linear_qkv', 'linear_proj', 'linear_fc1', 'linear_fc2']]
+"""
+
+from __future__ import annotations
+
+import re
+
+from mpctl.interop.bridge_peft import MODULES, read_bridge_adapter
+from mpctl.interop.config_text import Flags, flat_values, python_calls, read_yaml, unreadable
+from mpctl.interop.mapping import NO_SETTINGS, ForeignKey, KeyReader, ReadJob
+from mpctl.interop.megatron_flags import FSDP_STRATEGIES, LR_SCHEDULES
+from mpctl.plan.planning.plan import Overrides
+
+ROWS = (
+    ForeignKey("model.tensor_model_parallel_size", "parallel.tp", int),
+    ForeignKey("model.pipeline_model_parallel_size", "parallel.pp", int),
+    ForeignKey("model.virtual_pipeline_model_parallel_size", "parallel.vpp", int),
+    ForeignKey("model.context_parallel_size", "parallel.cp", int),
+    ForeignKey("model.expert_model_parallel_size", "parallel.ep", int),
+    ForeignKey("model.expert_tensor_parallel_size", "parallel.etp", int),
+    ForeignKey("model.sequence_parallel", "parallel.sequence_parallel", bool),
+    ForeignKey("model.num_layers_in_first_pipeline_stage", "parallel.first_stage_layers", int),
+    ForeignKey("model.num_layers_in_last_pipeline_stage", "parallel.last_stage_layers", int),
+    ForeignKey("model.account_for_embedding_in_pipeline_split", "parallel.embedding_is_layer", bool),
+    ForeignKey("model.account_for_loss_in_pipeline_split", "parallel.loss_is_layer", bool),
+    ForeignKey("model.seq_length", "model.seq_length", int),
+    ForeignKey("model.recompute_granularity", "training.recompute", words={"full": "full", "selective": "selective"}),
+    ForeignKey("model.distribute_saved_activations", "training.partition_activations", bool),
+    ForeignKey("model.hidden_dropout", "training.dropout", float),
+    ForeignKey("model.attention_dropout", "training.attention_dropout", float),
+    ForeignKey("train.micro_batch_size", "training.micro_batch_size", int),
+    ForeignKey("train.global_batch_size", "training.global_batch_size", int),
+    ForeignKey("train.train_iters", "training.steps", int),
+    ForeignKey("ddp.overlap_grad_reduce", "parallel.overlap_gradients", bool),
+    ForeignKey("optimizer.lr", "training.learning_rate", float),
+    ForeignKey("optimizer.min_lr", "training.min_learning_rate", float),
+    ForeignKey("optimizer.weight_decay", "training.weight_decay", float),
+    ForeignKey("optimizer.clip_grad", "training.clip_norm", float),
+    ForeignKey("optimizer.adam_beta1", "training.beta1", float),
+    ForeignKey("optimizer.adam_beta2", "training.beta2", float),
+    ForeignKey("optimizer.adam_eps", "training.epsilon", float),
+    ForeignKey("scheduler.lr_decay_style", "training.lr_schedule", words=LR_SCHEDULES),
+    ForeignKey("scheduler.lr_warmup_iters", "training.warmup_steps", int),
+    ForeignKey("scheduler.lr_decay_iters", "training.lr_decay_steps", int),
+    ForeignKey("rng.seed", "training.seed", int),
+)
+STRATEGY, ZERO, REDUCED = (
+    "ddp.data_parallel_sharding_strategy",
+    "ddp.use_distributed_optimizer",
+    "ddp.grad_reduce_in_fp32",
+)
+MAPPING = "dist.use_tp_pp_dp_mapping"
+READ = (
+    *(
+        STRATEGY,
+        ZERO,
+        REDUCED,
+        MAPPING,
+        "optimizer.use_distributed_optimizer",
+        "optimizer.optimizer",
+        "mixed_precision",
+    ),
+    *("ddp.use_megatron_fsdp", "dist.use_megatron_fsdp", "ddp.overlap_param_gather"),
+)
+DTYPES = {"mxfp8": "mxfp8", "nvfp4": "nvfp4", "fp8": "fp8", "bf16": "bf16", "fp16": "fp16"}
+"""Words in the names of mixed_precision, the narrowest first."""
+_LAYOUT = re.compile(r"model\.(.*parallel|recompute|moe|cpu_offloading)|ddp\.|optimizer\.|dist\.|comm_overlap")
+
+
+def read_bridge(text: str, typed: Overrides = NO_SETTINGS) -> ReadJob:
+    """The job of a config. Raises InputError with every value that no setting says."""
+    values = _values(text)
+    reader = KeyReader(values, "megatron-bridge")
+    if not any(name.startswith(("model.", "train.", "peft")) for name in values):
+        message = "a config of Megatron-Bridge has fields of model, train and peft, and this text none"
+        raise unreadable(message, "give its YAML, or the Python that sets cfg, as @FILE")
+    reader.read(ROWS)
+    s = reader.settings
+    stages = {name: stage for stage, name in FSDP_STRATEGIES.items()}
+    if reader.is_on("ddp.use_megatron_fsdp"):
+        s["parallel.zero"] = stages.get(reader.value(STRATEGY), 3)
+    elif reader.has(ZERO):
+        s["parallel.zero"] = int(reader.is_on(ZERO))
+    if name := reader.value("mixed_precision"):
+        s["training.dtype"] = next((dtype for word, dtype in DTYPES.items() if word in name), "fp32")
+    if reader.has(REDUCED) and not reader.is_on(REDUCED):
+        s["training.gradient_dtype"] = "bf16"
+    if s.get("parallel.tp") == 1:
+        s["parallel.sequence_parallel"] = False
+    _read_adapter(reader)
+    if "model" not in typed and "model.layers" not in typed:
+        reader.nearest("model", "the recipe's shape is not in the text", "name it: --model NAME")
+    if reader.is_on(MAPPING):
+        s["parallel.order"] = "tp-cp-pp-dp"
+    if (optimizer := reader.value("optimizer.optimizer", "adam")) != "adam":
+        reader.wrong("optimizer.optimizer", f"{optimizer!r} is not read", "use adam")
+    known = {row.key for row in ROWS} | {*READ}
+    left = [name for name in values if name not in known and not name.startswith(("peft", *MODULES))]
+    rest = [name for name in left if _LAYOUT.match(name)]
+    if apart := [name for name in left if name not in rest]:
+        hint = "the shape is that of --model; data, checkpoints and logging do not change the plan"
+        reader.warn("flags", "--from", f"{', '.join(apart)}: ignored", hint)
+    return reader.job("megatron-core", (" ".join((name, *values[name])) for name in rest))
+
+
+def _read_adapter(reader: KeyReader) -> None:
+    """cfg.peft: a class by its name in Python, by its path in YAML."""
+    target = reader.value("peft._target_")
+    if target:
+        read_bridge_adapter(reader, target.rsplit(".", 1)[-1], "peft.")
+    elif found := re.match(r"(?:\w+\.)*(\w+)\(", reader.value("peft")):
+        read_bridge_adapter(reader, found[1], f"{found[1]}.")
+    elif name := reader.value("peft"):
+        reader.wrong("peft", f"{name!r} is not read", f"use {', '.join(MODULES)}, with their arguments")
+
+
+def _values(text: str) -> Flags:
+    """The fields by name, without cfg in front."""
+    if "cfg." not in text:
+        return read_yaml(text)
+    calls, assigned = python_calls(text)
+    fields = {name.removeprefix("cfg."): value for name, value in assigned.items() if name.startswith("cfg.")}
+    fields = {name: value for name, value in fields.items() if value != "None"}
+    return flat_values({**fields, **{name: value for name, value in calls.items() if name.split(".")[0] in MODULES}})
