@@ -43,6 +43,7 @@ from mpctl.interop.trainer_keys import (
     Trained,
     deepspeed_table,
     hub_id,
+    leave_to_data,
     read_deepspeed,
     read_global_batch,
     read_trainer,
@@ -236,7 +237,8 @@ def read_axolotl(text: str, typed: Overrides = NO_SETTINGS) -> ReadJob:
     if reader.value("bf16") in ("auto", "full"):
         reader.flags["bf16"] = ("true",)
     s = reader.settings
-    reader.read((*ROWS,))
+    leave_to_data(reader)
+    reader.read(ROWS)
     if (model := reader.value("base_model")) != MODEL:
         s["model"] = model
     if reader.value("attn_implementation") == "eager" or reader.is_on("eager_attention"):

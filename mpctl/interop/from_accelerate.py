@@ -16,7 +16,7 @@ from mpctl.interop.command_line import split_command
 from mpctl.interop.config_text import Flags, read_yaml, unreadable
 from mpctl.interop.mapping import NO_SETTINGS, ForeignKey, KeyReader, ReadJob
 from mpctl.interop.shell import is_script
-from mpctl.interop.trainer_keys import read_global_batch
+from mpctl.interop.trainer_keys import leave_to_data, read_global_batch, read_optimizer, trainer_rows, unread_keys
 from mpctl.plan.planning.plan import Overrides
 
 TYPES = {"--use_fsdp": "FSDP", "--use_deepspeed": "DEEPSPEED", "--use_megatron_lm": "MEGATRON_LM"}
@@ -30,6 +30,7 @@ STRATEGIES = {
     "false": 2,
 }
 """ZeRO's stage by FSDP 1's strategy, or by whether FSDP 2 gathers parameters again."""
+PEFT = ("use_peft", "lora_", "load_in_")
 NUMBERED = dict(zip("12345", STRATEGIES, strict=False))
 SIZES, MEGATRON = "parallelism_config_", "megatron_lm_"
 DTYPES = {"no": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "fp8"}
@@ -40,14 +41,28 @@ HOST = {
     "fsdp_offload_params": (OPTIMIZER, PARAMETERS),
 }
 TRAINER = (
-    ForeignKey("per_device_train_batch_size", "training.micro_batch_size", int),
     ForeignKey("max_seq_length", "model.seq_length", int),
-    ForeignKey("max_length", "model.seq_length", int),
     ForeignKey("block_size", "model.seq_length", int),
-    ForeignKey("max_steps", "training.steps", int),
     ForeignKey("model_name_or_path", "model"),
+    *trainer_rows(
+        length="max_length",
+        batch="per_device_train_batch_size",
+        optimizer="optim",
+        schedule="lr_scheduler_type",
+        rate=None,
+    ),
 )
 """Flags of a script with transformers' TrainingArguments."""
+OF_ACCELERATE = {
+    *("distributed_type", "mixed_precision", "num_machines", "num_processes", *HOST, "zero_stage"),
+    *("fsdp_version", "fsdp_reshard_after_forward", "fsdp_sharding_strategy", "fsdp_activation_checkpointing"),
+    *("fsdp_auto_wrap_policy", "fsdp_state_dict_type", "fsdp_cpu_ram_efficient_loading", "fsdp_use_orig_params"),
+    *("fsdp_transformer_layer_cls_to_wrap", "fsdp_sync_module_states", "fsdp_min_num_params"),
+    *("zero3_init_flag", "zero3_save_16bit_model", "deepspeed_multinode_launcher", "deepspeed_hostfile"),
+    *(f"{SIZES}{axis}_size" for axis in ("dp_replicate", "dp_shard", "cp", "tp", "sp")),
+    *(f"{SIZES}cp_comm_strategy", "use_fsdp", "use_deepspeed", "use_megatron_lm", "multi_gpu"),
+}
+"""Keys of accelerate that are read, or change no plan."""
 
 
 def read_accelerate(text: str, typed: Overrides = NO_SETTINGS) -> ReadJob:
@@ -64,11 +79,18 @@ def read_accelerate(text: str, typed: Overrides = NO_SETTINGS) -> ReadJob:
         reader.wrong("mixed_precision", f"{words!r} is not known", f"use {', '.join(DTYPES)}")
     reader.settings["training.dtype"] = DTYPES.get(words, "bf16")
     runtime = read_sharding(reader)
+    leave_to_data(reader)
     reader.read(TRAINER, defaults=False)
     read_global_batch(reader, typed)
     if reader.is_on("gradient_checkpointing") or reader.is_on("fsdp_activation_checkpointing"):
         reader.settings["training.recompute"] = "full"
-    return reader.job(runtime)
+    if reader.has("optim"):
+        read_optimizer(reader, "optim")
+    known = {row.key for row in TRAINER} | OF_ACCELERATE | {"gradient_checkpointing"}
+    rest = unread_keys(reader, (*known, *(name for name in values if name.startswith(MEGATRON))))
+    if adapter := [text for text in rest if text.startswith(PEFT)]:
+        reader.nearest(adapter[0].split()[0], "adapters are TRL's flags", "read them: --from trl")
+    return reader.job(runtime, rest)
 
 
 def launch_values(text: str) -> Flags:

@@ -41,6 +41,7 @@ from mpctl.interop.trainer_keys import (
     Trained,
     deepspeed_table,
     hub_id,
+    leave_to_data,
     read_deepspeed,
     read_global_batch,
     read_trainer,
@@ -173,6 +174,7 @@ def read_llama_factory(text: str, typed: Overrides = NO_SETTINGS) -> ReadJob:
         reader.wrong("stage", f"{stage}: supervised fine-tuning is planned alone", "use sft or pt")
     if kind not in ("lora", "full"):
         reader.wrong("finetuning_type", f"{kind!r} is not planned", "use lora or full")
+    leave_to_data(reader)
     reader.read(ROWS)
     if (model := reader.value("model_name_or_path")) not in ("", MODEL):
         s["model"] = model

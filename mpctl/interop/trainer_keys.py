@@ -238,23 +238,36 @@ def trainer_notes(job: JobSpec, trained: Trained) -> Iterator[str]:
     yield f"fill in: {DATASET}" + (f", {MODEL}" if hub_id(job) == MODEL else "")
 
 
+def leave_to_data(reader: KeyReader) -> None:
+    """Take out what only the number of samples decides: steps of -1, and a warm-up as a part of them."""
+    if reader.value("max_steps") == "-1":
+        del reader.flags["max_steps"]
+    words = reader.value("warmup_steps")
+    if words.startswith("0.") and words.strip("0."):
+        del reader.flags["warmup_steps"]
+        reader.nearest("warmup_steps", f"{words} of the steps, which the data decides: planned without a warm-up")
+
+
 def read_trainer(reader: KeyReader, *, optimizer: str, schedule: str, default_schedule: str = "linear") -> None:
     """Set what several keys of a Trainer say: precision, schedule, optimizer."""
     s = reader.settings
     names = [name for name in ("bf16", "fp16") if reader.is_on(name)]
     s["training.dtype"] = names[0] if names else "tf32" if reader.is_on("tf32") else "fp32"
-    word = reader.value(optimizer, OPTIMIZERS["adamw"])
+    read_optimizer(reader, optimizer)
+    _read_schedule(reader, schedule, default_schedule)
+
+
+def read_optimizer(reader: KeyReader, key: str) -> None:
+    """Set the optimizer by its name, by default AdamW."""
+    word = reader.value(key, OPTIMIZERS["adamw"])
     found = {theirs: ours for ours, theirs in OPTIMIZERS.items()} | OTHER_OPTIMIZERS
     if word not in found:
         known = ", ".join((*OPTIMIZERS.values(), *OTHER_OPTIMIZERS))
-        reader.wrong(optimizer, f"{word!r} is none of those that a job can say", f"use {known}")
+        reader.wrong(key, f"{word!r} is none of those that a job can say", f"use {known}")
     else:
-        s["training.optimizer"] = found[word]
+        reader.settings["training.optimizer"] = found[word]
     if word == "paged_adamw_32bit":
-        reader.nearest(optimizer, f"{word}: planned as AdamW whose states stay in device memory")
-    if s.get("training.steps") == -1:
-        del s["training.steps"]  # epochs decide
-    _read_schedule(reader, schedule, default_schedule)
+        reader.nearest(key, f"{word}: planned as AdamW whose states stay in device memory")
 
 
 def _read_schedule(reader: KeyReader, key: str, default: str) -> None:

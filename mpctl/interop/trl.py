@@ -24,7 +24,7 @@ from mpctl.core.errors import Issue
 from mpctl.interop.accelerate import config_tree, variables_of
 from mpctl.interop.config_text import Flags, Tree, flat_values, nested, python_calls, read_yaml, unreadable, yaml_text
 from mpctl.interop.emitted import ForeignLauncher, plan_notes
-from mpctl.interop.from_accelerate import launch_values, read_ranks, read_sharding
+from mpctl.interop.from_accelerate import OF_ACCELERATE, launch_values, read_ranks, read_sharding
 from mpctl.interop.limits import LauncherLimits
 from mpctl.interop.mapping import NO_SETTINGS, ForeignKey, KeyReader, ReadJob, written
 from mpctl.interop.peft_keys import (
@@ -49,6 +49,7 @@ from mpctl.interop.trainer_keys import (
     TORCH,
     Trained,
     hub_id,
+    leave_to_data,
     read_global_batch,
     read_trainer,
     set_trained,
@@ -152,21 +153,6 @@ CONFIGS = {
     **{f"zero{stage}": ("DEEPSPEED", stage) for stage in (1, 2, 3)},
 }
 """TRL's accelerate_configs/: kind and stage of ZeRO."""
-OF_ACCELERATE = (
-    *("distributed_type", "mixed_precision", "num_machines", "num_processes", "config", "config_file"),
-    *("accelerate_config", "activation_checkpointing"),
-    *("fsdp_version", "fsdp_reshard_after_forward", "fsdp_sharding_strategy", "fsdp_offload_params"),
-    *(
-        "fsdp_activation_checkpointing",
-        "fsdp_auto_wrap_policy",
-        "fsdp_state_dict_type",
-        "fsdp_cpu_ram_efficient_loading",
-    ),
-    *("zero_stage", "offload_optimizer_device", "offload_param_device", "zero3_init_flag", "zero3_save_16bit_model"),
-    *(f"parallelism_config_{axis}_size" for axis in ("dp_replicate", "dp_shard", "cp", "tp", "sp")),
-    *("parallelism_config_cp_comm_strategy", "deepspeed_multinode_launcher", "use_fsdp", "use_deepspeed", "multi_gpu"),
-)
-"""Keys of accelerate that are read, or change no plan."""
 
 
 def _attention(job: JobSpec) -> str:
@@ -240,6 +226,7 @@ def read_trl(text: str, typed: Overrides = NO_SETTINGS) -> ReadJob:
     read_ranks(reader)
     read_sharding(reader)
     s = reader.settings
+    leave_to_data(reader)
     reader.read(ROWS)
     if (model := reader.value("model_name_or_path")) not in ("", MODEL):
         s["model"] = model
@@ -257,7 +244,12 @@ def read_trl(text: str, typed: Overrides = NO_SETTINGS) -> ReadJob:
     if not reader.is_on("packing"):
         reader.nearest("packing", "rows are planned full: without packing, shorter samples take less time")
     read_global_batch(reader, typed)
-    return reader.job("trl", unread_keys(reader, {*known, *OF_ACCELERATE}))
+    return reader.job(
+        "trl",
+        unread_keys(
+            reader, {*known, *OF_ACCELERATE, "accelerate_config", "activation_checkpointing", "config", "config_file"}
+        ),
+    )
 
 
 def _read_configs(reader: KeyReader) -> None:

@@ -86,6 +86,14 @@ def test_a_launch_line_has_the_scripts_batch_and_model() -> None:
     assert job.model is not None and job.model.layers == 12
 
 
+def test_what_is_not_read_is_named() -> None:
+    read = read_flags("accelerate", f"{LINE} --learning_rate 1e-4 --optim adamw_8bit --use_peft --own_flag 3")
+    assert read.settings["training.optimizer"] == "adamw-8bit" and read.settings["training.learning_rate"] == 1e-4
+    told = {warning.rule: (warning.message, warning.hint) for warning in read.warnings}
+    assert "own_flag 3" in told["accelerate-changes"][0] and "output_dir" in told["accelerate-flags"][0]
+    assert "--from trl" in told["accelerate-nearest"][1]
+
+
 def test_a_changed_micro_batch_is_the_scripts() -> None:
     old = plan_of({"parallel.zero": 3, "training.micro_batch_size": 1, "training.global_batch_size": 64}).job
     new = old.model_copy(update={"training": old.training.model_copy(update={"micro_batch_size": 2})})

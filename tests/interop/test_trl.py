@@ -164,6 +164,12 @@ def test_a_script_in_python() -> None:
     assert s["training.adapter.double_quantization"] is True
 
 
+def test_what_the_data_decides_is_left_out() -> None:
+    read = read_trl("{max_length: 512, max_steps: -1, num_train_epochs: 3, warmup_steps: 0.03}")
+    assert "training.steps" not in read.settings and read.settings["training.warmup_steps"] == 0
+    assert "trl-nearest" in [warning.rule for warning in read.warnings]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
