@@ -108,7 +108,8 @@ class ForeignLauncher:
     of its flags or file, which the settings on mpctl's command line override; None where it is not
     read. log: how its log reads. script: the software's own training script, empty where every user
     writes one or `{NAME}` is it; given: how a script gets the plan, `{NAME}` when empty. config,
-    variables: see EmittedPlan.
+    variables: see EmittedPlan. runtime: whose figures are the software's, where no preset names the launcher in
+    `emit`, which would list it next to every plan.
     """
 
     name: str
@@ -123,6 +124,7 @@ class ForeignLauncher:
     given: str = ""
     config: Callable[[Plan], str] | None = None
     variables: Callable[[Plan], dict[str, str]] | None = None
+    runtime: str = ""
 
     @property
     def is_flags(self) -> bool:
@@ -175,7 +177,7 @@ def emit_plan(plan: Plan, target: str) -> EmittedPlan:
 def launcher_runtime(job: JobSpec, target: str) -> str | None:
     """The runtime that a job is planned under before it is written for a launcher; None where there
     is none whose figures are the launcher's on the job's devices, by default NVIDIA's."""
-    return runtime_of(target, job.device_kind or "cuda")
+    return runtime_of(target, job.device_kind or "cuda") or get_launcher(target).runtime or None
 
 
 def _runtime_note(plan: Plan, launcher: ForeignLauncher) -> Iterator[str]:
@@ -183,7 +185,7 @@ def _runtime_note(plan: Plan, launcher: ForeignLauncher) -> Iterator[str]:
     runtime, estimate = plan.job.training.runtime, plan.estimate
     if estimate is None:
         return
-    if launcher.name not in get_profile(runtime).runs.emit:
+    if launcher.name not in get_profile(runtime).runs.emit and runtime != launcher.runtime:
         theirs = launcher_runtime(plan.job, launcher.name)
         way_out = f": --runtime {theirs}" if theirs else ", of which there are no figures here"
         yield f"memory and time are estimated for runtime {runtime}, not for {launcher.software}{way_out}"

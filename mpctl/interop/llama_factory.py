@@ -218,5 +218,5 @@ LAUNCHER = ForeignLauncher(
     _notes,
     _body,
     read_llama_factory,
-    script="-m llamafactory.cli train",
+    script="-m llamafactory.launcher",
 )

@@ -28,6 +28,7 @@ LAUNCHERS = {
     "trl": InteropRow("mpctl.interop.trl", reads=True),
     "axolotl": InteropRow("mpctl.interop.axolotl", reads=True),
     "llama-factory": InteropRow("mpctl.interop.llama_factory", reads=True),
+    "automodel": InteropRow("mpctl.interop.automodel", reads=True),
     "nanotron": InteropRow("mpctl.interop.nanotron", reads=True),
     "colossalai": InteropRow("mpctl.interop.colossalai"),
     "torch": InteropRow("mpctl.interop.torch_mesh"),

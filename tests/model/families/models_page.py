@@ -101,7 +101,7 @@ JOB: dict[str, Any] = {
     "training.dtype": "bf16",
     "training.global_batch_size": 64,
 }
-OF_ANY_MODEL = ("deepspeed", "accelerate", "trl", "axolotl", "llama-factory", "colossalai", "torch")
+OF_ANY_MODEL = ("deepspeed", "accelerate", "trl", "axolotl", "llama-factory", "automodel", "colossalai", "torch")
 """Launchers that are told the layout alone, or a model by its id."""
 
 
