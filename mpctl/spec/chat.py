@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self, get_args
 
-from annotated_types import Ge, MinLen
+from annotated_types import Ge, Le, MinLen
 from pydantic import Field
 
 from mpctl.core.errors import InputError
@@ -50,13 +50,13 @@ class ChatSpec(StrictModel):
     overflow: Overflow = Field(
         "refuse", description="conversations longer than model.seq_length: refuse the data, drop, truncate or split"
     )
-    row_tokens: Annotated[float, Ge(0)] | None = Field(
+    row_tokens: Annotated[float, Ge(0), Le(2**31)] | None = Field(
         None, description="mean tokens of a row of model.seq_length that are no padding; known of prepared data"
     )
-    row_counted: Annotated[float, Ge(0)] | None = Field(
+    row_counted: Annotated[float, Ge(0), Le(2**31)] | None = Field(
         None, description="mean tokens of a row that the loss counts; known of prepared data"
     )
-    mean_length: Annotated[float, Ge(1)] | None = Field(
+    mean_length: Annotated[float, Ge(1), Le(2**31)] | None = Field(
         None,
         description="mean length of the conversation that a token is in, tokens: the sum of squared lengths by their "
         "sum; known of prepared data",

@@ -19,7 +19,8 @@ from mpctl.spec.cluster import ClusterSpec, DeviceSpec
 from mpctl.spec.launch import LAUNCHED_AS, LaunchedKind, LaunchSpec
 from mpctl.spec.model import ModelSpec, without_derived
 from mpctl.spec.parallel import ParallelSpec
-from mpctl.spec.training import DEFAULT_RUNTIME, TrainingSpec
+from mpctl.spec.runtime import is_launched
+from mpctl.spec.training import TrainingSpec
 
 
 class DataSpec(StrictModel):
@@ -127,7 +128,7 @@ class JobSpec(StrictModel):
         chat = self.data.chat
         if chat is None or not chat.is_packed:
             return None
-        is_own = self.training.runtime == DEFAULT_RUNTIME
+        is_own = is_launched(self.training.runtime)
         return PackedAttention(is_own, 0.0 if is_own else chat.mean_length or 0.0)
 
     @property

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from mpctl.model.families import all_builtin, get_family
 from mpctl.model.layout.draft import LayoutDraft
 from mpctl.plan.rules.check import Check, listed
-from mpctl.spec.training import DEFAULT_RUNTIME
+from mpctl.spec.runtime import is_launched
 
 WHERE = "data.chat"
 
@@ -24,7 +24,7 @@ def chat_rules(draft: LayoutDraft) -> Iterator[Check]:
     if job.parallel.tensor_mode != "1d":
         message = f"tensor_mode {job.parallel.tensor_mode} does not train on conversations"
         yield Check("chat-tensor-mode", "error", "parallel.tensor_mode", message, "use tensor_mode 1d")
-    if model.mtp_layers and job.training.runtime == DEFAULT_RUNTIME:
+    if model.mtp_layers and is_launched(job.training.runtime):
         message = f"{model.mtp_layers}: further predictions would cross the ends of conversations"
         yield Check("chat-prediction", "error", "model.mtp_layers", message, "use mtp_layers 0")
     if chat.row_tokens is not None and chat.row_tokens > model.seq_length:

@@ -90,9 +90,11 @@ class ChatRows:
             raise damaged(prefix, "a piece lies outside its document")
         if (counted < 0).any() or (counted >= length).any():
             raise damaged(prefix, "a piece counts more tokens than it has")
-        if (np.add.reduceat(length, self._starts) > self.seq_length).any():
-            message = f"a row is longer than {self.seq_length} tokens"
-            raise damaged(prefix, message)
+        longest = int(np.add.reduceat(length, self._starts).max())
+        if longest > self.seq_length:
+            message = f"{self.seq_length}, but a row of {prefix} holds {longest} tokens"
+            hint = "use the sequence length of its data.json, or `mpctl data chat` with --seq-length"
+            raise InputError.of("chat-seq-length", "model.seq_length", message, hint)
 
 
 class ChatSamples:

@@ -185,6 +185,11 @@ def test_rows(data: Path) -> None:
         assert row["mask"][stop - 1] == 0  # the next token is another conversation's
 
 
+def test_rows_longer_than_the_models_are_refused(data: Path) -> None:
+    with pytest.raises(InputError, match=rf"model.seq_length: 32, but a row of .*packs holds \d+ tokens"):
+        ChatRows(open_prepared(data).train.open(), 32)
+
+
 def test_a_step_weighs_each_counted_token_alike(data: Path) -> None:
     rows = ChatRows(open_prepared(data).train.open(), LENGTH)
     samples = ChatSamples(rows, seed=1, together=4)
