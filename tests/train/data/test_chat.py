@@ -186,7 +186,7 @@ def test_rows(data: Path) -> None:
 
 
 def test_rows_longer_than_the_models_are_refused(data: Path) -> None:
-    with pytest.raises(InputError, match=rf"model.seq_length: 32, but a row of .*packs holds \d+ tokens"):
+    with pytest.raises(InputError, match=r"model.seq_length: 32, but a row of .*packs holds \d+ tokens"):
         ChatRows(open_prepared(data).train.open(), 32)
 
 
