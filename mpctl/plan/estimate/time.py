@@ -37,6 +37,8 @@ from mpctl.spec.job import JobSpec
 from mpctl.spec.runtime import RuntimeProfile
 from mpctl.spec.schedules import SCHEDULES
 
+PCIE = 64e9  # bytes/s of PCIe 5 x16; links inside a node of more are NVLink's and its like
+
 
 def find_step_time(layout: JobLayout, profile: RuntimeProfile | None = None) -> StepTime | str:
     """The step's time, or in words what is missing to state one.
@@ -209,8 +211,8 @@ class StepTimeModel:
         host = profile.host.micro_batch + sends
         host_forward = slow * (work.host_forward + host)
         host_backward = slow * (work.host_backward + host)
-        gather = self._seconds(m for m in messages if m.phase == "forward")
-        scatter = self._seconds(m for m in messages if m.phase == "backward")
+        gather = self._gather_factor * self._seconds(m for m in messages if m.phase == "forward")
+        scatter = self._gather_factor * self._seconds(m for m in messages if m.phase == "backward")
         paced = sum if self.operators.speed.waits else pace
         ahead, back = paced((forward, host_forward)), paced((backward, host_backward))
         zero_ahead = self._added_by(ahead, gather)
@@ -227,6 +229,16 @@ class StepTimeModel:
             (ahead - forward) + (back - backward),
             work.ep_forward + work.ep_backward,
         )
+
+    @cached_property
+    def _gather_factor(self) -> float:
+        """Seconds of ZeRO's messages relative to their link's, where adapters are trained on devices that
+        reach each other over PCIe alone (AdapterCosts.pcie_gathers)."""
+        cluster, link = self.job.cluster, self.job.cluster.intra_node
+        most = self.operators.profile.adapters.pcie_gathers if self.job.training.adapter else 0.0
+        if not most or link is None or cluster.nodes > 1 or link.bandwidth > PCIE:
+            return 1.0
+        return max(1.0, link.bandwidth * link.efficiency / most)
 
     def _seconds(self, messages: Iterable[Message]) -> float:
         return sum(map(self.operators.network.seconds, messages))

@@ -17,6 +17,7 @@ from mpctl.plan.estimate.layer_messages import LayerMessages
 from mpctl.plan.estimate.saved import layer_activations
 from mpctl.plan.estimate.states import find_states
 from mpctl.plan.estimate.step import StepTime
+from mpctl.plan.estimate.time import step_time_model
 from mpctl.plan.planning.adapters import adapter_entry, adapter_text
 from mpctl.plan.planning.explain import explain
 from mpctl.plan.planning.plan import make_plan
@@ -380,3 +381,19 @@ def test_the_line_of_a_plan() -> None:
         "LoRA rank 16, alpha 32 on all-linear: 41.94M trained of 8.072B, 0.52%, 80.0 MiB; base bf16, 16 bits a weight"
     )
     assert adapter_text(entry).startswith(text)
+
+
+@pytest.mark.parametrize(("cluster", "slower"), [("rtx-6000-ada-node", 32e9 * 0.8 / 4e9), ("dgx-h100", 1.0)])
+def test_gathers_over_pcie_may_be_bounded(cluster: str, slower: float) -> None:
+    """Where nothing is hidden, what FSDP adds to replicas grows by as much; NVLink is not bounded."""
+    job = {"cluster": cluster, "cluster.nodes": 1, "cluster.gpus_per_node": 2, "model": "llama-2-7b"}
+    job |= {"training.runtime": "fsdp", "training.adapter.rank": 8, "training.micro_batch_size": 8}
+    layout = JobLayout.of(load_job(None, job | {"parallel.zero": 3}))
+    bare = layout.profile.model_copy(update={"overlap": layout.profile.overlap.model_copy(update={"zero": 0.0})})
+
+    def gathers(most: float) -> float:
+        costs = bare.adapters.model_copy(update={"pcie_gathers": most})
+        time = step_time_model(layout, bare.model_copy(update={"adapters": costs}))
+        return sum(found.dp_cp for found in time.passes[0])
+
+    assert gathers(4e9) == pytest.approx(slower * gathers(0.0))
