@@ -211,7 +211,8 @@ def export(
     with ended_by_signals(NOTHING), TaskBar(after=PATIENCE, lines=True) as bar:
         if not merged and dtype is None and origin_adapter(open_origin(run)) is not None:
             written = export_adapters(run, out, on_progress=bar.update)
-            _print(written, ["mpctl", "checkpoint", "import", str(out), "OUT"], as_json=as_json)
+            use = f"from peft import AutoPeftModel as M; M.from_pretrained({str(out)!r})"
+            _print(written, ["python", "-c", use], as_json=as_json)
             return
         stored = None if dtype is None else {"fp32": "F32", "bf16": "BF16", "fp16": "F16"}[dtype]
         written = export_weights(run, out, shard_bytes=shard_bytes, dtype=stored, on_progress=bar.update)

@@ -256,7 +256,11 @@ def adapter_not_launched(job: JobSpec) -> Iterator[Check]:
     if adapter.dtype not in (None, dtype):
         yield _of_adapter("dtype", adapter.dtype, f"leave it out: A and B are then {dtype}, the training dtype")
     if adapter.stored_as not in (None, dtype):
-        yield _of_adapter("base_precision", adapter.stored_as, "use kind lora, and leave base_precision out")
+        yield _of_adapter(
+            "base_precision",
+            adapter.stored_as,
+            "use kind lora without base_precision, or train it with TRL or Axolotl: mpctl emit JOB trl",
+        )
     if model is None:
         return
     table = get_table(model, tp=1, adapter=adapter)

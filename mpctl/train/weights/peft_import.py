@@ -172,10 +172,6 @@ class _Adapters:
     @classmethod
     def of(cls, folder: PeftFolder, model: ModelSpec) -> _Adapters:
         issues: list[Issue] = []
-        if folder.config.dora and not _has_lengths(model):
-            message = "use_dora is true, which mpctl's layers do not have"
-            hint = "merge it with peft, merge_and_unload(), and start from the merged weights"
-            issues.append(Issue("adapter-unsupported", str(folder.config.path), message, hint))
         sources, used = list[FileAdapter](), set[str]()
         for module in peft_modules(model):
             for source in _sources(folder, module, issues):
@@ -286,6 +282,10 @@ class _Adapters:
                 f"ranks {', '.join(map(str, sorted(ranks)))} become {self.spec.rank}, filled up with zeros"
             )
         if lacking := len(known - made.keys()):
+            if self.spec.kind == "dora":
+                message = f"{lacking} modules of these targets have no adapter, and DoRA's lengths cannot be left out"
+                hint = "merge it with peft, merge_and_unload(), and start from the merged weights"
+                raise InputError.of("adapter-unsupported", str(self.folder.config.path), message, hint)
             self.notes.append(f"{lacking} adapters of these targets are not in the file and are zeros")
         return made
 
@@ -336,11 +336,6 @@ class _Adapters:
     def _in_our_order(self, source: FileAdapter, rows: Tensor) -> Tensor:
         pairs = source.module.pairs
         return rows if pairs is None else rows[rows_of_pairs(range(len(rows)), *pairs)]
-
-
-def _has_lengths(model: ModelSpec) -> bool:
-    """Whether adapters of kind dora have a magnitude."""
-    return any(MAGNITUDE in w.name for w in get_table(model, tp=1, adapter=AdapterSpec(kind="dora")).weights())
 
 
 def _padded(shape: tuple[int, ...], make: Callable[[], Tensor]) -> Tensor:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,18 @@ import pytest
 import torch
 from torch import Tensor
 
+from mpctl.core.shard import Shard
+from mpctl.model.families import get_table
+from mpctl.records.checkpoint.manifest import Manifest, ParameterPlacement, ShardFile, ShardRecord
+from mpctl.records.checkpoint.saved_model import SavedModel
+from mpctl.spec.adapter import AdapterSpec
+from mpctl.train.checkpoint.tensor_file import Entry, in_file_order, write_file
+from mpctl.train.weights.hub import open_hub
+from mpctl.train.weights.origin import FRAGMENT, open_origin
 from mpctl.train.weights.peft_export import export_adapters
 from mpctl.train.weights.peft_import import import_adapters
-from mpctl.train.weights.writer import export_weights
+from mpctl.train.weights.values import Values, base_reference
+from mpctl.train.weights.writer import export_weights, fragment
 from tests.train.weights.hub import Truth, load, tokens
 
 peft = pytest.importorskip("peft")
@@ -21,6 +32,8 @@ Truths = Callable[[str], Truth]
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {"target_modules": ["q_proj", "v_proj", "down_proj"]}),
     "llama all-linear, rslora": ("llama31-sharded", {"target_modules": "all-linear", "use_rslora": True}),
+    "llama dora": ("llama", {"target_modules": ["q_proj", "o_proj", "up_proj"], "use_dora": True}),
+    "gpt2 dora": ("gpt2", {"target_modules": ["c_attn", "c_fc"], "use_dora": True}),
     "llama head": ("llama", {"target_modules": ["o_proj", "lm_head"]}),
     "llama, saved": ("llama", {"target_modules": ["q_proj"], "modules_to_save": ["lm_head", "embed_tokens"]}),
     "llama, one layer": ("llama", {"target_modules": ["q_proj"], "layers_to_transform": [1]}),
@@ -114,3 +127,65 @@ def test_an_imported_adapter_goes_back_with_their_logits(
     export_adapters(tmp_path / "ours", tmp_path / "theirs")
     again = peft.PeftModel.from_pretrained(load(truths(KINDS[kind][0]).folder), tmp_path / "theirs").eval()
     assert_same(logits(again), expected)
+
+
+OURS = {
+    "gpt2": ["all-linear"],  # q, k and v apart, in c_attn's 3 r
+    "llama": ["linear_qkv", "gate_up_proj"],  # fused, of three and two modules
+    "mixtral": ["mlp", "k_proj"],
+    "qwen2_moe": ["all-linear"],
+}
+
+
+@pytest.mark.parametrize("kind", OURS)
+def test_adapters_of_our_targets_have_the_same_logits_in_peft(kind: str, truths: Truths, tmp_path: Path) -> None:
+    """A checkpoint with random adapters, merged by us and applied by peft."""
+    base = truths(kind).folder
+    adapter = AdapterSpec(rank=3, alpha=5.0, targets=OURS[kind])
+    ours = save_adapters(tmp_path / "ours", base, adapter)
+    export_weights(ours, tmp_path / "merged")
+    export_adapters(ours, tmp_path / "theirs")
+    expected = logits(load(tmp_path / "merged"))
+    assert (expected - truths(kind).logits).abs().max() > 0.05
+    assert_same(logits(peft.PeftModel.from_pretrained(load(base), tmp_path / "theirs").eval()), expected)
+    import_adapters(tmp_path / "theirs", tmp_path / "again")
+    export_weights(tmp_path / "again", tmp_path / "merged-again")
+    assert_same(logits(load(tmp_path / "merged-again")), expected)
+
+
+def save_adapters(out: Path, base: Path, adapter: AdapterSpec) -> Path:
+    """An import with random adapters of ours over a Hugging Face directory."""
+    hub, checkpoint = open_hub(base), out / "checkpoints" / "step-0"
+    checkpoint.mkdir(parents=True)
+    table = get_table(hub.model, tp=1, adapter=adapter)
+    draw = torch.Generator().manual_seed(7)
+    trained = [weight for weight in table.weights() if not table.is_frozen(weight.name)]
+    values = {weight.name: 0.2 * torch.randn(weight.shape, generator=draw) for weight in trained}
+    entries = in_file_order(
+        [Entry(f"{name}/value", "F32", tuple(value.shape), partial(values.get, name)) for name, value in values.items()]
+    )
+    shard = ShardFile(name="shard-0", coords={"pp": 0, "tp": 0})
+    file = write_file(shard.path(checkpoint), entries, lambda count: None)
+    placements = {name: ParameterPlacement.of(Shard(tuple(value.shape))) for name, value in values.items()}
+    ShardRecord.of(file, placements, []).write(shard.record_path(checkpoint))
+    Manifest(step=0, shards=[shard], base=base_reference(base, hub)).write(checkpoint)
+    (out / FRAGMENT).write_text(fragment(hub.model, out, tokenizer=False, adapter=adapter))
+    return out
+
+
+def test_a_round_trip_gives_the_same_adapters(truths: Truths, tmp_path: Path) -> None:
+    """Ranks of fused modules are split again, so that a run goes on with what it had."""
+    adapter = AdapterSpec(rank=3, alpha=5.0, targets=["q_proj", "k_proj", "v_proj", "c_proj"])
+    ours = save_adapters(tmp_path / "ours", truths("gpt2").folder, adapter)
+    export_adapters(ours, tmp_path / "theirs")
+    config = json.loads((tmp_path / "theirs" / "adapter_config.json").read_text())
+    assert (config["r"], config["rank_pattern"], config["alpha_pattern"]) == (3, {"c_attn": 9}, {"c_attn": 15})
+    assert config["target_modules"] == ["c_attn", "c_proj"]
+    import_adapters(tmp_path / "theirs", tmp_path / "again")
+    before, after = open_origin(ours), open_origin(tmp_path / "again")
+    assert isinstance(before, SavedModel) and isinstance(after, SavedModel)
+    assert after.adapter == adapter
+    one, two = Values.of(before), Values.of(after)
+    for name in before.names:
+        part = Shard(one.checkpoint.shape_of(name)) if one.checkpoint else Shard(())
+        assert torch.equal(one.part(name, part), two.part(name, part)), name
