@@ -16,7 +16,7 @@ from mpctl.plan.estimate.optimizers import RULES
 from mpctl.plan.rules.check import Check, listed, refusal
 from mpctl.spec.training import TrainingSpec
 
-TRAINED = ("adamw",)
+TRAINED = ("adamw", "sgd", "lion")
 """The optimizers of mpctl's layers (train/kernels/update.py)."""
 OPTIMIZER, ADAMW = "training.optimizer", Offer("training.optimizer", ("adamw",), "optimizer")
 
@@ -71,9 +71,6 @@ def states_not_launched(training: TrainingSpec) -> Iterator[tuple[str, str, str]
             why = "its rows and columns are of whole matrices, which ranks cut"
         message = f"{training.optimizer} is planned, not run by `mpctl launch`: {why}"
         yield OPTIMIZER, message, f"use optimizer {listed(TRAINED)}; optimizer_dtype bf16 halves its moments"
-    if training.optimizer_dtype == "bf16" or training.master_weights is False:
-        message = "states of 16 bits are planned, not run by `mpctl launch`"
-        yield "training.optimizer_dtype", message, "leave out optimizer_dtype and master_weights"
     for key, kept in (("offload_optimizer", "moments and masters"), ("offload_parameters", "parameters")):
         if getattr(training, key):
             message = f"true is planned, not run by `mpctl launch`: {kept} stay on the device"

@@ -10,9 +10,9 @@ How many updates a parameter has seen is AdamW's step, on which its bias correct
 stored by parameter, since one that was frozen at first has seen fewer than the others.
 
 A parameter that no optimizer steps, because it is frozen, has no moments: only its value is saved,
-in its dtype, and the record names it under `frozen`. A run that trains it reads the value and
-starts its moments at 0; a run that freezes a trained parameter reads only the value. Buffers that
-no gradient moves are saved and read in the same way.
+in its dtype, and the record names it under `frozen`. A run that trains it, or that has another
+optimizer, reads the value and starts its moments at 0; a run that freezes a trained parameter reads
+only the value. Buffers that no gradient moves are saved and read in the same way.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from mpctl.records.checkpoint.manifest import Manifest, damage_error, read_manif
 from mpctl.records.checkpoint.tensor_header import TensorHeader
 from mpctl.spec.adapter import AdapterSpec
 from mpctl.spec.model import ModelSpec
-from mpctl.train.checkpoint.snapshot import OptimizerState
+from mpctl.train.checkpoint.snapshot import MOMENTS, OptimizerState
 from mpctl.train.checkpoint.tensor_file import DTYPES, ShardReader
 from mpctl.train.layers.parameters import shard_of
 
@@ -80,6 +80,13 @@ class OpenCheckpoint:
         tensors. Raises InputError when there are none."""
         stored, prefix = self._owners(name)[0].tensors, f"{name}/"
         return {k.removeprefix(prefix): h for k, h in stored.items() if k.startswith(prefix)}
+
+    def has_other_moments(self, name: str, fields: Collection[str]) -> bool:
+        """Whether a parameter was saved by another optimizer, so that moments start at 0; `fields`: of
+        this one's."""
+        saved = self.fields(name).keys() - {"value"}
+        is_whole = saved in (set(), *map(set, MOMENTS.values()))
+        return is_whole and saved != set(fields) - {"value"}
 
     def fill(self, name: str, target: Shard, tensors: dict[str, Tensor], first_optional: int | None) -> None:
         """Copy the target's part of a parameter from every shard that has some of it. tensors: by
@@ -142,7 +149,7 @@ def load_checkpoint(
     for parameter, tensors in optimizer.states():
         name = names[parameter]
         tensors["value"] = tensors["value"].clone()
-        if name in checkpoint.frozen:
+        if name in checkpoint.frozen or checkpoint.has_other_moments(name, tensors):
             tensors = {"value": tensors["value"]}
         checkpoint.fill(name, shard_of(parameter), tensors, may_lack.get(name))
         optimizer.load(parameter, tensors, updates=checkpoint.updates_of(name))

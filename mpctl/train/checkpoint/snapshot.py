@@ -11,8 +11,8 @@ All copies of a rank lie in one block, in the order of the file, without gaps: a
 file has of tensors (`snapshot_bytes` of plan/estimate/states.py). It is taken before the first step,
 since pinning some GB takes seconds, during which the device waits.
 
-A field is `value`, `exp_avg` or `exp_avg_sq`; a tensor that no optimizer steps, a frozen parameter
-or a buffer, has only a value. A tensor of the file is named `NAME/FIELD`.
+A field is `value` or a moment of the optimizer (MOMENTS); a tensor that no optimizer steps, a frozen
+parameter or a buffer, has only a value. A tensor of the file is named `NAME/FIELD`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,12 @@ from mpctl.train.transport.host_memory import host_block
 from mpctl.train.transport.streams import HOST_STREAM, PASSED, SideStream, StreamMark
 
 State = dict[str, Tensor]
-FIELDS = ("value", "exp_avg", "exp_avg_sq")
+MOMENTS: dict[str, tuple[str, ...]] = {
+    "adamw": ("exp_avg", "exp_avg_sq"),
+    "lion": ("exp_avg",),
+    "sgd": ("momentum_buffer",),
+}
+"""torch's names of the moments of each optimizer; SGD has one with momentum alone."""
 USE = (
     "for the copies that checkpoints are written from; use --set checkpoint.asynchronous=false, "
     "which saves between two steps and copies nothing"
@@ -60,6 +65,9 @@ class OptimizerState(Protocol):
 
     def updates_of(self, parameter: Tensor) -> int:
         """Return the number of updates in the moments of a trained parameter."""
+
+    def saved_dtypes(self, parameter: Tensor) -> Mapping[str, torch.dtype]:
+        """The data types of what `states` yields of a trained parameter, by field."""
 
     def load(self, parameter: nn.Parameter, tensors: State, *, updates: int) -> None:
         """The inverse of `states`."""
@@ -170,8 +178,7 @@ def snapshot_kinds(names: Mapping[Tensor, str], optimizer: OptimizerState) -> di
     kinds: dict[str, TensorKind] = {}
     for tensor, name in names.items():
         is_trained = tensor in optimizer.trained
-        dtype = torch.promote_types(tensor.dtype, torch.float32) if is_trained else tensor.dtype
-        for of in FIELDS if is_trained else FIELDS[:1]:
+        for of, dtype in optimizer.saved_dtypes(tensor).items() if is_trained else (("value", tensor.dtype),):
             kinds[f"{name}/{of}"] = TensorKind(tensor.shape, dtype)
     return kinds
 
@@ -214,7 +221,7 @@ def take_snapshot(
         step,
         in_file_order(entries),
         parameters,
-        [names[tensor] for tensor, state in states.items() if state.keys() == {"value"}],
+        [names[tensor] for tensor in states if tensor not in optimizer.trained],
         tables,
         PASSED if copies is None else copies.stream.mark(),
     )

@@ -49,7 +49,6 @@ from mpctl.train.runtime.activity import Activity, nobody_follows
 from mpctl.train.runtime.build import build_trainer
 from mpctl.train.runtime.environment import RuntimeEnvironment
 from mpctl.train.runtime.memory import KINDS, MemoryTracker, storage_bytes
-from mpctl.train.runtime.optimizer import MOMENTS
 from mpctl.train.runtime.process import die_with_parent
 from mpctl.train.runtime.profile import StepProfile
 from mpctl.train.runtime.step_record import TrafficCounter
@@ -241,9 +240,10 @@ class Rehearsal:
 
 def _add_moments(trainer: Trainer) -> None:
     """Give the optimizer the state that one update leaves: a steady step is measured."""
+    rule = trainer.optimizer.rule
     for value in trainer.optimizer.values:
-        moments = {name: torch.zeros_like(value.detach()) for name in MOMENTS}
-        trainer.optimizer.adam.state[value] = {"step": torch.ones((), device=value.device), **moments}
+        with torch.no_grad():
+            rule.state_of(value)["step"].fill_(1)
 
 
 def _add_memory(account: RehearsedRank, trainer: Trainer, tracker: MemoryTracker) -> None:

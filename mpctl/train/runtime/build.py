@@ -318,7 +318,7 @@ def _initialized_stores(
     initialize(parameters.keys() - in_buckets)
     for shard in shards:
         initialize(shard.bucket.names)
-        yield make_param_store(shard)
+        yield make_param_store(shard, has_masters=layout.job.training.master_weights is not False)
 
 
 def _layer_listeners(

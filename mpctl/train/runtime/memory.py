@@ -213,7 +213,7 @@ class MemoryWatch:
         """Enter it around a step's gradients and update. states: the tensors that persist from step
         to step, by kind; passing: see MemoryTracker; is_last: whether it is the last step of the
         run."""
-        if not self.is_on or self.measured or not (optimizer.adam.state or is_last):
+        if not self.is_on or self.measured or not (optimizer.rule.state or is_last):
             yield
         elif self.device.type == "cuda":
             self.keep_peak()  # of the steps before
@@ -234,7 +234,7 @@ class MemoryWatch:
             self._note(optimizer, states, found)
 
     def _note(self, optimizer: Optimizer, states: States, found: Mapping[str, int | None]) -> None:
-        if not optimizer.adam.state:  # fp16 overflowed, or nothing is trained here
+        if not optimizer.rule.state:  # fp16 overflowed, or nothing is trained here
             return
         self.measured = {**found}
         for kind, tensors in states().items():

@@ -1,13 +1,14 @@
-"""AdamW over a rank's parameters or slices of them, and the learning rate of every step.
+"""The optimizer over a rank's parameters or slices of them, and the learning rate of every step.
 
 Parameters in 16 bit have a float32 master copy that the optimizer steps (mixed precision,
-arXiv 1710.03740). A rank updates full parameters, or under ZeRO its slice of every bucket: AdamW is
-elementwise, so the update is the same. AdamW: arXiv 1711.05101; norms and biases are not decayed
-(ParameterSpec.decays). Frozen parameters (training.freeze) have no gradient, no moments and no
-master.
+arXiv 1710.03740), unless training.master_weights is false: then they are stepped themselves. A rank
+updates full parameters, or under ZeRO its slice of every bucket: AdamW, Lion and SGD are elementwise, so
+the update is the same. Norms and biases are not decayed (ParameterSpec.decays). Frozen parameters
+(training.freeze) have no gradient, no moments and no master.
 
-The device's kernels make the update (train/kernels/adamw.py). Those of a GPU write the parameters of 16
-bits in the same pass; elsewhere `publish` copies them.
+The device's kernels make AdamW's update (train/kernels/adamw.py). Those of a GPU write the parameters of
+16 bits in the same pass; elsewhere `publish` copies them. The others, and AdamW with narrower states, are
+in train/kernels/update.py.
 
 The learning rate has a warm-up, then one of four schedules. Step s counts from 0. With w =
 warmup_steps, D = lr_decay_steps (steps when absent), peak = learning_rate and low =
@@ -35,14 +36,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from mpctl.spec.training import Optimizer as OptimizerName
 from mpctl.spec.training import TrainingSpec
-from mpctl.train.checkpoint.snapshot import FIELDS
+from mpctl.train.checkpoint.snapshot import MOMENTS
 from mpctl.train.kernels.adamw import AdamWStep
 from mpctl.train.kernels.backend import TORCH_BACKEND, KernelBackend
+from mpctl.train.kernels.update import RULES, UpdateSettings, update_tensors
 from mpctl.train.runtime.zero.gradients import GradientBuffer
 from mpctl.train.runtime.zero.param_store import ParamStore, SlicedParamStore, Zero3ParamStore
-
-MOMENTS = FIELDS[1:]
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,13 @@ class ParameterGroup:
 
 
 @dataclass
-class AdamW:
-    """Steps the values of its groups by their `.grad`. beta1, beta2, epsilon: as in the paper.
+class UpdateRule:
+    """Steps the values of its groups by their `.grad`. optimizer: one of those in MOMENTS; beta1, beta2,
+    epsilon, momentum: as in its paper.
 
-    kernels: make the update. copies: of values, by value, in the dtype of the model. state: for
-    each value, its MOMENTS (tensors like the value) and `step`, a tensor with the number of updates
-    that they have seen; absent before the first step.
+    dtype: of the moments, that of the values when absent. kernels: make AdamW's update. copies: of
+    values, by value, in the dtype of the model. state: for each value, its moments (shaped like the value)
+    and `step`, a tensor with the number of updates that they have seen; absent before the first step.
     """
 
     groups: Sequence[ParameterGroup]
@@ -69,6 +71,14 @@ class AdamW:
     kernels: KernelBackend = TORCH_BACKEND
     copies: Mapping[Tensor, Tensor] = field(default_factory=dict)
     state: dict[Tensor, dict[str, Tensor]] = field(default_factory=dict)
+    optimizer: OptimizerName = "adamw"
+    momentum: float = 0.0
+    dtype: torch.dtype | None = None
+
+    @property
+    def moments(self) -> tuple[str, ...]:
+        """The names of the moments of a value."""
+        return () if self.optimizer == "sgd" and not self.momentum else MOMENTS[self.optimizer]
 
     @torch.no_grad()
     def step(self, rate: float, *, grad_scale: Tensor | None = None, found_inf: Tensor | None = None) -> bool:
@@ -83,14 +93,22 @@ class AdamW:
 
     def _update(self, group: ParameterGroup, rate: float, grad_scale: Tensor | None, found_inf: Tensor | None) -> bool:
         values = [value for value in group.values if value.grad is not None]
-        states = [self._state_of(value) for value in values]
+        gradients = [value.grad for value in values if value.grad is not None]
+        states = [self.state_of(value) for value in values]
+        counts = [state["step"] for state in states]
+        if self.optimizer != "adamw" or any(self.dtype not in (None, value.dtype) for value in values):
+            settings = (rate, group.weight_decay, self.beta1, self.beta2, self.epsilon, self.momentum)
+            moments = [[state[name] for name in self.moments] for state in states]
+            rule = RULES[self.optimizer]
+            update_tensors(rule, UpdateSettings(*settings), values, gradients, moments, counts, grad_scale, found_inf)
+            return not self.copies
         return self.kernels.adamw(
             AdamWStep(
                 values,
-                [value.grad for value in values if value.grad is not None],
+                gradients,
                 [state["exp_avg"] for state in states],
                 [state["exp_avg_sq"] for state in states],
-                [state["step"] for state in states],
+                counts,
                 [self.copies[value] for value in values if value in self.copies],
                 rate,
                 group.weight_decay,
@@ -102,12 +120,12 @@ class AdamW:
             )
         )
 
-    def _state_of(self, value: Tensor) -> dict[str, Tensor]:
+    def state_of(self, value: Tensor) -> dict[str, Tensor]:
         """The state of a value, created with moments of 0 at its first step."""
         if value not in self.state:
             self.state[value] = {
                 "step": torch.zeros((), dtype=torch.float32, device=value.device),
-                **{name: torch.zeros_like(value) for name in MOMENTS},
+                **{name: torch.zeros_like(value, dtype=self.dtype) for name in self.moments},
             }
         return self.state[value]
 
@@ -154,7 +172,7 @@ TORCH_DTYPES = {
 
 
 class Optimizer:
-    """AdamW over float32 (or float64) values: the parameters themselves, or their masters.
+    """An update rule over values: the parameters themselves, or their float32 masters.
 
     stores: those of the buffer's buckets, in its order; frozen: those of frozen parameters that are
     sharded. publishes_ahead: whether the gather of updated parameters may still be running until a
@@ -189,7 +207,7 @@ class Optimizer:
         self.earlier_updates: dict[Tensor, int] = {}  # of each parameter, before this start
         decayed = {parameter for store in stores for parameter in store.shard.decayed}
         pairs = [(v, p in decayed) for v, p in zip(self.values, self.parameters, strict=True)]
-        self.adam = AdamW(
+        self.rule = UpdateRule(
             [
                 ParameterGroup([v for v, decays in pairs if decays], training.weight_decay),
                 ParameterGroup([v for v, decays in pairs if not decays], 0.0),
@@ -199,6 +217,9 @@ class Optimizer:
             training.epsilon,
             kernels,
             {value: copy for store in stores for copy, value in store.copies},
+            optimizer=training.optimizer,
+            momentum=training.momentum,
+            dtype=TORCH_DTYPES[training.optimizer_dtype] if training.optimizer_dtype else None,
         )
 
     def step(self, step: int, *, factor: Tensor | None = None, is_bad: Tensor | None = None) -> None:
@@ -216,7 +237,10 @@ class Optimizer:
             scale = None if self._multiplied(factor) else (1 / factor).float()
         found = None if is_bad is None else is_bad.float()
         rate = learning_rate(self.training, step)
-        has_copied = self.adam.step(rate, grad_scale=scale, found_inf=found)
+        has_copied = self.rule.step(rate, grad_scale=scale, found_inf=found)
+        for value, gradient in zip(self.values, self.gradients, strict=True):
+            if gradient.dtype != value.dtype:
+                value.grad = None  # a parameter without a master would have it added to the next one
         self.updates += 1
         self.publish(has_copied=has_copied)
 
@@ -232,6 +256,11 @@ class Optimizer:
     def updates_of(self, parameter: Tensor) -> int:
         """Return the number of updates in the moments of a trained parameter: AdamW's step."""
         return self.earlier_updates.get(parameter, 0) + self.updates
+
+    def saved_dtypes(self, parameter: Tensor) -> dict[str, torch.dtype]:
+        """The data types of what `states` yields of a trained parameter, by name."""
+        value = self.store_of[parameter].stepped_dtype
+        return {"value": value, **dict.fromkeys(self.rule.moments, self.rule.dtype or value)}
 
     @property
     def gathers_states(self) -> bool:
@@ -277,7 +306,7 @@ class Optimizer:
         """
         for store in reversed(self.stores):
             local = {"value": [part.values.detach() for part in store.stepped]}
-            local |= {name: [self._moment(part.values, name) for part in store.stepped] for name in MOMENTS}
+            local |= {name: [self._moment(part.values, name) for part in store.stepped] for name in self.rule.moments}
             full = {name: store.gather_full(parts) for name, parts in local.items()}
             for number, parameter in reversed(list(enumerate(store.shard.parameters))):
                 yield parameter, {name: tensors[number] for name, tensors in full.items()}
@@ -290,25 +319,25 @@ class Optimizer:
             yield from zip(store.shard.parameters, full, strict=True)
 
     def _moment(self, value: Tensor, name: str) -> Tensor:
-        state = self.adam.state.get(value, {})
-        moment = state[name] if name in state else torch.zeros_like(value)
+        state = self.rule.state.get(value, {})
+        moment = state[name] if name in state else torch.zeros_like(value, dtype=self.rule.dtype)
         return moment.detach()
 
     @torch.no_grad()
     def load(self, parameter: nn.Parameter, tensors: dict[str, Tensor], *, updates: int) -> None:
-        """The inverse of `states`, after so many updates. If there are no moments, since the
-        parameter was frozen, its count of updates starts at 0."""
-        has_moments = tensors.keys() > {"value"}
+        """The inverse of `states`, after so many updates. If moments are absent, since the parameter was
+        frozen or another optimizer's, its count of updates starts at 0."""
+        has_moments = tensors.keys() == {"value", *self.rule.moments}
         self.earlier_updates[parameter] = (updates if has_moments else 0) - self.updates
         for owner, start, value in self.store_of[parameter].stepped:
             if owner is not parameter:
                 continue
             local = {name: _elements(tensor, start, value) for name, tensor in tensors.items()}
             value.copy_(local.pop("value"))
-            self.adam.state.pop(value, None)
+            self.rule.state.pop(value, None)
             if local:
                 count = torch.tensor(float(updates), device=value.device)
-                self.adam.state[value] = {"step": count, **local}
+                self.rule.state[value] = {"step": count, **local}
 
 
 def _elements(full: Tensor, start: int, like: Tensor) -> Tensor:

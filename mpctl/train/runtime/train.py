@@ -28,7 +28,7 @@ from mpctl.train.runtime.batches import Batches
 from mpctl.train.runtime.environment import RuntimeEnvironment
 from mpctl.train.runtime.memory import Kind, MemoryWatch
 from mpctl.train.runtime.mesh import Mesh
-from mpctl.train.runtime.optimizer import MOMENTS, Optimizer
+from mpctl.train.runtime.optimizer import Optimizer
 from mpctl.train.runtime.partition import PipelinePartition
 from mpctl.train.runtime.pipeline import PipelineRunner
 from mpctl.train.runtime.profile import StepProfile
@@ -106,7 +106,8 @@ class Trainer:
     def state_tensors(self) -> dict[Kind, list[Tensor]]:
         """The tensors that persist from step to step, by kind."""
         optimizer = self.optimizer
-        moments = [state[name] for state in optimizer.adam.state.values() for name in MOMENTS]
+        rule = optimizer.rule
+        moments = [state[name] for state in rule.state.values() for name in rule.moments]
         stores = (*optimizer.stores, *optimizer.frozen)
         masters = [tensor for store in stores for tensor in store.master_tensors]
         flat = [tensor for store in stores for tensor in store.parameter_tensors]

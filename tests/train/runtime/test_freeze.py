@@ -147,7 +147,7 @@ def test_what_was_frozen_can_be_trained_later(frozen_run, data: Path, tmp_path: 
     next(trainer.run())
     for name, parameter in trainer.model.named_parameters():
         value = trainer.optimizer.full_value(parameter)
-        count = float(trainer.optimizer.adam.state[value]["step"])
+        count = float(trainer.optimizer.rule.state[value]["step"])
         assert count == (1 if is_frozen(name) else 3), name
         assert not torch.equal(value.detach(), values[name].float()), name
 

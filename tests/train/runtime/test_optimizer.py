@@ -18,7 +18,7 @@ from mpctl.model.layout.buckets import Bucket
 from mpctl.run.launch.summary import planned_traffic
 from mpctl.spec.training import TrainingSpec
 from mpctl.train.layers.parameters import Init, shard_parameter
-from mpctl.train.runtime.optimizer import MOMENTS, WSD_SHAPES, AdamW, Optimizer, ParameterGroup, learning_rate
+from mpctl.train.runtime.optimizer import WSD_SHAPES, Optimizer, ParameterGroup, UpdateRule, learning_rate
 from mpctl.train.runtime.step_guard import NotFinite
 from mpctl.train.runtime.update import clip_factor
 from mpctl.train.runtime.zero.gradients import GradientBuffer
@@ -156,7 +156,7 @@ def _values() -> list[Tensor]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_values_and_moments_are_those_of_torch(dtype: torch.dtype) -> None:
     ours, theirs = ([nn.Parameter(v.to(dtype)) for v in _values()] for _ in range(2))
-    adam = AdamW([ParameterGroup(ours[:1], 0.1), ParameterGroup(ours[1:], 0.0)], 0.9, 0.95, 1e-8)
+    adam = UpdateRule([ParameterGroup(ours[:1], 0.1), ParameterGroup(ours[1:], 0.0)], 0.9, 0.95, 1e-8)
     torch_adam = torch.optim.AdamW(
         [{"params": theirs[:1], "weight_decay": 0.1}, {"params": theirs[1:], "weight_decay": 0.0}],
         betas=(0.9, 0.95),
@@ -173,13 +173,13 @@ def test_values_and_moments_are_those_of_torch(dtype: torch.dtype) -> None:
         torch_adam.step()
     for mine, other in zip(ours, theirs, strict=True):
         assert torch.equal(mine, other)
-        assert all(torch.equal(adam.state[mine][n], torch_adam.state[other][n]) for n in MOMENTS)
+        assert all(torch.equal(adam.state[mine][n], torch_adam.state[other][n]) for n in adam.moments)
         assert float(adam.state[mine]["step"]) == len(RATES)
 
 
 def test_a_value_without_a_gradient_is_left_alone() -> None:
     value = nn.Parameter(torch.ones(3))
-    adam = AdamW([ParameterGroup([value], 0.1)], 0.9, 0.95, 1e-8)
+    adam = UpdateRule([ParameterGroup([value], 0.1)], 0.9, 0.95, 1e-8)
     adam.step(1e-3)
     assert torch.equal(value, torch.ones(3)) and not adam.state
 

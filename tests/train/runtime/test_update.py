@@ -54,7 +54,7 @@ def trainer_of(job: JobSpec, folder: Path, *, runs_ahead: bool, rank: int = 0) -
 
 def state_of(trainer: Trainer) -> list[Tensor]:
     """Parameters, moments and AdamW's counts."""
-    state = trainer.optimizer.adam.state
+    state = trainer.optimizer.rule.state
     moments = [tensor for value in trainer.optimizer.values for tensor in state[value].values()]
     return [tensor.detach().clone() for tensor in (*trainer.model.parameters(), *moments)]
 
@@ -96,7 +96,7 @@ def test_an_overflow_of_fp16_changes_nothing(data: Path, tmp_path: Path) -> None
         for record in trainer.run():
             records.append(record)
             skipped += bool(record.get("skipped"))
-            counts = {float(s["step"]) for s in trainer.optimizer.adam.state.values()}
+            counts = {float(s["step"]) for s in trainer.optimizer.rule.state.values()}
             assert counts <= {float(trainer.step - skipped)}
             assert trainer.optimizer.updates == trainer.step - skipped
             assert all(p.isfinite().all() for p in state_of(trainer)) if counts else True
@@ -234,7 +234,7 @@ def test_a_skipped_step_changes_nothing_and_is_remembered(data: Path, tmp_path: 
     assert (saved.step, saved.updates) == (1, 0)
     again = make_trainer(job, tmp_path / "run")
     assert again.loss_scale == trainer.loss_scale and again.loss_scale.value == HUGE / 2
-    assert {float(s["step"]) for s in again.optimizer.adam.state.values()} == {0.0}
+    assert {float(s["step"]) for s in again.optimizer.rule.state.values()} == {0.0}
 
 
 def test_below_the_least_scale_the_run_ends(data: Path, tmp_path: Path) -> None:

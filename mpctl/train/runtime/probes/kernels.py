@@ -39,7 +39,7 @@ from mpctl.train.layers.parameters import initialise
 from mpctl.train.layers.shard_context import ShardContext
 from mpctl.train.runtime.kernel_choice import machine_kernels
 from mpctl.train.runtime.mesh import Mesh
-from mpctl.train.runtime.optimizer import TORCH_DTYPES, AdamW, ParameterGroup
+from mpctl.train.runtime.optimizer import TORCH_DTYPES, ParameterGroup, UpdateRule
 from mpctl.train.runtime.probes.layers import ProbedLayer
 from mpctl.train.runtime.probes.measure import agreed_rounds, time_runs
 from mpctl.train.runtime.step_record import TrafficCounter
@@ -232,7 +232,7 @@ def _optimizer(bench: Bench) -> Work:
     value, gradient, other = bench.random(3, count).to(wide).unbind()
     value.grad = gradient
     parameter = None if wide == bench.dtype else value.to(bench.dtype)
-    adam = AdamW([ParameterGroup([value], 0.01)], 0.9, 0.95, 1e-8)
+    adam = UpdateRule([ParameterGroup([value], 0.01)], 0.9, 0.95, 1e-8)
 
     def step() -> None:
         float(squared_norm([gradient], bench.device).sqrt())

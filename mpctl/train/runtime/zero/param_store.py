@@ -9,7 +9,7 @@ tensor: this rank's slice is updated, then the slices of all replicas are gather
 the next forward computes (gather.py). At 3 only the slice stays in memory, and the flat tensor has
 memory only while its layer is computed: parameters stay the same objects, views of a storage that
 grows and shrinks (as in arXiv 2304.11277, section 4.2). 16-bit parameters have float32 masters,
-which are updated instead (arXiv 1710.03740).
+which are updated instead (arXiv 1710.03740), unless the job wants none.
 
 A rank that keeps slices of a stage never has it in memory unsharded: its modules are made without
 memory, then each bucket is allocated, initialized and sliced before the next one.
@@ -97,13 +97,18 @@ class ParamStore:
     copies: list[tuple[Tensor, Tensor]]
     pending: Pending | None = None
 
-    def __init__(self, shard: BucketShard) -> None:
+    def __init__(self, shard: BucketShard, *, has_masters: bool = True) -> None:
         self.shard = shard
-        self.stepped = [ParameterSlice(p, 0, _master(p)) for p in shard.parameters]
+        self.stepped = [ParameterSlice(p, 0, _master(p) if has_masters else p) for p in shard.parameters]
         pairs = [(p, part.values) for p, part in zip(shard.parameters, self.stepped, strict=True)]
         self.copies = [(p, master) for p, master in pairs if master is not p]
         self.master_tensors = [master for _, master in self.copies]
         self.parameter_tensors: list[Tensor] = []
+
+    @property
+    def stepped_dtype(self) -> torch.dtype:
+        """The data type of what the optimizer updates."""
+        return self.stepped[0].values.dtype
 
     def publish(self) -> None:
         """Send the updated values to the parameters on the other replicas, possibly asynchronously
@@ -133,14 +138,14 @@ class SlicedParamStore(ParamStore):
     flat: the bucket, padded. local: this rank's slice of it. master: `local` in float32.
     """
 
-    def __init__(self, shard: BucketShard) -> None:
+    def __init__(self, shard: BucketShard, *, has_masters: bool = True) -> None:
         self.shard = shard
         self.flat = shard.parameters[0].detach().new_zeros(shard.bucket.padded)
         for parameter, view in zip(shard.parameters, shard.views(self.flat), strict=True):
             view.copy_(parameter.detach())
             parameter.data = view
         self.local = self._take_local()
-        self.master = _master(self.local)
+        self.master = _master(self.local) if has_masters else self.local
         self.stepped = list(shard.parameter_slices(self.master))
         self.master_tensors = [] if self.master is self.local else [self.master]
         self.parameter_tensors = [self.flat]
@@ -185,12 +190,8 @@ class Zero3ParamStore(SlicedParamStore):
     """A slice, and the flat tensor while it is needed: ZeRO 3. Frozen parameters keep their
     dtype."""
 
-    def __init__(self, shard: BucketShard) -> None:
-        super().__init__(shard)
-        if not shard.bucket.is_trained:
-            self.master = self.local
-            self.stepped = list(shard.parameter_slices(self.local))
-            self.master_tensors, self.copies = [], []
+    def __init__(self, shard: BucketShard, *, has_masters: bool = True) -> None:
+        super().__init__(shard, has_masters=has_masters and shard.bucket.is_trained)
         self.parameter_tensors = [self.flat, self.local]
         self.free()
 
@@ -254,9 +255,9 @@ def allocate(parameter: nn.Parameter) -> None:
 PARAM_STORES = (ParamStore, SlicedParamStore, SlicedParamStore, Zero3ParamStore)
 
 
-def make_param_store(shard: BucketShard) -> ParamStore:
-    """The store of a bucket, by the ZeRO stage of its view."""
-    return PARAM_STORES[shard.bucket.view.zero](shard)
+def make_param_store(shard: BucketShard, *, has_masters: bool = True) -> ParamStore:
+    """The store of a bucket, by the ZeRO stage of its view. has_masters: of parameters of 16 bits."""
+    return PARAM_STORES[shard.bucket.view.zero](shard, has_masters=has_masters)
 
 
 def _resize(flat: Tensor, size: int) -> None:
