@@ -197,6 +197,11 @@ class DimGrid(RankGrid):
         """See RankGrid."""
         return tuple((self.axis_of_dim[dim],) if dim in self.axis_of_dim else () for dim in dims)
 
+    def partial_kind(self, dims: tuple[str, ...]) -> str:
+        """See RankGrid. For a factor of an adapter: over the axis of its base that does not cut it."""
+        whole = [axis for axis, size in self.axes.items() if size > 1 and (axis,) not in self.weight_axes(dims)]
+        return "-".join(whole) if "rank" in dims else ""
+
 
 @dataclass(frozen=True)
 class TensorGrid(RankGrid):
@@ -277,7 +282,7 @@ class TensorGrid(RankGrid):
         sequence parallelism: over tp."""
         if self.mode == "1d":
             is_whole = not any(self.weight_axes(dims))
-            if dims[-1] == "head_size":  # a norm of heads: each rank has different heads
+            if dims[-1] == "head_size" or dims[0] == "summed_rank":  # each rank has different heads
                 return "tp" if self.size > 1 else ""
             return "tp" if self.sequence_parallel and is_whole and self.size > 1 else ""
         is_matrix = len(dims) == 2 and (dims[0] in FEATURES or dims[-1] in FEATURES)

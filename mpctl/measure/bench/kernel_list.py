@@ -139,7 +139,7 @@ class KernelLister:
     def _end(self, flow: GradFlow) -> Iterator[PlannedKernel]:
         for product in flow.part.products:
             yield from self._product(product.name, product, flow)
-            if "vocab" in product.writes:
+            if product.makes_logits:
                 rows, _, words = self.time_model.operators.shape(product)
                 yield from self._cross_entropy(product.name, flow, rows, words)
 

@@ -3,9 +3,11 @@
 The adapter of a product Y = X W is two more products, H = X A and Y += s H B, with A [rank, in] and B
 [out, rank]. They obey the contraction law (matmul.py) like all others: the adapter of a column
 product has A whole and B cut like W's rows, and sums dH over tp; that of a row product has A cut like
-W's columns, sums H over tp, and has B whole. A product that fuses several outputs (queries, keys and
-values; gate and up) has one adapter for each, as PEFT has, or one for all where the target is a fused
-module (`c_attn`).
+W's columns, sums H over tp, and has B whole. Two bases bring a sum of their own, which the adapter's
+part joins: the product that makes keys and values of latents (dX), and experts over etp (dX of the
+first product, Y of the last). There the adapter sends nothing, and the gradient of its whole factor is
+a partial sum. A product that fuses several outputs (queries, keys and values; gate and up) has one
+adapter for each, as PEFT has, or one for all where the target is a fused module (`c_attn`).
 
 Parameters are named for the product: `attention.qkv.lora.query.A.weight`,
 `attention.output.lora.B.weight`; DoRA's lengths are `attention.output.lora.magnitude`.
@@ -18,10 +20,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise, zip_longest
-from typing import NamedTuple
+from math import prod
+from typing import NamedTuple, TypeGuard
 
-from mpctl.model.operators.layer import Activation, AttentionOp, LayerStack, Operation, OperatorGroup
-from mpctl.model.operators.matmul import MatMul, ParameterSpec
+from mpctl.model.operators.layer import Activation, AttentionOp, Dropout, LayerStack, Operation, OperatorGroup
+from mpctl.model.operators.matmul import KEY_LATENT, MatMul, ParameterSpec
 from mpctl.spec.adapter import AdapterSpec
 from mpctl.spec.model import ModelSpec
 
@@ -60,12 +63,13 @@ NAMES: dict[str, tuple[tuple[str, str], ...]] = {
 _QWEN = {"w1": _in_mlps("up", "up"), "w2": _in_mlps("up", "gate")}  # next to c_attn, whose model has no w3
 GROUPS = {"all-linear": ("",), "attention": ("attention.", "cross"), "mlp": ("mlp.",)}
 """Targets that name several products, by the beginnings of their names."""
+_EMBEDDING = "embedding.word."
 _SAVED = {
     "lm_head": "head.",
     "output_layer": "head.",
-    "embed_tokens": "embedding.word.",
-    "wte": "embedding.word.",
-    "word_embeddings": "embedding.word.",
+    "embed_tokens": _EMBEDDING,
+    "wte": _EMBEDDING,
+    "word_embeddings": _EMBEDDING,
 }
 
 
@@ -103,13 +107,15 @@ def _adapted_group(group: OperatorGroup, model: ModelSpec, adapter: AdapterSpec)
         one._replace(result=behind.value) if isinstance(one, Activation) and isinstance(behind, MatMul) else one
         for one, behind in zip_longest(group.operations, group.operations[1:])
     ]
-    found = [one for each in operations for one in _with_adapters(each, model, adapter)]
-    kept = {one.value for one in found if isinstance(one, MatMul) and not one.is_frozen}
+    found = tuple(one for each in operations for one in _with_adapters(each, model, adapter))
+    frozen = {one.value: one.is_adapted and not adapter.dropout for one in found if _is_frozen(one)}
     return OperatorGroup(
-        tuple(
-            one._replace(feeds_frozen=one.result not in kept) if isinstance(one, AttentionOp) else one for one in found
-        )
+        tuple(one._replace(keeps_copy=frozen.get(one.result)) if isinstance(one, AttentionOp) else one for one in found)
     )
+
+
+def _is_frozen(operation: Operation) -> TypeGuard[MatMul]:
+    return isinstance(operation, MatMul) and operation.is_frozen
 
 
 def _with_adapters(operation: Operation, model: ModelSpec, adapter: AdapterSpec) -> Iterator[Operation]:
@@ -122,6 +128,8 @@ def _with_adapters(operation: Operation, model: ModelSpec, adapter: AdapterSpec)
         for target in targets:
             down, up = _products(target, adapter)
             yield from (down, _with_lengths(up) if adapter.kind == "dora" else up)
+    elif isinstance(operation, Dropout):  # of embeddings
+        yield operation._replace(is_frozen=not any(map(_EMBEDDING.startswith, saved_patterns(adapter))))
     else:
         yield operation
 
@@ -131,7 +139,7 @@ def targets_of(product: MatMul, model: ModelSpec, adapter: AdapterSpec) -> list[
     parts = fused_parts(product, model)
     chosen = dict.fromkeys(part for name in adapter.targets for part in _named(product, name, adapter, list(parts)))
     if "" in chosen and not parts:
-        return [Target(product, "", product.matrix.shape[_rows_at(product)])] if chosen else []
+        return [Target(product, "", prod(product.matrix.shape[_rows_at(product) : -1]))] if chosen else []
     if "" in chosen:
         return [Target(product, "", sum(parts.values()))]
     return [Target(product, part, parts[part]) for part in parts if part in chosen]
@@ -180,7 +188,7 @@ def _with_lengths(up: MatMul) -> MatMul:
 def output_rows(product: MatMul, model: ModelSpec) -> dict[str, range]:
     """Rows of W by output that an adapter may be for: '' for all of them; experts' are those of each."""
     heights = fused_parts(product, model)
-    total = sum(heights.values()) or product.matrix.shape[_rows_at(product)]
+    total = sum(heights.values()) or prod(product.matrix.shape[_rows_at(product) : -1])
     edges = pairwise(accumulate(heights.values(), initial=0))
     return {"": range(total), **{part: range(*edge) for part, edge in zip(heights, edges, strict=True)}}
 
@@ -188,11 +196,13 @@ def output_rows(product: MatMul, model: ModelSpec) -> dict[str, range]:
 def _products(target: Target, adapter: AdapterSpec) -> Iterator[MatMul]:
     """The two products of an adapter."""
     base, name, rank = target.product, target.name, ("rank", adapter.rank)
-    matrix, outputs = base.matrix, base.matrix.dims[_rows_at(base)]
-    if base.is_grouped:
-        outputs = base.writes[-1]
-    inputs = (matrix.dims[-1], matrix.shape[-1])
-    lead = (("experts", matrix.shape[0]),) * base.is_grouped
+    matrix = base.matrix
+    sides = list(zip(matrix.dims, matrix.shape, strict=True))
+    inputs, lead, outputs = sides[-1], sides[: _rows_at(base)], sides[_rows_at(base) : -1]
+    if target.part:
+        outputs = [(base.writes[-1], target.rows)]
+    # Keys and values are made of latents that tp and cp have gathered, whose gradient one sum completes.
+    first = ("summed_rank", adapter.rank) if base.value == KEY_LATENT else rank
     between = (*base.rows, "rank")
     down = MatMul(
         f"{name}.A",
@@ -203,7 +213,7 @@ def _products(target: Target, adapter: AdapterSpec) -> Iterator[MatMul]:
         input_gradient=base.input_gradient,
         is_head=base.is_head,
         value=base.value,
-        weights=(_weight(f"{name}.A.weight", matrix, *lead, rank, inputs),),
+        weights=(_weight(f"{name}.A.weight", matrix, *lead, first, inputs),),
         adapts=base.name,
     )
     up = MatMul(
@@ -214,7 +224,7 @@ def _products(target: Target, adapter: AdapterSpec) -> Iterator[MatMul]:
         base.writes,
         is_head=base.is_head,
         value=f"{name}.A",
-        weights=(_weight(f"{name}.B.weight", matrix, *lead, (outputs, target.rows), rank),),
+        weights=(_weight(f"{name}.B.weight", matrix, *lead, *outputs, rank),),
         adapts=base.name,
     )
     yield from (down, up)

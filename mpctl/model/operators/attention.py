@@ -41,8 +41,8 @@ class AttentionOp(NamedTuple):
     for all. is_rotary: rotary positions are applied to queries and keys. has_norms: queries and
     keys are normalized; norms_width: over all heads together. latent: multi-head
     latent attention: width of what keys and values are computed from, positions included, which cp
-    exchanges in their place; 0 for others. feeds_frozen: the product that reads its result is frozen and
-    has no adapter, so that it saves no copy of the result.
+    exchanges in their place; 0 for others. keeps_copy: whether an adapter of a frozen product keeps the
+    context as that product reads it; None of a product that is trained.
     """
 
     part: str
@@ -60,7 +60,7 @@ class AttentionOp(NamedTuple):
     has_norms: bool = False
     norms_width: bool = False
     latent: int = 0
-    feeds_frozen: bool = False
+    keeps_copy: bool | None = None
 
     @property
     def result(self) -> str:
@@ -194,9 +194,10 @@ class SavedByCore(NamedTuple):
 
     @property
     def projected(self) -> Saved:
-        """The context where the next product saves a separate copy of it; fp8 kernels save it as an
-        operand, which the layer counts."""
-        return [] if self.shapes.operand < self.shapes.value or self.attention.feeds_frozen else self.context
+        """The context where the next product, or its adapter, saves a separate copy of it; fp8 kernels save
+        it as an operand, which the layer counts."""
+        kept = self.attention.keeps_copy
+        return self.context if (self.shapes.operand == self.shapes.value if kept is None else kept) else []
 
     @property
     def sums(self) -> Saved:
@@ -329,9 +330,10 @@ class SavedByLatentCore(NamedTuple):
 
     @property
     def projected(self) -> Saved:
-        """The context where the next product saves a separate copy of it."""
-        is_unread = self.shapes.operand < self.shapes.value or self.attention.feeds_frozen
-        return [] if is_unread else [SavedTensor("context", (*self.rows, "inner"))]
+        """The context where the next product, or its adapter, saves a separate copy of it."""
+        kept = self.attention.keeps_copy
+        is_saved = self.shapes.operand == self.shapes.value if kept is None else kept
+        return [SavedTensor("context", (*self.rows, "inner"))] if is_saved else []
 
     @property
     def sums(self) -> Saved:

@@ -160,14 +160,16 @@ class Residual(NamedTuple):
 
 
 class Dropout(NamedTuple):
-    """Dropout of embeddings."""
+    """Dropout of embeddings. is_frozen: whether they have no gradient, because a model is trained by
+    adapters."""
 
     part: str
     reads: Dims
+    is_frozen: bool = False
 
     def saved(self, shapes: ActivationShapes, kept: set[str]) -> Saved:
         """Its mask."""
-        return [SavedTensor(f"{self.part} mask", self.reads, "mask", 1, True)] * shapes.dropout
+        return [SavedTensor(f"{self.part} mask", self.reads, "mask", 1, True)] * (shapes.dropout and not self.is_frozen)
 
     def needs(self, shapes: ActivationShapes, *, defers: bool = False) -> float:
         """Nothing: the gradient is multiplied in place."""

@@ -174,6 +174,11 @@ class MatMul(NamedTuple):
         return any(dim in FEATURES for dim in self.writes)
 
     @property
+    def makes_logits(self) -> bool:
+        """Whether its result are logits, with a loss behind them; an adapter's is a part of them."""
+        return "vocab" in self.writes and not self.adapts
+
+    @property
     def forward_axes(self) -> tuple[str, ...]:
         """Axes over which forward leaves partial sums: those of contracted dimensions."""
         return reduced_axes((set(self.reads) & set(self.weight)) - set(self.writes))
@@ -256,7 +261,7 @@ class MatMul(NamedTuple):
         product stay."""
         if self.is_lookup:
             return 0.0 if self.is_frozen else lookup_bytes(shapes, self.writes[1])
-        if "vocab" in self.writes:
+        if self.makes_logits:
             return self._head_needs(shapes)
         if self.adapts:
             return adapter_needs(self, shapes)

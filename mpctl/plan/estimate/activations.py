@@ -199,7 +199,7 @@ def _end_piece(shapes: ActivationShapes, operations: Sequence[Operator], seq: st
     """Operations of an exit, with a head and its loss or without. Inputs of the last layers are held at
     the loss until they are copied to the host, which the first layer that backward takes waits for."""
     losses = [one.needs(shapes) for one in operations if isinstance(one, Loss)]
-    heads = [one.needs(shapes) for one in operations if isinstance(one, MatMul) and "vocab" in one.writes]
+    heads = [one.needs(shapes) for one in operations if isinstance(one, MatMul) and one.makes_logits]
     leaving = (
         COPIES_IN_FLIGHT * shapes.own_bytes(seq) / shapes.fetched_parts if losses and shapes.fetched_parts else 0.0
     )

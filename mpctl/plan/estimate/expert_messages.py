@@ -55,7 +55,7 @@ def routed_layers(flow: GradFlow) -> list[Routed]:
     """The layers with experts in a part of a model, usually none or one."""
     if not flow.part.has_experts:
         return []
-    grouped = [flow.needs[product.name] for product in flow.part.products if product.is_grouped]
+    grouped = [flow.needs[product.name] for product in flow.part.products if product.is_grouped and not product.adapts]
     return [Routed(*pair) for pair in zip(grouped[::2], grouped[1::2], strict=True)]
 
 

@@ -106,7 +106,7 @@ class LayerMessages:
             own = list(self.of_product(product, flow, product.name))
             own.sort(key=lambda message: (message.axis, message.kind, message.bytes))
             messages += own
-            if "vocab" in product.writes and self.tp > 1:
+            if product.makes_logits and self.tp > 1:
                 sent = loss_messages(self.layout.grid, self._rows(product.rows))
                 messages += [self._message(message, "loss") for message in sent]
         shared = self._shared_heads(flow, is_again=False)
@@ -120,7 +120,7 @@ class LayerMessages:
 
     def of_product(self, product: MatMul, flow: GradFlow, what: str) -> Iterator[Message]:
         """Messages of one product, forward and backward, between the ranks of tp."""
-        if self.tp == 1 or product.is_grouped:
+        if self.tp == 1 or product.is_grouped or product.adapts in self._positions:
             return
         needs = flow.needs[product.name]
         if product.adapts and self.profile.adapters.shards_rank:

@@ -279,7 +279,7 @@ class OperatorTimer:
         """Casts, softmax and its gradient over the logits of an end, where it has any."""
         work, passes = OpTimes(), self.costs.logits
         for product in flow.part.products:
-            if "vocab" in product.writes:
+            if product.makes_logits:
                 weight = product.matrix
                 words = weight.shape[weight.dims.index("vocab")] // self.layout.grid.feature_parts
                 logits = words * prod(self.sizes[dim] for dim in product.rows)

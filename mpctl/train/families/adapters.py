@@ -25,7 +25,7 @@ from mpctl.train.layers.context_parallel import NO_CP
 from mpctl.train.layers.embedding import OutputHead
 from mpctl.train.layers.grouped_linear import GroupedLinear
 from mpctl.train.layers.linear import ColumnParallelLinear, Factor, RowParallelLinear
-from mpctl.train.layers.parameters import ZEROS, Init, global_index, shard_of
+from mpctl.train.layers.parameters import ZEROS, Init, shard_of
 from mpctl.train.layers.shard_context import ALONE, ShardContext
 from mpctl.train.layers.transformer_layer import ResidualLayer
 
@@ -46,10 +46,9 @@ def attach_adapters(
         maker = _Maker(model, adapter, context, source)
         factors = {each.name: each.matrix for each in group.products if each.adapts}
         for product in group.products:
-            targets = [] if product.adapts or product.is_lookup else targets_of(product, model, adapter)
-            if targets:
+            if product.is_adapted:
                 base = layer.get_submodule(product.name)
-                base.lora = maker.adapters(base, product, targets, factors)
+                base.lora = maker.adapters(base, product, targets_of(product, model, adapter), factors)
 
 
 def _groups(slices: Sequence[StageSlice]) -> Iterator[tuple[str, OperatorGroup]]:
@@ -87,7 +86,7 @@ class _Maker:
         # kaiming_uniform(a=sqrt(5)) of all inputs, not of a rank's: U(-1/sqrt(in), 1/sqrt(in))
         init = Init("uniform", spec.shape[-1] ** -0.5) if is_a else ZEROS
         view = None if spec.view == DENSE else self.context.expert_view
-        is_fused = not (is_a or target.part) and len(parts) > 1
+        is_fused = not (is_a or target.part) and view is None and len(parts) > 1
         weight = self.context.parameter(spec.shape, spec.dims, init, parts if is_fused else None, view=view)
         if isinstance(base, GroupedLinear):
             return GroupedLinear(weight)
@@ -108,8 +107,7 @@ class _Maker:
             context = replace(context, sequence_parallel=False)
         elif product.name == "attention.key_value_up" or product.reads[1] == "hidden":
             context = replace(context, sequence_parallel=False, cp=NO_CP)
-        own = global_index(shard, 1)
-        columns = range(int(own[0]), int(own[-1]) + 1)
+        (columns,) = shard.blocks(1)
         return AdapterDropout(
             self.adapter.dropout, target.name, self.source, self.context.backend, context.positions, columns
         )

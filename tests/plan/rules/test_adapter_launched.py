@@ -42,8 +42,3 @@ def refused(model: dict[str, Any], adapter: dict[str, Any], **changes: Any) -> l
 )
 def test_what_is_planned_alone_is_named(model: dict[str, Any], adapter: dict[str, Any], where: list[str]) -> None:
     assert refused(model, adapter, **{"training.dtype": "fp32"}) == where
-
-
-def test_adapters_of_experts_that_are_split_are_planned_alone() -> None:
-    layout = {"parallel.etp": 2, "parallel.dp": 2, "cluster.gpus_per_node": 2, "training.dtype": "fp32"}
-    assert refused(EXPERTS, {"targets": "mlp"}, **layout) == ["targets"]

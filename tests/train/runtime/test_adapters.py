@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,8 @@ import pytest
 
 from mpctl.run.launch.summary import planned_traffic
 from mpctl.spec.job import JobSpec
-from tests.train.runtime.test_axes import SHAPES, same_gradients
+from tests.train.runtime.test_axes import SHAPES
+from tests.train.runtime.test_experts import DEEPSEEK, MOE, same_gradients
 from tests.train.runtime.tiny import column, tiny_job, tiny_plan, train
 
 LORA = {"rank": 4, "dropout": 0.1}
@@ -30,60 +33,84 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "dp2-zero3": {"dp": 2, "parallel__zero": 3},
     "tp2-sp-dp2-zero3-full": {"tp": 2, "dp": 2, "parallel__zero": 3, **SP, **FULL},
 }
-QUICK = {("llama", "tp2"), ("llama", "tp2-sp-full"), ("llama", "pp2"), ("gpt", "cp2-full"), ("llama", "dp2-zero3")}
+EXPERT_LAYOUTS: dict[str, dict[str, Any]] = {
+    "ep2-full": {"dp": 2, "parallel__ep": 2, **FULL},
+    "tp2-sp-ep2": {"tp": 2, "parallel__ep": 2, **SP},
+    "etp2": {"dp": 2, "parallel__etp": 2},
+    "tp2-sp-dp2-ep2-etp2-full": {"tp": 2, "dp": 2, "parallel__ep": 2, "parallel__etp": 2, **SP, **FULL},
+    "pp2-dp2-ep2-zero-bubble": {"dp": 2, "parallel__ep": 2, **PP2, "parallel__schedule": "zero-bubble"},
+    "dp4-ep2-zero3": {"dp": 4, "parallel__ep": 2, "parallel__zero": 3},
+    "dp4-ep2-zero1": {"dp": 4, "parallel__ep": 2, "parallel__zero": 1},
+}
+LAYOUTS |= EXPERT_LAYOUTS
+NO_DROPOUT = {"rank": 4, "alpha": 6.0}
+MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "llama": (SHAPES["llama"], LORA),
+    "gpt": ({}, LORA),
+    "latent": (SHAPES["latent"], LORA),
+    "experts": (MOE, NO_DROPOUT),
+    "fused-experts": (MOE, {**NO_DROPOUT, "targets": ["gate_up_proj", "linear_qkv"]}),
+    "deepseek": (
+        {**MOE, **DEEPSEEK},
+        {**NO_DROPOUT, "targets": ["mlp", "q_b_proj", "kv_b_proj", "kv_a_proj_with_mqa"]},
+    ),
+    "saved": ({**SHAPES["llama"]}, {**LORA, "targets": ["o_proj", "v_proj"], "modules_to_save": ["lm_head"]}),
+    "head": ({**SHAPES["llama"]}, {**LORA, "targets": ["lm_head", "linear_qkv", "down_proj"]}),
+}
+QUICK = {("llama", "tp2"), ("llama", "pp2"), ("gpt", "cp2-full"), ("llama", "dp2-zero3"), ("experts", "tp2-sp-ep2")}
+QUICK |= {("latent", "tp2-sp-full")}
 CASES = [
-    pytest.param(shape, layout, marks=[pytest.mark.slow] * ((shape, layout) not in QUICK))
-    for shape in ("llama", "gpt")
+    pytest.param(model, layout, marks=[pytest.mark.slow] * ((model, layout) not in QUICK))
+    for model in MODELS
     for layout in LAYOUTS
+    if (layout in EXPERT_LAYOUTS) is ("model__experts" in MODELS[model][0])
 ]
 
 
-def job_of(data: Path, shape: str, adapter: dict[str, Any], changes: dict[str, Any]) -> JobSpec:
-    ranks = 1
-    for axis in ("tp", "dp", "parallel__cp", "parallel__pp"):
-        ranks *= changes.get(axis, 1)
-    return tiny_job(
-        data,
-        **{"training__adapter": adapter, "training__dtype": "fp64", "training__steps": 4, "checkpoint__interval": 0},
-        **{"checkpoint__at_end": False, "cluster__gpus_per_node": ranks, **SHAPES[shape], **changes},
-    )
+def job_of(data: Path, model: str, changes: dict[str, Any]) -> JobSpec:
+    ranks = prod(changes.get(axis, 1) for axis in ("tp", "dp", "parallel__cp", "parallel__pp"))
+    shape, adapter = MODELS[model]
+    usual = {"training__dtype": "fp64", "training__steps": 4, "checkpoint__at_end": False}
+    own = {"training__adapter": adapter, "checkpoint__interval": 0, "cluster__gpus_per_node": ranks}
+    return tiny_job(data, **{**usual, **shape, **own, **changes})
 
 
 @pytest.fixture(scope="module")
 def alone(data: Path, tmp_path_factory: pytest.TempPathFactory):
-    """Trainings of one process, by their jobs' keys."""
+    """Trainings of one process, by model and changes."""
     done: dict[str, list[dict[str, Any]]] = {}
 
-    def trained(shape: str, adapter: dict[str, Any], changes: dict[str, Any]) -> list[dict[str, Any]]:
-        key = repr((shape, adapter, changes))
+    def trained(model: str, changes: dict[str, Any]) -> list[dict[str, Any]]:
+        key = repr((model, changes))
         if key not in done:
-            done[key] = train(job_of(data, shape, adapter, changes), tmp_path_factory.mktemp("alone"))
+            done[key] = train(job_of(data, model, changes), tmp_path_factory.mktemp("alone"))
         return done[key]
 
     return trained
 
 
-def compare(data: Path, folder: Path, alone, shape: str, adapter: dict[str, Any], changes: dict[str, Any]) -> None:
-    """Losses, norms and gradients of a layout with those of one process; its messages and parameters
-    with the plan; frozen parameters with their first values."""
-    job = job_of(data, shape, adapter, changes)
-    ranks = train(job, folder)
-    dry = {key: changes[key] for key in changes if key in DRY}
-    one = alone(shape, adapter, dry)
+def is_trained(job: JobSpec) -> Callable[[str], bool]:
+    saved = {"lm_head": "head.weight"}
+    names = {saved[name] for name in job.training.adapter.modules_to_save}
+    return lambda name: ".lora." in name or name in names
+
+
+@pytest.mark.parametrize(("model", "layout"), CASES)
+@pytest.mark.quick(1)
+def test_every_layout_trains_adapters_as_one_process(
+    data: Path, tmp_path: Path, alone, model: str, layout: str
+) -> None:
+    """Losses, norms and gradients are those of one process; messages and parameters the planned."""
+    changes = LAYOUTS[layout]
+    job = job_of(data, model, changes)
+    ranks = train(job, tmp_path, timeout=240)
+    one = alone(model, {key: changes[key] for key in changes if key in DRY})
     for name in ("loss", "grad_norm"):
-        assert column(ranks, name) == pytest.approx(column(one, name), rel=1e-10)
+        assert column(ranks, name) == pytest.approx(column(one, name), rel=1e-10), name
+    names = same_gradients(ranks, one)
+    assert names and all(map(is_trained(job), names))
     estimate = tiny_plan(job).estimate
     for rank in ranks:
         stage = rank["coords"]["pp"]
         assert rank["count"] == estimate.memory[stage].parameters
         assert rank["traffic"] == planned_traffic(estimate.messages[stage])
-    if job.parallel.pp == 1:
-        same_gradients(ranks, one, vocab=job.model.vocab)
-
-
-@pytest.mark.parametrize(("shape", "layout"), CASES)
-@pytest.mark.quick(1)
-def test_every_layout_trains_adapters_as_one_process(
-    data: Path, tmp_path: Path, alone, shape: str, layout: str
-) -> None:
-    compare(data, tmp_path, alone, shape, LORA, LAYOUTS[layout])
