@@ -211,7 +211,8 @@ def export(
     with ended_by_signals(NOTHING), TaskBar(after=PATIENCE, lines=True) as bar:
         if not merged and dtype is None and origin_adapter(open_origin(run)) is not None:
             written = export_adapters(run, out, on_progress=bar.update)
-            use = f"from peft import AutoPeftModel as M; M.from_pretrained({str(out)!r})"
+            base = f"from transformers import {written.architecture} as M; from peft import PeftModel as P"
+            use = f"{base}; P.from_pretrained(M.from_pretrained('HF_BASE'), {str(out)!r})"
             _print(written, ["python", "-c", use], as_json=as_json)
             return
         stored = None if dtype is None else {"fp32": "F32", "bf16": "BF16", "fp16": "F16"}[dtype]

@@ -70,6 +70,9 @@ def _digest(values: Values) -> str:
 
 
 def _notes(config: dict[str, Any], adapter: AdapterSpec) -> Iterator[str]:
+    base = Path(config["base_model_name_or_path"])
+    if not (base / "config.json").is_file():
+        yield f"{base} is no Hugging Face directory: peft needs one, `mpctl checkpoint export {base} HF_BASE`"
     if config["lora_dropout"] != adapter.dropout:
         yield "lora_dropout is 0, since peft has none in fused experts: it matters only where training goes on"
 
