@@ -1,9 +1,15 @@
 """Templates render as in transformers, say what the assistant writes, and end."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from mpctl.core.errors import InputError
+from mpctl.train.data.chat_prepare import ChatSettings, make_encoder
 from mpctl.train.data.chat_template import ChatTemplate, read_tokenizer_files
+from mpctl.train.data.conversations import conversation_of
+from tests.train.runtime.chat import make_tokenizer
 
 TAGGED = """{%- for m in messages %}
     {{- '<|im_start|>' + m.role + '\\n' }}
@@ -42,6 +48,22 @@ def test_texts_are_those_of_transformers(text: str) -> None:
     mine = ChatTemplate(text, variables=NAMED).conversation(TALK, tools=tools) if "generation %" in text else None
     assert ChatTemplate(text, variables=NAMED).render(TALK, tools=tools).text == texts[0]
     assert mine is None or mine.spans == spans[0]
+
+
+def test_tokens_and_masks_are_those_of_transformers(tmp_path: Path) -> None:
+    """Characters of several bytes, spaces and line ends at the borders of turns."""
+    transformers = pytest.importorskip("transformers")
+    folder = make_tokenizer(tmp_path / "tokenizer")
+    encoder = make_encoder(folder / "tokenizer.json", ChatSettings(str(folder), 64))
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    theirs.chat_template = (folder / "chat_template.jinja").read_text()
+    for line in (Path(__file__).parents[3] / "examples" / "chat" / "messages.jsonl").read_text().splitlines()[:12]:
+        messages = [{**one, "content": f" {one['content']} é☃ \n"} for one in json.loads(line)["messages"]]
+        conversation = conversation_of({"messages": messages}, "")
+        (found,) = encoder.encode([conversation], [encoder.rendered(conversation)])
+        wanted = theirs.apply_chat_template(messages, return_assistant_tokens_mask=True, return_dict=True)
+        assert found.ids.tolist() == wanted["input_ids"]
+        assert found.mask.tolist() == list(map(bool, wanted["assistant_masks"]))
 
 
 def test_turns_with_and_without_the_tag_are_the_same() -> None:

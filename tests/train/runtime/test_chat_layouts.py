@@ -143,6 +143,16 @@ def test_the_loss_is_the_mean_over_counted_tokens(chats, tmp_path) -> None:
     assert record["loss"] == pytest.approx(expected.item(), rel=1e-12)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["tp2-sp", "cp2", "dp2-zero3", "pp2", "tp2-cp2-full"])
+def test_adapters_on_conversations(chats, tmp_path, name: str) -> None:
+    adapter = {"training__adapter__rank": 4, "training__adapter__dropout": 0.1}
+    jobs = [job_of(chats, "llama", "best-fit", {**adapter, **how}) for how in ({}, LAYOUTS[name])]
+    alone, ranks = (train(job, tmp_path / str(number)) for number, job in enumerate(jobs))
+    for figure in ("loss", "grad_norm"):
+        assert column(ranks, figure) == pytest.approx(column(alone, figure), rel=1e-10)
+
+
 MEMORY = ("dry", "tp2-sp", "full", "selective", "cp2", "cuda", "cuda-full", "cuda-dropout", "pp2")
 
 
