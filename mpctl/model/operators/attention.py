@@ -251,20 +251,35 @@ class SavedByCore(NamedTuple):
         shapes, attention = self.shapes, self.attention
         # on a GPU the result has the layout of the queries, which train/kernels/triton/elementwise.py
         # lays out so that no copy is needed
-        tensors = self._fused_inputs() + self.gathered + self.context + self.sums
+        inputs = self._expanded_inputs() if self._is_expanded else self._fused_inputs() + self.gathered
+        tensors = inputs + self.context + self.sums
         if (self.turned and not shapes.is_cuda) or shapes.cp > 1:
             tensors += self.projected
         tensors += self.normed
-        if attention.has_sample_mask:
+        cuts_prefixes = attention.is_causal and shapes.cp > 1 and not shapes.is_cuda
+        if attention.has_sample_mask:  # the causal one and a window are in it
             tensors += self.pairs.masks(1, width="value", per_sample=True)
         if attention.has_slopes or (attention.has_bias and attention.is_causal):
             tensors += self.pairs.bias()
-        elif attention.window or (attention.is_causal and shapes.cp > 1 and not shapes.is_cuda):
+        elif not attention.has_sample_mask and (attention.window or cuts_prefixes):
             tensors += self.pairs.masks(1, width="value")
         is_formed_again = attention.has_bias or attention.has_slopes or attention.window
         if shapes.recompute == "selective" and is_formed_again:
             return self.inputs + self.normed + self.gathered + self.projected, tensors
         return tensors, []
+
+    @property
+    def _is_expanded(self) -> bool:
+        """Whether keys and values are expanded to one head for each query head, which torch's kernel with a mask of
+        each sample needs on a CPU."""
+        shapes = self.shapes
+        return self.attention.has_sample_mask and not shapes.is_cuda and shapes.dims["inner"] * 2 != shapes.dims["kv"]
+
+    def _expanded_inputs(self) -> Saved:
+        """Queries, and expanded keys and values, under cp for each of the rank's two blocks of queries."""
+        blocks = 2 * self.pairs.share if self.shapes.cp > 1 else 1
+        expanded = SavedTensor("expanded keys and values", (*self.keys, "inner", "cp"), times=2 * blocks)
+        return [*(self.turned[:1] or self.inputs), expanded]
 
     def _fused_inputs(self) -> Saved:
         """Under cp keys and values are gathered into copies; the result of the product that
@@ -372,8 +387,8 @@ class SavedByLatentCore(NamedTuple):
             is_copied = has_parts or wide == "queries" or not shapes.is_cuda
             tensors += self.projected if is_copied else []
         has_mask = self.attention.window or (self.attention.is_causal and has_parts)
-        if has_mask and not shapes.is_cuda:
-            tensors += self.pairs.masks(1, width="value")
+        if (has_mask or self.attention.has_sample_mask) and not shapes.is_cuda:
+            tensors += self.pairs.masks(1, width="value", per_sample=self.attention.has_sample_mask)
         if shapes.recompute == "selective" and self.attention.window and not shapes.is_cuda:
             return [*self.inputs(self.keys), *self.projected], tensors
         return tensors, []

@@ -153,13 +153,18 @@ def test_adapters_on_conversations(chats, tmp_path, name: str) -> None:
         assert column(ranks, figure) == pytest.approx(column(alone, figure), rel=1e-10)
 
 
-MEMORY = ("dry", "tp2-sp", "full", "selective", "cp2", "cuda", "cuda-full", "cuda-dropout", "pp2")
+MEMORY = [
+    ("gpt", mode) for mode in ("dry", "tp2-sp", "full", "selective", "cp2", "cuda", "cuda-full", "cuda-dropout", "pp2")
+]
+MEMORY += [(shape, mode) for shape in ("llama", "latent") for mode in ("dry", "cp2-dry", "cuda")]
 
 
 @pytest.mark.parametrize("packing", ["best-fit", "none"])
-@pytest.mark.parametrize("mode", [pytest.param(mode, marks=[pytest.mark.slow] * (mode != "cuda")) for mode in MEMORY])
-def test_a_peak_is_as_planned(mode: str, packing: str) -> None:
-    job = memory_job("gpt", {**MEMORY_LAYOUTS[mode], "data__chat__packing": packing})
+@pytest.mark.parametrize(
+    ("shape", "mode"), [pytest.param(*one, marks=[pytest.mark.slow] * (one != ("gpt", "cuda"))) for one in MEMORY]
+)
+def test_a_peak_is_as_planned(shape: str, mode: str, packing: str) -> None:
+    job = memory_job(shape, {**MEMORY_LAYOUTS[mode], "data__chat__packing": packing})
     topology = job_topology(job)
     for stage, memory in enumerate(tiny_plan(job).estimate.memory):
         account = rehearse_rank(job, topology, topology.rank(pp=stage))
