@@ -259,7 +259,7 @@ def read_axolotl(text: str, typed: Overrides = NO_SETTINGS) -> ReadJob:
     read_global_batch(reader, typed)
     known = {row.key for row in (*ROWS, *ADAPTER_ROWS)} | {*ATTENTION, "fsdp", *(F + key for key in FSDP)}
     known |= {name for name in reader.flags if name.startswith("deepspeed.")}
-    return reader.job("trl", unread_keys(reader, known))
+    return reader.job("deepspeed" if is_deepspeed else "trl", unread_keys(reader, known))
 
 
 def _read_adapter(reader: KeyReader, *, has_fsdp: bool) -> bool:

@@ -190,7 +190,8 @@ def read_llama_factory(text: str, typed: Overrides = NO_SETTINGS) -> ReadJob:
     read_global_batch(reader, typed)
     known = {row.key for row in (*ROWS, *ADAPTER_ROWS)} | {"quantization_method"}
     known |= {name for name in reader.flags if name.startswith("deepspeed.")}
-    return reader.job("trl", unread_keys(reader, known))
+    runtime = "unsloth" if reader.is_on("use_unsloth") else "deepspeed" if is_deepspeed else "trl"
+    return reader.job(runtime, unread_keys(reader, {*known, "use_unsloth"}))
 
 
 def _read_adapter(reader: KeyReader) -> None:

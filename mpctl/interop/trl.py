@@ -240,16 +240,13 @@ def read_trl(text: str, typed: Overrides = NO_SETTINGS) -> ReadJob:
     is_low = reader.value("dtype", "float32") in ("bfloat16", "float16")
     if reader.is_on("use_peft"):
         is_low = _read_adapter(reader)
-    set_trained(s, is_half=is_low, has_masters=reader.value("distributed_type") == "DEEPSPEED")
+    is_deepspeed = reader.value("distributed_type") == "DEEPSPEED"
+    set_trained(s, is_half=is_low, has_masters=is_deepspeed)
     if not reader.is_on("packing"):
         reader.nearest("packing", "rows are planned full: without packing, shorter samples take less time")
     read_global_batch(reader, typed)
-    return reader.job(
-        "trl",
-        unread_keys(
-            reader, {*known, *OF_ACCELERATE, "accelerate_config", "activation_checkpointing", "config", "config_file"}
-        ),
-    )
+    known |= {*OF_ACCELERATE, "accelerate_config", "activation_checkpointing", "config", "config_file"}
+    return reader.job("deepspeed" if is_deepspeed else "trl", unread_keys(reader, known))
 
 
 def _read_configs(reader: KeyReader) -> None:

@@ -99,6 +99,9 @@ def test_a_config_in_its_own_form() -> None:
     assert (s["training.adapter.kind"], s["training.adapter.rank"], s["parallel.zero"]) == ("qlora", 8, 2)
     assert s["training.adapter.targets"] == ["q_proj", "v_proj"]
     assert (s["training.global_batch_size"], s["training.recompute"]) == (32, "full")
+    assert s["training.runtime"] == "deepspeed"
+    unsloth = read_llama_factory("{stage: sft, use_unsloth: true}", {}).settings
+    assert unsloth["training.runtime"] == "unsloth"
     told = {warning.rule: warning.message for warning in read.warnings}
     assert "enable_liger_kernel true" in told["llama-factory-changes"]
     assert all(word in told["llama-factory-flags"] for word in ("max_samples", "plot_loss", "val_size"))
