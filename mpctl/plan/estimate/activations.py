@@ -134,7 +134,9 @@ def _chunk(
     saved, layers = sum(piece.total for piece in pieces), sum(piece.number for piece in pieces if piece.is_layer)
     has_both_ends = any(p.entry is not None for p in parts) and any(p.exit is not None for p in parts)
     is_summed = not shapes.kernels.adds_rows or shapes.mode != "1d"  # by autograd
-    waits = table_bytes(shapes) if is_tied and has_both_ends and is_summed else 0.0
+    heads = [product for p in parts if p.exit is not None for product in p.exit.products if product.is_head]
+    is_trained = not any(head.is_frozen for head in heads)
+    waits = table_bytes(shapes) if is_tied and has_both_ends and is_summed and is_trained else 0.0
     batch = shapes.bytes_of(batch_activations(arrays))
     held, done, deferred = saved + batch, 0, 0.0
     split_peak, moments = held, [Moment(held)]

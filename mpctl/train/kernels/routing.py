@@ -219,7 +219,8 @@ def arrival_order(received: Tensor, rows: int) -> Tensor:
 class _WideProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight)
+        ctx.dtype = x.dtype
+        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)  # a frozen router needs no x
         wide = wide_dtype(x)
         return x.to(wide) @ weight.to(wide).t()
 
@@ -228,7 +229,7 @@ class _WideProduct(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
         for_dx, for_dw = ctx.needs_input_grad
-        dx = (grad @ weight.to(grad.dtype)).to(x.dtype) if for_dx else None
+        dx = (grad @ weight.to(grad.dtype)).to(ctx.dtype) if for_dx else None
         dw = (grad.t() @ x.to(grad.dtype)).to(weight.dtype) if for_dw else None
         return dx, dw
 
