@@ -99,6 +99,9 @@ class DeviceSpec(StrictModel):
     memory_bandwidth: BytesPerSecond | None = Field(
         None, description="memory bandwidth, bytes/s; without it no step time is estimated"
     )
+    host_link: BytesPerSecond | None = Field(
+        None, description="bytes/s of its link to the host, each way, by the data sheet; 32e9, PCIe 4 x16, when absent"
+    )
     peak_flops: dict[DType, FlopPerSecond] = Field(description="peak FLOP/s of dense matrix products, by data type")
     blas_workspace: Bytes | None = Field(
         None,
@@ -225,8 +228,13 @@ class ClusterSpec(StrictModel):
     device: DeviceSpec | None = Field(None, description="a device preset's name, or its table")
     host_memory: Bytes | None = Field(
         None,
-        description="memory of a host, bytes; a plan warns if offloaded inputs and checkpoint copies leave "
+        description="memory of a host, bytes; a plan warns if offloaded states and inputs and checkpoint copies leave "
         "less than a tenth",
+    )
+    host_bandwidth: BytesPerSecond | None = Field(
+        None,
+        description="bytes/s at which a host updates offloaded states; 117e9 when absent (10 billion parameters in "
+        "2.57 s on a DGX-2: arXiv 2101.06840, table 4)",
     )
     cores: Count | None = Field(
         None,

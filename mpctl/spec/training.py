@@ -139,7 +139,9 @@ class TrainingSpec(StrictModel):
     lr_wsd_decay_style: Literal["linear", "cosine", "exponential", "minus_sqrt"] = Field(
         "exponential", description="lr_schedule wsd: shape of its decay"
     )
-    weight_decay: Hyper = Field(0.1, description="AdamW's decoupled weight decay; not applied to norms and biases")
+    weight_decay: Hyper = Field(
+        0.1, description="decoupled weight decay of AdamW and Lion, and SGD's; not applied to norms and biases"
+    )
     beta1: Probability = Field(0.9, description="AdamW's decay of the gradient's mean")
     beta2: Probability = Field(0.95, description="AdamW's decay of the squared gradient's mean")
     epsilon: PositiveHyper = Field(1e-8, description="AdamW's epsilon")
@@ -219,8 +221,8 @@ class TrainingSpec(StrictModel):
     )
     optimizer: Optimizer = Field(
         "adamw",
-        description="update rule; 8bit and 4bit: moments in blocks with a scale each; "
-        "paged: in host memory where needed",
+        description="update rule; 8bit and 4bit: moments in blocks with a scale each; paged: states move to host "
+        "memory where the device needs the room; `mpctl launch` runs adamw, sgd and lion",
     )
     optimizer_dtype: Literal["fp32", "bf16"] | None = Field(
         None, description="data type of unquantized moments; that of the runtime when absent (mpctl: fp32)"
@@ -230,9 +232,15 @@ class TrainingSpec(StrictModel):
         description="whether 16-bit parameters have fp32 copies that are updated; as the runtime does "
         "when absent (mpctl: yes)",
     )
-    momentum: Probability = Field(0.0, description="optimizer sgd: decay of its velocity; 0: no velocity")
-    offload_optimizer: bool = Field(False, description="keep moments and masters in host memory")
-    offload_parameters: bool = Field(False, description="keep parameters in host memory between their uses (ZeRO 3)")
+    momentum: Probability = Field(
+        0.0, description="optimizer sgd: decay of its velocity (torch's momentum_buffer); 0: none"
+    )
+    offload_optimizer: bool = Field(
+        False, description="keep moments and masters in host memory, which updates them; planned"
+    )
+    offload_parameters: bool = Field(
+        False, description="keep parameters in host memory between their uses (zero 3); planned"
+    )
     runtime: Annotated[str, AfterValidator(_known_runtime)] = Field(
         DEFAULT_RUNTIME,
         description="software whose kernels, overlap and memory a plan assumes: a runtime preset "

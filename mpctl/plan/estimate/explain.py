@@ -434,19 +434,16 @@ def _host(layout: JobLayout) -> Iterator[Figure]:
     host, cluster = host_memory(layout), layout.job.cluster
     ranks = min(cluster.gpus_per_node or layout.job.world_size, layout.job.world_size)
     offloaded, snapshot = bytes_text(host.offloaded_bytes), bytes_text(host.snapshot_bytes)
+    states, kept = bytes_text(host.state_bytes), host.offloaded_bytes + host.state_bytes
     for name, value, formula, numbers in (
+        ("states", host.state_bytes, "offloaded and paged states of a rank, of the stage with most", states),
         ("offloaded", host.offloaded_bytes, "inputs of layers of the micro batches in flight, of a rank", offloaded),
-        (
-            "snapshot",
-            host.snapshot_bytes,
-            "copies that a rank writes checkpoints from: value and two moments",
-            snapshot,
-        ),
+        ("snapshot", host.snapshot_bytes, "copies that a rank writes checkpoints from: values and moments", snapshot),
         (
             "node",
             host.node_bytes,
-            "ranks of a node x offloaded + the part of a checkpoint that its ranks write",
-            f"{ranks} x {offloaded} + {bytes_text(host.node_bytes - ranks * host.offloaded_bytes)}",
+            "ranks of a node x (offloaded + states) + the part of a checkpoint that its ranks write",
+            f"{ranks} x {bytes_text(kept)} + {bytes_text(host.node_bytes - ranks * kept)}",
         ),
     ):
         yield _bytes(f"memory.host.{name}", value, formula, numbers)

@@ -1,5 +1,5 @@
-"""Host memory of the ranks of a node: inputs of layers that wait there for their recomputation, and
-the copies that checkpoints are written from.
+"""Host memory of the ranks of a node: states that are offloaded, inputs of layers that wait there for
+their recomputation, and the copies that checkpoints are written from.
 
 On a GPU a rank keeps as many blocks of an offloaded input as wait at one time, pinned and of its
 true size (train/layers/recompute.py); on a CPU host and device are one memory, and nothing is added.
@@ -20,7 +20,7 @@ from mpctl.model.operators.activation_shapes import ActivationShapes
 from mpctl.plan.estimate.activation_shapes import activation_shapes
 from mpctl.plan.estimate.activations import ChunkBytes
 from mpctl.plan.estimate.memory import peak_activations
-from mpctl.plan.estimate.states import checkpoint_bytes, snapshot_bytes
+from mpctl.plan.estimate.states import checkpoint_bytes, find_states, snapshot_bytes
 from mpctl.spec.parallel import ScheduleName
 
 
@@ -28,11 +28,12 @@ from mpctl.spec.parallel import ScheduleName
 class HostMemory:
     """Bytes of host memory. offloaded_bytes: inputs of a rank of the stage that has most;
     snapshot_bytes: copies of a rank that writes checkpoints; node_bytes: of all ranks of the
-    fullest node."""
+    fullest node; state_bytes: states of a rank of the stage that has most, paged ones included."""
 
     offloaded_bytes: int
     snapshot_bytes: int
     node_bytes: int
+    state_bytes: int = 0
 
 
 def host_memory(layout: JobLayout) -> HostMemory:
@@ -40,7 +41,12 @@ def host_memory(layout: JobLayout) -> HostMemory:
     cluster, world = layout.job.cluster, layout.job.world_size
     ranks = min(cluster.gpus_per_node or world, world)
     offloaded = max(offloaded_bytes(layout))
-    return HostMemory(offloaded, snapshot_bytes(layout), host_bytes(layout, ranks))
+    return HostMemory(offloaded, snapshot_bytes(layout), host_bytes(layout, ranks), state_bytes(layout))
+
+
+def state_bytes(layout: JobLayout) -> int:
+    """Return the bytes of states that a rank keeps on its host, of the stage that has most."""
+    return max(layout.of_stages(lambda stage: find_states(layout, stage).host))
 
 
 def host_bytes(layout: JobLayout, ranks: int) -> int:
@@ -50,7 +56,7 @@ def host_bytes(layout: JobLayout, ranks: int) -> int:
     if layout.job.checkpoint.asynchronous:
         writers = layout.job.world_size // layout.dense.replicas  # records/checkpoint/replicas.py
         copies = checkpoint_bytes(layout) * min(ranks, writers) // writers
-    return max(offloaded_bytes(layout)) * ranks + copies
+    return (max(offloaded_bytes(layout)) + state_bytes(layout)) * ranks + copies
 
 
 def offloaded_bytes(layout: JobLayout) -> list[int]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import lcm
 from typing import NamedTuple
 
@@ -30,6 +30,7 @@ from mpctl.model.operators.matmul import ParameterSpec
 from mpctl.plan.estimate.attention import kernels_of
 from mpctl.plan.estimate.base_weights import WeightKinds, WeightWidths, count_weights, gathered_bytes, held_weights
 from mpctl.plan.estimate.communication import local_parameters
+from mpctl.plan.estimate.optimizers import RULES as OPTIMIZERS
 from mpctl.plan.estimate.optimizers import OptimizerStates, layout_states, moments_of
 from mpctl.spec.job import CheckpointSpec
 from mpctl.spec.runtime import RuntimeMemory
@@ -38,17 +39,48 @@ from mpctl.spec.runtime import RuntimeMemory
 @dataclass(frozen=True, slots=True)
 class StateBytes:
     """count: parameters of the rank, before any sharing; the other fields are bytes. stepping:
-    temporary, during the update, when there are no activations."""
+    temporary, during the update, when there are no activations. host: in host memory, of which
+    fetched are parameters and paged are states that the device may hold where it has room."""
 
     count: int
     parameters: int
     gradients: int
     optimizer: int
     stepping: int = 0
+    host: int = 0
+    fetched: int = 0
+    paged: int = 0
 
 
 def find_states(layout: JobLayout, stage: int) -> StateBytes:
     """Return the bytes that one rank of a stage holds between steps."""
+    return _with_host(layout, _all_states(layout, stage))
+
+
+def _with_host(layout: JobLayout, states: StateBytes) -> StateBytes:
+    """The same with what the job keeps in host memory: DeepSpeed's and FSDP's optimizer states and, where
+    each rank has a slice of them, gradients; parameters; and paged states. A CPU is its own host."""
+    t, zero = layout.job.training, layout.job.parallel.zero
+    is_paged = OPTIMIZERS[t.optimizer].is_paged
+    if not (t.offload_optimizer or t.offload_parameters or is_paged) or layout.job.device_kind == "cpu":
+        return states
+    optimizer = states.optimizer if t.offload_optimizer or is_paged else 0
+    gradients = states.gradients if t.offload_optimizer and zero >= 2 else 0
+    parameters = states.parameters if t.offload_parameters else 0
+    return replace(
+        states,
+        parameters=states.parameters - parameters,
+        gradients=states.gradients - gradients,
+        optimizer=states.optimizer - optimizer,
+        stepping=0 if t.offload_optimizer else states.stepping,
+        host=optimizer + gradients + parameters,
+        fetched=parameters,
+        paged=optimizer if is_paged else 0,
+    )
+
+
+def _all_states(layout: JobLayout, stage: int) -> StateBytes:
+    """The bytes wherever they are held."""
     job, memory = layout.job, layout.profile.memory
     if not kernels_of(layout).slices_buckets:
         return _others_states(layout, memory, stage)
@@ -234,7 +266,8 @@ def weight_buffers(layout: JobLayout, stage: int) -> tuple[float, float]:
     before it is added, placeholders for the dW of a layer, buckets in which replicas reduce
     gradients, and under ZeRO 3 gathered parameters."""
     job, memory = layout.job, layout.profile.memory
-    if kernels_of(layout).slices_buckets:
+    fetches = job.training.offload_parameters and all(view.zero < 3 for view in layout.views.values())
+    if kernels_of(layout).slices_buckets and not fetches:
         return fp8_table_bytes(layout) + held_weight_bytes(layout, stage), 0.0
     width, views = DTYPE_BYTES[job.training.dtype], layout.views
     slices = layout.stage_slices(stage)

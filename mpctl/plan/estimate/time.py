@@ -27,9 +27,13 @@ from mpctl.plan.estimate.communication import Message, local_parameters
 from mpctl.plan.estimate.flops import model_and_hardware_flops
 from mpctl.plan.estimate.kernels import MissingFigure, OpTimes, cover_backwards, device_speed, pace
 from mpctl.plan.estimate.makespan import ChunkPass, ChunkTimes, PipelineTiming
+from mpctl.plan.estimate.memory import StageMemory, layout_memory
 from mpctl.plan.estimate.messages import StepMessages
 from mpctl.plan.estimate.network import MissingLink, Network, contention_seconds
+from mpctl.plan.estimate.offload import gradients_down, link_seconds, update_and_return
 from mpctl.plan.estimate.operator_times import OperatorTimer, pipeline_host
+from mpctl.plan.estimate.optimizers import RULES
+from mpctl.plan.estimate.states import find_states
 from mpctl.plan.estimate.step import ClosingTimes, closing_times, find_band
 from mpctl.plan.estimate.step import StepTime as StepTime  # the result of StepTimeModel.step
 from mpctl.plan.estimate.system import NETWORK, System, find_system
@@ -195,15 +199,16 @@ class StepTimeModel:
         if self.layout.head_stage != self.layout.loss_stage:
             held = (stage == self.layout.loss_stage) - (stage == self.layout.head_stage)
             work.add(self.operators.loss(self.layout.table.flows[-1].exit), held)
-        return self._paced(work, self.messages.gradients.chunk(stage, chunk))
+        return self._paced(work, self.messages.gradients.chunk(stage, chunk), self._uploads[stage])
 
     @cached_property
     def _crossing(self) -> float:
         operators = self.operators
         return pipeline_host(operators.profile.host, self.job.parallel, operators.network)
 
-    def _paced(self, work: OpTimes, messages: Sequence[Message]) -> ChunkPass:
-        """The slower of the kernels and their host, plus ZeRO's messages that they do not hide."""
+    def _paced(self, work: OpTimes, messages: Sequence[Message], upload: float = 0.0) -> ChunkPass:
+        """The slower of the kernels and their host, plus ZeRO's messages that they do not hide. upload:
+        seconds of parameters on their way from the host, in each direction's pass."""
         profile, slow = self.operators.profile, self.operators.speed.host
         sends = profile.host.message * (self.job.parallel.pp > 1)
         forward = work.forward + work.tp_forward + work.cp_forward + work.ep_forward
@@ -211,8 +216,8 @@ class StepTimeModel:
         host = profile.host.micro_batch + sends
         host_forward = slow * (work.host_forward + host)
         host_backward = slow * (work.host_backward + host)
-        gather = self._gather_factor * self._seconds(m for m in messages if m.phase == "forward")
-        scatter = self._gather_factor * self._seconds(m for m in messages if m.phase == "backward")
+        gather = self._gather_factor * self._seconds(m for m in messages if m.phase == "forward") + upload
+        scatter = self._gather_factor * self._seconds(m for m in messages if m.phase == "backward") + upload
         paced = sum if self.operators.speed.waits else pace
         ahead, back = paced((forward, host_forward)), paced((backward, host_backward))
         zero_ahead = self._added_by(ahead, gather)
@@ -297,12 +302,51 @@ class StepTimeModel:
     @cached_property
     def _optimizer(self) -> list[float]:
         """Seconds in which each stage moves gradients, moments and masters once a step."""
-        operators = self.operators
+        operators, t = self.operators, self.job.training
         shares = {n: v.zero_size if v.zero else 1 for n, v in self.layout.views.items()}
-        return [
+        if t.offload_optimizer and self._has_host:
+            stepped = [sum(count / shares[view] for view, count in held.items()) for held in self._trained]
+            return [self._host_update(stage, elements) for stage, elements in enumerate(stepped)]
+        seconds = [
             sum(operators.optimizer_seconds(count) / shares[view] for view, count in held.items())
             for held in self._trained
         ]
+        if RULES[t.optimizer].is_paged and self._has_host:
+            return [own + self._paging(stage) for stage, own in enumerate(seconds)]
+        return seconds
+
+    @property
+    def _has_host(self) -> bool:
+        """Whether states may be in another memory than the device's."""
+        return self.job.device_kind != "cpu"
+
+    def _host_update(self, stage: int, elements: float) -> float:
+        """Seconds of an update on the host of so many elements; gradients go there beside the last
+        backward."""
+        profile = self.operators.profile
+        down = gradients_down(self.layout, profile, elements)
+        hidden = min(self._overlap_share(profile.overlap.zero) * down, self._last_backward(stage))
+        return down - hidden + update_and_return(self.layout, elements)
+
+    def _paging(self, stage: int) -> float:
+        """Seconds in which paged states that the device has no room for come and go."""
+        room, found = self.job.cluster.usable_bytes, self._memory[stage]
+        paged = find_states(self.layout, stage).paged
+        lacking = 0 if room is None else min(paged, max(0, found.device_bytes + paged - room))
+        return link_seconds(self.layout, 2 * lacking)
+
+    @cached_property
+    def _memory(self) -> list[StageMemory]:
+        return layout_memory(self.layout)
+
+    @cached_property
+    def _uploads(self) -> list[float]:
+        """Seconds in which a rank's share of the parameters of a chunk of each stage comes from its host."""
+        if not (self.job.training.offload_parameters and self._has_host):
+            return [0.0 for _ in self.layout.stages]
+        layout = self.layout
+        chunks = len(layout.stages[0])
+        return layout.of_stages(lambda stage: link_seconds(layout, find_states(layout, stage).fetched / chunks))
 
     @property
     def _host_step(self) -> float:

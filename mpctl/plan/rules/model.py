@@ -229,11 +229,15 @@ def host_memory_check(job: JobSpec, node_bytes: int) -> Check | None:
     have, rule, where = job.cluster.host_memory, "host-memory-fits", "cluster.host_memory"
     if have is None or not node_bytes:
         return None
-    need = f"offloaded inputs and copies for checkpoints need {bytes_text(node_bytes)} of a host's"
+    t = job.training
+    states = "states, " if t.offload_optimizer or t.offload_parameters or t.optimizer.startswith("paged") else ""
+    need = f"{states}offloaded inputs and copies for checkpoints need {bytes_text(node_bytes)} of a host's"
     if node_bytes <= HOST_SHARE * have:
         return Check(rule, "ok", where, f"{need} {bytes_text(have)}")
     ways = "checkpoint.asynchronous false, or fewer replicas on a node"
-    if job.training.offload_activations:
+    if states:
+        ways = f"more replicas over more nodes, optimizer adafactor or sgd, {ways}"
+    if t.offload_activations:
         ways = f"training.offload_activations false, {ways}"
     return Check(
         rule,

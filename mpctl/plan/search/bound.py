@@ -150,7 +150,8 @@ class StepTimeBound:
         self.host = slow * (host.micro_batch + 0.0), slow * (host.micro_batch + host.message)
         on_accelerator = evaluator.space.job.device_kind != "cpu"
         self.host_step = slow * host.step_on(on_accelerator)
-        factor = update_factor(evaluator.space.job.training, evaluator.profile.memory)
+        training = evaluator.space.job.training
+        factor = 0.0 if training.offload_optimizer else update_factor(training, evaluator.profile.memory)
         self.optimizer_bytes = evaluator.profile.operators.on(on_accelerator).optimizer_bytes * factor
 
     def costs(self, layout: LayoutSettings) -> CostBounds | None:

@@ -334,6 +334,8 @@ class LayoutEvaluator:
         slack = memory.reserved_bytes / memory.allocated_bytes
         other = memory.allocated_bytes - sum(states)
         experts = self._expert_shares(known.layout)
+        if self.space.job.training.offload_optimizer:  # where ZeRO cuts them, gradients are on the host
+            states = (states[0], 0, states[2])
         return FirstStage(states, experts, other, slack, memory.context_bytes)
 
     def _expert_shares(self, layout: JobLayout) -> tuple[float, float, float]:
