@@ -103,14 +103,16 @@ class FitEvaluator:
 
     def rows(self, methods: Iterable[MethodName] = METHODS, *, offload: bool = True) -> Iterator[FitRow]:
         """Yield the rows of these methods, the plainest sharding first. offload: also those of host memory,
-        where nothing else fits."""
+        where nothing else fits and they save bytes of the device."""
         for method in methods:
             own = [self.row(method, one) for one in self._shardings() if not one.settings]
             if (self._splits or not any(row.fits for row in own)) and (split := self._split_row(method)) is not None:
                 own += [split] if is_better(split, own) else []
             yield from own
             if offload and not any(row.fits for row in own):
-                yield from (self.row(method, one) for one in self._shardings() if one.settings)
+                least = min(row.bytes for row in own)
+                on_host = (self.row(method, one) for one in self._shardings() if one.settings)
+                yield from (row for row in on_host if row.bytes < least and not row.reason)
 
     def _shardings(self) -> Iterable[Sharding]:
         return shardings(self.profile.searched or self.profile.runs, self.job.world_size)
