@@ -182,8 +182,8 @@ def _others(found: FitAnswer, use: FitChoice) -> Iterator[str]:
         best = max(own, key=lambda one: (one.row.tokens_per_second, -one.row.bytes))
         name = "full fine-tuning" if before == "full" else TITLES[before]
         if best.row.fits:
-            how = f" with {best.row.sharding}" if best.row.sharding != use.row.sharding else ""
-            how += f" and {best.row.optimizer}" * bool(best.row.optimizer)
+            words = [best.row.sharding] * (best.row.sharding != use.row.sharding) + [best.row.optimizer]
+            how = f" with {' and '.join(filter(None, words))}" if any(words) else ""
             faster = " and is faster" * (best.row.tokens_per_second > FASTER * use.row.tokens_per_second)
             yield f"{name} fits too{how}{faster}: {speed_text(best.row.tokens_per_second)} tokens/s"
         else:
