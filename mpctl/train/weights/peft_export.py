@@ -133,8 +133,8 @@ def _module_entries(
 
 def _factors(module: PeftModule, parts: list[SharedRows], values: Values) -> tuple[Tensor, Tensor]:
     """A and B of a module, as peft stores them."""
-    downs = [whole(values, f"{part.adapter}.A.weight") for part in parts]
-    ups = [whole(values, f"{part.adapter}.B.weight") for part in parts]
+    downs = [values.factor(f"{part.adapter}.A.weight") for part in parts]
+    ups = [values.factor(f"{part.adapter}.B.weight") for part in parts]
     rank = downs[0].shape[-2]
     down = torch.cat(downs, -2)
     up = torch.zeros(*ups[0].shape[:-2], len(module.rows), rank * len(parts), dtype=ups[0].dtype)
@@ -149,14 +149,8 @@ def _factors(module: PeftModule, parts: list[SharedRows], values: Values) -> tup
 
 
 def _lengths(parts: list[SharedRows], values: Values) -> Tensor:
-    found = [whole(values, f"{part.adapter}.{MAGNITUDE}")[part.ours.start : part.ours.stop] for part in parts]
+    found = [values.factor(f"{part.adapter}.{MAGNITUDE}")[part.ours.start : part.ours.stop] for part in parts]
     return torch.cat(found)
-
-
-def whole(values: Values, name: str) -> Tensor:
-    """All of a parameter of an adapter, padding of the vocabulary included."""
-    assert values.checkpoint is not None
-    return values.part(name, Shard(values.checkpoint.shape_of(name)))
 
 
 def _saved_entries(saved: SavedModel, values: Values, adapter: AdapterSpec) -> Iterator[Entry]:

@@ -300,11 +300,11 @@ class _Adapters:
                 continue
             stored = saved.get(weight.name)
             kind = dtype if stored is None else self.folder.tensors[stored].dtype
-            make = partial(self._tensor, weight.name, stored)
+            make = partial(self._tensor, weight.name, weight.shape, stored)
             entries.append(Entry(f"{weight.name}/value", kind, weight.shape, partial(_padded, weight.shape, make)))
         return entries
 
-    def _tensor(self, name: str, stored: str | None) -> Tensor:
+    def _tensor(self, name: str, shape: tuple[int, ...], stored: str | None) -> Tensor:
         """A parameter of ours, without padding. stored: the tensor of a module that was trained in full."""
         if stored is not None:
             return self.folder.read(stored)
@@ -318,6 +318,8 @@ class _Adapters:
         if kind == "A":
             return down[..., columns, :]
         part = up[..., rows.start : rows.stop, columns]
+        if len(shape) > part.dim():  # [E, 2f, r] -> [E, 2, f, r]
+            part = part.unflatten(1, shape[1:-1])
         return part if source.scale == self.spec.scale else part * (source.scale / self.spec.scale)
 
     def _factors(self, source: FileAdapter) -> tuple[Tensor, Tensor]:

@@ -121,18 +121,19 @@ class Values:
         weight = weight.to(torch.promote_types(weight.dtype, torch.float32))
         matrix = weight.view(shape[0], -1, shape[-1]) if len(shape) > 2 else weight  # [E, 2, f, h] -> [E, 2f, h]
         for adapter, rows in self.adapted[name].items():
-            down, up = (self._factor(f"{adapter}.{factor}.weight", matrix.dtype) for factor in "AB")
+            down, up = (self.factor(f"{adapter}.{factor}.weight").to(matrix.dtype) for factor in "AB")
             part = matrix[..., rows.start : rows.stop, :]
             part += self.adapter.scale * (up @ down)[..., : part.shape[-2], :]
             if self.adapter.kind == "dora":
-                length = self._factor(f"{adapter}.{MAGNITUDE}", matrix.dtype)
+                length = self.factor(f"{adapter}.{MAGNITUDE}").to(matrix.dtype)
                 part *= (length / torch.linalg.vector_norm(part, dim=-1)).unsqueeze(-1)
         return weight
 
-    def _factor(self, name: str, dtype: torch.dtype) -> Tensor:
-        """All of a parameter of an adapter."""
+    def factor(self, name: str) -> Tensor:
+        """All of a parameter of an adapter, padding of the vocabulary included; experts' fused B as [E, 2f, r]."""
         assert self.checkpoint is not None
-        return self.part(name, Shard(self.checkpoint.shape_of(name))).to(dtype)
+        found = self.part(name, Shard(self.checkpoint.shape_of(name)))
+        return found.flatten(1, 2) if found.dim() > 3 else found
 
     @cached_property
     def adapted(self) -> dict[str, dict[str, range]]:

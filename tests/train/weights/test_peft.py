@@ -17,7 +17,12 @@ from mpctl.model.families import get_table
 from mpctl.records.checkpoint.manifest import Manifest, ParameterPlacement, ShardFile, ShardRecord
 from mpctl.records.checkpoint.saved_model import SavedModel
 from mpctl.spec.adapter import AdapterSpec
+from mpctl.spec.training import TrainingSpec
 from mpctl.train.checkpoint.tensor_file import Entry, in_file_order, write_file
+from mpctl.train.families.implementation import Batch, build_module
+from mpctl.train.layers.parameters import shard_of
+from mpctl.train.layers.shard_context import ShardContext
+from mpctl.train.transport.group import Group
 from mpctl.train.weights.hub import open_hub
 from mpctl.train.weights.origin import FRAGMENT, open_origin
 from mpctl.train.weights.peft_export import export_adapters
@@ -189,3 +194,21 @@ def test_a_round_trip_gives_the_same_adapters(truths: Truths, tmp_path: Path) ->
     for name in before.names:
         part = Shard(one.checkpoint.shape_of(name)) if one.checkpoint else Shard(())
         assert torch.equal(one.part(name, part), two.part(name, part)), name
+
+
+@pytest.mark.parametrize("kind", ["llama", "llama, patterns", "qwen3", "gpt2", "mixtral", "qwen2_moe", "deepseek"])
+def test_our_layers_apply_an_imported_adapter(
+    kind: str, made: Callable[[str], tuple[Path, Tensor, Tensor]], tmp_path: Path
+) -> None:
+    folder, expected, _ = made(kind)
+    import_adapters(folder, tmp_path / "ours")
+    origin = open_origin(tmp_path / "ours")
+    assert isinstance(origin, SavedModel)
+    context = ShardContext(Group(), dtype=torch.float64)
+    model = build_module(origin.model, TrainingSpec(adapter=origin.adapter), context)
+    targets = {name: (shard_of(p), p.data) for name, p in model.named_parameters()}
+    assert any(".lora." in name for name in targets)
+    Values.of(origin).read(targets)
+    with torch.no_grad():
+        found = model(Batch(torch.arange(2), {"tokens": tokens()[0]}))
+    assert_same(found, expected)
