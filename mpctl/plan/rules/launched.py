@@ -263,6 +263,10 @@ def adapter_not_launched(job: JobSpec) -> Iterator[Check]:
         )
     if model is None:
         return
+    if job.launch.compile:
+        yield Check(JOB_RULE, "warning", "launch.compile", "true: not tried with adapters", "use launch.compile false")
+    if get_family(model.family).has_decoder and job.parallel.tp > 1:
+        yield _of_adapter("targets", f"layers of {model.family} over tp {job.parallel.tp}", "use tp 1")
     table = get_table(model, tp=1, adapter=adapter)
     parts = (part for stack in table.stacks for part in (*stack.kinds, stack.entry, stack.exit))
     products = [product for part in parts for product in part.products]

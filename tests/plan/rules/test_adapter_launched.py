@@ -42,3 +42,8 @@ def refused(model: dict[str, Any], adapter: dict[str, Any], **changes: Any) -> l
 )
 def test_what_is_planned_alone_is_named(model: dict[str, Any], adapter: dict[str, Any], where: list[str]) -> None:
     assert refused(model, adapter, **{"training.dtype": "fp32"}) == where
+
+
+def test_compiled_layers_are_planned_alone() -> None:
+    compiled = refused(LLAMA, {}, **{"training.dtype": "fp32", "launch.compile": True})
+    assert compiled == ["launch.compile"]

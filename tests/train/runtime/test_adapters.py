@@ -57,6 +57,13 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "saved": ({**SHAPES["llama"]}, {**LORA, "targets": ["o_proj", "v_proj"], "modules_to_save": ["lm_head"]}),
     "head": ({**SHAPES["llama"]}, {**LORA, "targets": ["lm_head", "linear_qkv", "down_proj"]}),
 }
+OTHERS = {  # of families whose layers are built otherwise
+    "bert": (SHAPES["bert-pre"], {**LORA, "targets": ["attention", "mlp"]}),
+    "t5": (SHAPES["t5"], {**LORA, "targets": ["attention", "mlp"]}),
+    "glm": (SHAPES["glm"], LORA),
+}
+MODELS |= OTHERS
+OF_OTHERS = {"bert": ("tp2-sp-full", "dp2-zero3"), "t5": ("dp2-zero3",), "glm": ("dp2-zero3",)}
 QUICK = {("llama", "tp2"), ("llama", "pp2"), ("gpt", "cp2-full"), ("llama", "dp2-zero3"), ("experts", "tp2-sp-ep2")}
 QUICK |= {("latent", "tp2-sp-full")}
 CASES = [
@@ -64,6 +71,7 @@ CASES = [
     for model in MODELS
     for layout in LAYOUTS
     if (layout in EXPERT_LAYOUTS) is ("model__experts" in MODELS[model][0])
+    and (model not in OTHERS or layout in OF_OTHERS[model])
 ]
 
 
