@@ -28,15 +28,17 @@ from operator import mul
 from pathlib import Path
 from statistics import fmean
 
+from mpctl.core.errors import InputError
 from mpctl.measure.calibrate.own_fit import FreeFigure, OwnFit, residuals_at, slopes_at
 from mpctl.measure.calibrate.own_words import doubt_words, is_elsewhere, learnt_words, telling_words
 from mpctl.measure.calibrate.posterior import STUDENT, Posterior, cost, find_posterior
 from mpctl.measure.calibrate.repeats import Repeats, find_repeats
-from mpctl.measure.calibrate.runs import LARGEST_PART, LAYERS, SHARES, WAYS, Constant, Kind, Run
+from mpctl.measure.calibrate.runs import LARGEST_PART, LAYERS, PASSES, SHARES, WAYS, Constant, Kind, Run, get_value
 from mpctl.measure.calibrate.spread import LEAST, quantile, seen_by
 from mpctl.measure.calibrate.write import Changes, merged_seen, number, seen_changes, write_changed
 from mpctl.plan.estimate.step import QUANTILE
 from mpctl.plan.estimate.system import find_system
+from mpctl.spec.runtime import RuntimeProfile
 
 # How far runs may move each figure: one standard deviation of its prior. "log": of the figure's
 # logarithm; a number: of the figure itself, in its unit, which also moves figures that are 0.
@@ -335,13 +337,34 @@ def own_presets(fit: OwnFit, out: Path) -> list[Path]:
             if run.job.cluster.name
         }
         layers = _layer_factors(fit, name)
-        found = _profile(own_runs, fit.spreads[name], factors, layers)
-        changes.setdefault(("runtimes", name), {}).update(found)
+        found = changes.get(("runtimes", name), {}) | _profile(own_runs, fit.spreads[name], factors, layers)
+        changes["runtimes", name] = (
+            _with_adapters(found, own_runs[0].profile) if _has_adapters(name, own_runs) else found
+        )
     for run in fit.runs:
         if run.job.cluster.spread is not None and run.profile.runs.launched:
             spread = fit.spreads[run.parts["runtimes"]]
             changes["clusters", run.parts["clusters"]]["spread"] = spread
     return write_changed(fit.runs, changes, out)
+
+
+def _has_adapters(profile: str, runs: Sequence[Run]) -> bool:
+    """Whether adapters are trained in these runs, whose figures a profile has apart. Raises InputError where
+    they are in some of them alone."""
+    (first, *others) = {run.job.training.adapter is not None for run in runs}
+    if others:
+        message = f"runs with training.adapter and runs without it share the runtime {profile}"
+        raise InputError.of("mixed-runs", "training.adapter", message, "calibrate each kind apart, with its own --out")
+    return first
+
+
+def _with_adapters(changes: Changes, profile: RuntimeProfile) -> Changes:
+    """The same changes in a profile's table for jobs with adapters."""
+    scale = float(changes.get("operators.passes", 1.0))
+    passes = {f"{path}.{way}": get_value(profile, f"{path}.{way}") for path in PASSES for way in WAYS}
+    scaled = {path: scale * value for path, value in passes.items() if scale != 1}
+    own = {path: value for path, value in changes.items() if path != "operators.passes"} | scaled
+    return {f"with_adapters.{path}": value for path, value in own.items()}
 
 
 def _layer_factors(fit: OwnFit, profile: str) -> dict[str, dict[str, float]]:

@@ -40,7 +40,7 @@ from mpctl.spec.cluster import ClusterSpec
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import job_from_raw, read_source
 from mpctl.spec.presets import find_preset, lasting_name, preset_names, search_path
-from mpctl.spec.runtime import RuntimeProfile, get_profile
+from mpctl.spec.runtime import RuntimeProfile
 
 Kind = Literal["devices", "clusters", "runtimes"]
 PASSES = tuple(f"operators.{name}" for name in ("hidden", "width", "inner", "scores", "logits"))
@@ -240,13 +240,13 @@ def _read(row: Mapping[str, Any], number: int, *, is_checked: bool = False) -> R
             raise InputError(errors)
     if job.model is None or find_topology(job) is None:
         raise InputError.of("not-a-run", name, "it has no model, or no layout")
-    runtime = job.training.runtime
+    layout = JobLayout.of(job)
     return Run(
         name,
         str(row.get("group", "")),
-        JobLayout.of(job),
-        get_profile(runtime),
-        {"devices": device_preset(cluster), "clusters": cluster, "runtimes": runtime},
+        layout,
+        layout.profile,
+        {"devices": device_preset(cluster), "clusters": cluster, "runtimes": job.training.runtime},
         measured,
     )
 

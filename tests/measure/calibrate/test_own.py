@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from mpctl.core.errors import InputError
 from mpctl.measure.calibrate.own import band_spread, fit_own, own_presets
 from mpctl.measure.calibrate.own_fit import FreeFigure, OwnFit
 from mpctl.measure.calibrate.own_words import WrittenPresets, own_document
@@ -24,7 +25,9 @@ from mpctl.measure.calibrate.repeats import find_repeats
 from mpctl.measure.calibrate.runs import Constant, Run, read_runs
 from mpctl.plan.estimate.system import layer_shape
 from mpctl.spec.cluster import ClusterSpec
-from mpctl.spec.runtime import RuntimeProfile
+from mpctl.spec.presets import VARIABLE
+from mpctl.spec.runtime import RuntimeProfile, get_profile
+from tests.finetuning import finetuning_rows
 from tests.own_sweeps import SWEEPS, draw, held_out_values, read_sweep
 from tests.published import published_rows
 
@@ -278,3 +281,26 @@ def test_few_own_runs_tell_the_rest_of_a_sweep() -> None:
         assert 0.75 < fmean(score.inside for score in own) < 0.98
         assert fmean(chain.from_iterable(score.regrets for score in own)) < 0.06
         assert all(score.seconds < 20 for score in own)
+
+
+def test_runs_with_adapters_change_the_figures_of_adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are planned and fitted under with_adapters, which the written profile has; its other figures stay."""
+    rows = [row for row in finetuning_rows() if row["id"].startswith("qwen_readme_7B_lora_1gpu")]
+    runs = read_runs(rows)
+    fit = fit_own([run for _ in range(2) for run in like_measured(runs, {replace(FACTOR): 1.5})])
+    own_presets(fit, tmp_path)
+    before, text = get_profile("other"), (tmp_path / "runtimes" / "other.toml").read_text("utf-8")
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    after, tuned = get_profile("other"), get_profile("other", adapters=True)
+    assert after.seen == before.seen and after.spread == before.spread and after.operators == before.operators
+    assert "DGX A100 SuperPOD, one scalable unit" in tuned.seen.clusters and "[with_adapters.seen]" in text
+    again = read_runs(rows)[0]
+    assert again.profile == tuned
+    found, wanted = (exp(run.residuals({})[0]) for run in (again, runs[0]))
+    assert 1.2 < found / wanted < 1.6
+
+
+def test_runs_with_and_without_adapters_are_calibrated_apart(tmp_path: Path) -> None:
+    rows = [row for row in finetuning_rows() if row["id"].startswith("qwen_readme_1.8B")]
+    with pytest.raises(InputError, match="apart"):
+        own_presets(fit_own(read_runs(rows)), tmp_path)
