@@ -42,7 +42,9 @@ def test_what_is_written_is_read_as_the_same_job(name: str) -> None:
     assert {warning.rule for warning in read.warnings} <= {"axolotl-flags"}
 
 
-@pytest.mark.parametrize("name", {*EVERY} - {"cp"})  # whose schema imports ring_flash_attn, of CUDA alone
+@pytest.mark.parametrize(
+    "name", [name for name in EVERY if name != "cp"]
+)  # whose schema imports ring_flash_attn, of CUDA alone
 def test_axolotl_takes_it(name: str) -> None:
     schema = pytest.importorskip("axolotl.utils.schemas.config", reason="axolotl is not installed")
     written = config_of(EVERY[name])
