@@ -5,7 +5,7 @@ in the text, the shape of the model above all: --model names it. Nothing is run.
 
 >>> read = read_bridge("cfg.model.tensor_model_parallel_size = 2\\ncfg.peft = LoRA(dim=16, alpha=32)", {})
 >>> [read.settings[key] for key in ("parallel.tp", "training.adapter.rank", "training.adapter.targets")]
-[2, 16, ['linear_qkv', 'linear_proj', 'linear_fc1', 'linear_fc2']]
+[2, 16, ['linear_qkv', 'o_proj', 'linear_fc1', 'down_proj']]
 """
 
 from __future__ import annotations

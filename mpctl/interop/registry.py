@@ -4,7 +4,7 @@ A new one is a module with its `LAUNCHER` (emitted.py) and a row here. The modul
 the launcher is asked for, so that names cost nothing.
 
 >>> sorted(TARGETS)[:2]
-['accelerate', 'colossalai']
+['accelerate', 'automodel']
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ LONG = "x" * 300  # more than a file system allows in a name
     [
         ["eval", LONG],
         ["sample", LONG, "--prompt", "a"],
-        ["weights", "export", "a", LONG],
+        ["weights", "import", "a", LONG],
         ["data", "prepare", "python-stdlib", "--out", "a", "--tokenizer", LONG],
         ["launch", "demo", "--dry-run", "--set", f"data.path={LONG}"],
         ["launch", "demo", "--dry-run", "--set", f"training.init_from={LONG}"],
