@@ -79,7 +79,7 @@ def workplace(out: Path, *, overwrite: bool) -> Iterator[Path]:
         raise _unusable(out, error) from None
     if names and not overwrite:
         message = f"already holds {', '.join(names[:6])}"
-        hint = "choose another directory, or overwrite"
+        hint = "choose another directory, or pass --overwrite"
         raise InputError.of("data-occupied", str(out), message, hint)
     work = out / WORKPLACE
     with ExitStack() as stack:
