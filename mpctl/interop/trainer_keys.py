@@ -28,6 +28,7 @@ from mpctl.plan.planning.summary import model_name
 from mpctl.spec.base import DType
 from mpctl.spec.job import JobSpec
 from mpctl.spec.presets import find_file
+from mpctl.spec.runtime import get_profile
 from mpctl.spec.training import TrainingSpec
 
 MODEL, DATASET = "MODEL", "DATASET"
@@ -65,7 +66,9 @@ def uses_deepspeed(job: JobSpec) -> bool:
     """Whether DeepSpeed shards the job, which has ZeRO 1, and moments alone in host memory; else FSDP 2
     does, unless the runtime names DeepSpeed."""
     t, stage = job.training, zero_stage(job)
-    return stage == 1 or (stage > 0 and (t.offload_optimizer != t.offload_parameters or "deepspeed" in t.runtime))
+    return stage == 1 or (
+        stage > 0 and (t.offload_optimizer != t.offload_parameters or get_profile(t.runtime).runs.deepspeed)
+    )
 
 
 def uses_fsdp(job: JobSpec) -> bool:

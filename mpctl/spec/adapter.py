@@ -39,7 +39,7 @@ class AdapterSpec(StrictModel):
     )
     rslora: bool = Field(False, description="multiply by alpha / sqrt(rank) instead (arXiv 2312.03732)")
     dropout: Probability = Field(0.0, description="dropout probability of the adapter's input, in its branch alone")
-    targets: Names = Field(
+    targets: Annotated[Names, MinLen(1)] = Field(
         ["all-linear"],
         description="products with an adapter: all-linear, attention, mlp, or names as in Hugging Face's modules, "
         "such as q_proj; all-linear includes each expert's, without router and head",

@@ -254,6 +254,7 @@ class RuntimeSupport(StrictModel):
         description="launchers of `mpctl plan --emit` that run this software; a plan that is "
         "emitted for one of them uses this profile",
     )
+    deepspeed: bool = Field(False, description="DeepSpeed shards its runs, which files for a Trainer then say")
     kinds: list[str] = Field([], description="kinds of device that it runs on (cuda, rocm, ...); any when empty")
     schedules: Annotated[list[ScheduleName], MinLen(1)] = Field(
         ["1f1b"], description="pipeline schedules that a search tries, each with one chunk a stage"

@@ -301,7 +301,7 @@ BY_SETTING: dict[str, tuple[str, ...]] = {
         "pretrained",
     ),
     "training.freeze": ("frozen", "frozen_parameters"),
-    "training.adapter.kind": ("peft", "use_peft", "peft_type", "adapter", "use_lora", "finetuning_type", "use_dora"),
+    "training.adapter.kind": ("peft", "use_peft", "peft_type", "use_lora", "finetuning_type", "use_dora"),
     "training.adapter.rank": ("lora", "lora_r", "lora_rank", "lora_dim", "r"),
     "training.adapter.alpha": ("lora_alpha",),
     "training.adapter.rslora": ("use_rslora", "peft_use_rslora"),

@@ -56,7 +56,8 @@ def activation_shapes(layout: JobLayout) -> ActivationShapes:
         key_columns=sum(latents[1:]),
         **_experts_dims(layout, sizes),
     )
-    for block in (block for stack in layout.table.stacks for block in stack.kinds):
+    ends = [stack.exit for stack in layout.table.stacks if layout.table.adapter]  # an adapted head
+    for block in (*(block for stack in layout.table.stacks for block in stack.kinds), *ends):
         for weight in block.weights:  # which also have a family's own dimensions
             for dim, size in zip(weight.dims, weight.shape, strict=True):
                 dims.setdefault(dim, size // (features if dim in FEATURES else 1))

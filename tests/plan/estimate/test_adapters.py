@@ -397,3 +397,11 @@ def test_gathers_over_pcie_may_be_bounded(cluster: str, slower: float) -> None:
         return sum(found.dp_cp for found in time.passes[0])
 
     assert gathers(4e9) == pytest.approx(slower * gathers(0.0))
+
+
+def test_an_adapter_of_the_head_alone_is_planned() -> None:
+    """rank 4 of the head [vocab, 64]: A [4, 64], B [vocab, 4]."""
+    layout = adapted({"targets": "lm_head"})
+    vocab = next(w.shape[0] for w in layout.stage_parameters(0) if w.name == "head.lora.B.weight")
+    assert held_weights(layout, 0).adapter == 4 * (64 + vocab)
+    assert activation_shapes(layout).count(("rank",)) == 4

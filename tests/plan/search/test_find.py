@@ -655,7 +655,7 @@ def test_what_is_plain_depends_on_the_runtime() -> None:
         assert complexity(layout, MEGATRON) < complexity(layout._replace(zero=3), MEGATRON)
     assert complexity(PLAIN._replace(zero=0), MEGATRON) == complexity(PLAIN, MEGATRON)
     fsdp = {name for name in preset_names("runtimes") if get_profile(name).plain == FSDP}
-    assert fsdp == {"fsdp", "fsdp2", "fsdp2-automodel", "torchtitan", "maxtext-gpu", "pax-gpu"}
+    assert fsdp == {"fsdp", "fsdp2", "fsdp2-automodel", "torchtitan", "maxtext-gpu", "pax-gpu", "trl"}
     assert savings(PLAIN, whole._replace(zero=3), FSDP) == [
         "no tensor parallelism",
         "no pipeline",

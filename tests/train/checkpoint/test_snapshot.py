@@ -33,6 +33,9 @@ class Momentum:
         for parameter, moment in self.moments.items():
             yield parameter, {"value": parameter.detach(), "momentum": moment}
 
+    def saved_dtypes(self, parameter: Tensor) -> dict[str, torch.dtype]:
+        return {"value": parameter.dtype, "momentum": self.moments[parameter].dtype}
+
     def frozen_values(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
         yield from ()
 
