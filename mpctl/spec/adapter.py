@@ -42,7 +42,7 @@ class AdapterSpec(StrictModel):
     targets: Annotated[Names, MinLen(1)] = Field(
         ["all-linear"],
         description="products with an adapter: all-linear, attention, mlp, or names as in Hugging Face's modules, "
-        "such as q_proj; all-linear includes each expert's, without router and head",
+        "such as q_proj; all-linear is every product of the layers, each expert's too, without router and head",
     )
     modules_to_save: Names = Field(
         [], description="modules trained in full next to the adapters, such as lm_head or embed_tokens"

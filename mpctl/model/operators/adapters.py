@@ -61,7 +61,7 @@ NAMES: dict[str, tuple[tuple[str, str], ...]] = {
     **dict.fromkeys(("lm_head", "output_layer"), (("head", ""),)),
 }
 _QWEN = {"w1": _in_mlps("up", "up"), "w2": _in_mlps("up", "gate")}  # next to c_attn, whose model has no w3
-GROUPS = {"all-linear": ("",), "attention": ("attention.", "cross"), "mlp": ("mlp.",)}
+GROUPS = {"all-linear": ("attention.", "cross", "mlp."), "attention": ("attention.", "cross"), "mlp": ("mlp.",)}
 """Targets that name several products, by the beginnings of their names."""
 _EMBEDDING = "embedding.word."
 _SAVED = {
