@@ -144,11 +144,13 @@ class BucketRules(NamedTuple):
     """The rules by which a stage's gradients are grouped.
 
     max_elements: of a bucket below ZeRO 3. is_frozen: whether the parameter of a name is frozen.
+    whole: names within a layer of parameters that ZeRO never shares, so that they are in no bucket.
     """
 
     views: Views
     max_elements: int
     is_frozen: IsFrozen
+    whole: frozenset[str] = frozenset()
 
     def is_gathered(self, view: str) -> bool:
         """Whether ZeRO 3 shares the parameters of a view."""
@@ -324,7 +326,7 @@ def _unit_runs(slices: Iterable[StageSlice], rules: BucketRules, *, with_items: 
             if layers:
                 trained = {weight.name for weight in flow.trained}
                 weights = flow.part.weights if with_items else ()
-                items = tuple(item(w, w.name in trained) for w in weights)
+                items = tuple(item(w, w.name in trained) for w in weights if w.name not in rules.whole)
                 yield _UnitRun(items, first, flow.after, stack.prefix, layers)
                 first += len(layers)
         if part.has_exit:

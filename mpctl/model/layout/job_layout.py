@@ -336,6 +336,7 @@ class JobLayout:
             views=self.views,
             max_elements=parallel.bucket_bytes // training.reduced_bytes,
             is_frozen=self.table.is_frozen,
+            whole=frozenset() if self.profile.adapters.shards_quantized else self.table.quantized_names,
         )
 
     def layer_units(self, stage: int, chunk: int) -> dict[str, int]:

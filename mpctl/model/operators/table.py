@@ -122,6 +122,14 @@ class OperatorTable:
         return bool(self.freeze) or self.adapter is not None
 
     @cached_property
+    def quantized_names(self) -> frozenset[str]:
+        """The names within a layer of weights that are stored in 8 or 4 bits."""
+        if self.adapter is None or not self.adapter.is_quantized:
+            return frozenset()
+        blocks = (block for stack in self.stacks for block in stack.kinds)
+        return frozenset(p.matrix.name for block in blocks for p in block.products if p.is_stored)
+
+    @cached_property
     def flows(self) -> tuple[StackGradFlow, ...]:
         """Gradients that each stack computes."""
         return find_flows(self.stacks, self.is_frozen if self.has_frozen else None)

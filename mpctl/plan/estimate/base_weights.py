@@ -6,8 +6,8 @@ training dtype or the one to which the software casts them (`adapters.unquantize
 
 Bits a weight: nf4 has blocks of 64 with a float32 scale, 4 + 32/64 = 4.5; double quantisation stores
 scales in 8 bits, with a float32 for 256 of them, 4 + (8 + 32/256)/64 = 4.127 (arXiv 2305.14314,
-section 3). int8 has a float32 scale a row, 8 + 32/in; int4-gptq a float16 scale and a 4-bit zero for
-128 weights, 4 + 20/128 = 4.156; fp8 a scale a tensor.
+section 3), and a matrix's mean scale. int8 has a float32 scale a row, 8 + 32/in; int4-gptq a float16
+scale and a 4-bit zero for 128 weights, 4 + 20/128 = 4.156; fp8 a scale a tensor.
 
 By hand, a product [8, 64] in nf4 without double quantisation: 512 x 4.5 / 8 = 288 bytes, 1,024 in bf16.
 """
@@ -175,10 +175,23 @@ def count_weights(
             of_adapter, full = (of_adapter + numel, full) if is_of_adapter(weight.name) else (of_adapter, full + numel)
         elif weight.name in stored_apart:
             stored += numel
-            stored_bytes += numel * stored_bits(adapter, weight.shape[-1], dtype) / 8
+            if adapter.stored_as == "nf4":
+                stored_bytes += _nf4_bytes(weight, numel, double=adapter.double_quantization)
+            else:
+                stored_bytes += numel * stored_bits(adapter, weight.shape[-1], dtype) / 8
         else:
             rest += numel
     return WeightKinds(of_adapter, full, stored, rest, stored_bytes)
+
+
+def _nf4_bytes(weight: ParameterSpec, numel: int, *, double: bool) -> int:
+    """Bytes of so many elements of a matrix, or of each expert's: bits, scales of blocks, also of a last
+    one that is not full, and of doubly quantised ones their mean."""
+    matrices = max(1, numel * weight.shape[0] // weight.numel) if len(weight.shape) > 2 else 1
+    each = numel // matrices
+    blocks = -(-each // 64)
+    scales = blocks + 4 * -(-blocks // 256) + 4 if double else 4 * blocks
+    return matrices * (-(-each // 2) + scales)
 
 
 def gathered_bytes(layout: JobLayout, held: WeightKinds) -> float:

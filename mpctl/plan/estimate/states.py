@@ -150,8 +150,11 @@ def _sliced_states(layout: JobLayout, count: int, stage: int) -> StateBytes:
     held_bytes = parameters * width
     if layout.table.adapter is not None:
         held, widths = held_weights(layout, stage), WeightWidths.of(layout)
+        is_whole = layout.table.adapter.is_quantized and not layout.profile.adapters.shards_quantized
+        whole, held = (held.stored_bytes, held._replace(stored=0, stored_bytes=0.0)) if is_whole else (0.0, held)
+        parameters -= count - held.trained - held.frozen
         shares = (parameters - frozen - held.frozen) / max(1, held.trained), frozen / max(1, held.frozen) + 1
-        held_bytes = round(shares[0] * widths.trained_bytes(held) + shares[1] * widths.frozen_bytes(held))
+        held_bytes = round(whole + shares[0] * widths.trained_bytes(held) + shares[1] * widths.frozen_bytes(held))
         optimizer = round(stepped / max(1, held.trained) * _adapter_optimizer(layout, held, widths))
     optimizer += _blocks(layout, stage)
     return StateBytes(count, held_bytes, gradients * reduced, optimizer, stepping)

@@ -255,11 +255,16 @@ def adapter_not_launched(job: JobSpec) -> Iterator[Check]:
         yield _of_adapter("kind", "dora", "use kind lora")
     if adapter.dtype not in (None, dtype):
         yield _of_adapter("dtype", adapter.dtype, f"leave it out: A and B are then {dtype}, the training dtype")
-    if adapter.stored_as not in (None, dtype):
+    if adapter.stored_as == "nf4":
+        if dtype == "fp8":
+            yield _of_adapter("base_precision", "nf4 under training.dtype fp8", "use --dtype bf16")
+        if job.parallel.etp > 1:
+            yield _of_adapter("base_precision", f"nf4 of experts split over etp {job.parallel.etp}", "use etp 1")
+    elif adapter.stored_as not in (None, dtype):
         yield _of_adapter(
             "base_precision",
             adapter.stored_as,
-            "use kind lora without base_precision, or train it with TRL or Axolotl: mpctl emit JOB trl",
+            "use nf4 or kind lora without base_precision, or train it with TRL or Axolotl: mpctl emit JOB trl",
         )
     if model is None:
         return

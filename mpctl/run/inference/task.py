@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from math import gcd, prod
 from pathlib import Path
 from typing import Any, overload
@@ -30,6 +31,7 @@ from mpctl.run.hosts.machine import Machine
 from mpctl.run.launch.node.torchrun import task_environments
 from mpctl.run.launch.preflight import check_here, chosen_device
 from mpctl.run.launch.supervise import StopRequests
+from mpctl.spec.adapter import AdapterSpec
 from mpctl.spec.cluster import ClusterSpec
 from mpctl.spec.job import JobSpec, complete
 from mpctl.spec.parallel import ParallelSpec, TensorMode
@@ -69,6 +71,11 @@ class TaskOptions:
 DEFAULT_OPTIONS = TaskOptions()
 
 
+def _packs(adapter: AdapterSpec, tp: int) -> bool:
+    """Whether the base is packed as it was trained."""
+    return adapter.stored_as == "nf4" and tp == 1 and find_spec("bitsandbytes") is not None
+
+
 def task_plan(job: JobSpec, options: TaskOptions) -> Plan:
     """The plan of what the workers run: the model of `job` with its adapters in this layout, without
     dropout, recomputation and freezing."""
@@ -78,8 +85,8 @@ def task_plan(job: JobSpec, options: TaskOptions) -> Plan:
     has_experts = job.model is not None and job.model.experts is not None
     per_node = prod(sizes.values()) // options.nodes if options.nodes > 1 else None
     adapter = job.training.adapter
-    if adapter is not None and (adapter.kind == "dora" or adapter.is_quantized):  # merged, as they are read
-        adapter = None
+    if adapter is not None and (adapter.kind == "dora" or (adapter.is_quantized and not _packs(adapter, sizes["tp"]))):
+        adapter = None  # merged, as they are read
     training = job.training.model_copy(
         update={
             "dropout": 0.0,

@@ -78,6 +78,7 @@ def check_launch(
         _decoder_length(job.model),
         elastic_issues(job),
         lacking,
+        packed_base_issues(job),
         data_issues(job, job.model, resumed, is_elsewhere=is_elsewhere),
         () if is_elsewhere else initial_weight_issues(job, job.model, resumed),
         _tensorboard(job),
@@ -87,6 +88,22 @@ def check_launch(
         () if resumption is None else _resumption_issues(job, resumption),
     )
     return list(chain.from_iterable(checks))
+
+
+def packed_base_issues(job: JobSpec) -> Iterator[Issue]:
+    """Yield what a base in nf4 lacks: the package that packs it, or weights that it is made of."""
+    adapter = job.training.adapter
+    if adapter is None or adapter.stored_as != "nf4":
+        return
+    if find_spec("bitsandbytes") is None:
+        message = "the package bitsandbytes is not installed, which packs a base in nf4"
+        hint = "install it with pip install 'mpctl[quantized]', or use kind lora without base_precision"
+        yield Issue("extra-missing", "training.adapter.base_precision", message, hint)
+    if job.training.init_from is None:
+        message = "a base in nf4 is not saved, so that a run needs weights to make it of again"
+        yield Issue(
+            "adapter-packed-base", "training.init_from", message, "name a run, an import or a Hugging Face folder"
+        )
 
 
 def runtime_issues(plan: Plan, resumption: Resumption | None = None) -> Iterator[Issue]:
@@ -126,7 +143,8 @@ def check_here(plan: Plan, machine: Machine) -> list[Issue]:
 def check_ranks(plan: Plan, lacking: Iterable[Issue]) -> list[Issue]:
     """Every reason why the ranks of a plan could not be started, whatever they do then: no data and
     no weights are read, nothing is saved. lacking: as in check_launch."""
-    return [*environment_issues(plan.job), *_unsupported(plan.job), *lacking]
+    missing = (issue for issue in packed_base_issues(plan.job) if issue.rule == "extra-missing")
+    return [*environment_issues(plan.job), *_unsupported(plan.job), *lacking, *missing]
 
 
 def check_run(job: JobSpec, run: RunDir, *, overwrite: bool, resume: bool) -> list[Issue]:

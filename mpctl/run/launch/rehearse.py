@@ -48,6 +48,7 @@ MACHINE_RULES = (
     "nodes-on-host",
     "ranks-can-meet",
     "no-data",
+    "adapter-packed-base",
 )
 """Rules of a launch on this machine that a rehearsal skips."""
 LAW = (

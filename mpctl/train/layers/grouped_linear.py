@@ -26,7 +26,7 @@ from mpctl.train.kernels.fp8 import Fp8Matrix, Operand
 from mpctl.train.kernels.grouped import RowGroups, grouped_input_gradient, grouped_output, grouped_weight_gradient
 from mpctl.train.layers.fp8 import Fp8Gradient, Fp8Operands, Fp8Product
 from mpctl.train.layers.linear import Adapters
-from mpctl.train.layers.parameters import DeferredWgrad, defer_wgrad, deferred_wgrad_of
+from mpctl.train.layers.parameters import DeferredWgrad, StoredWeight, defer_wgrad, deferred_wgrad_of, stored_of
 
 _FP8_MULTIPLE = 16  # what cuBLASLt asks of the contracted dimension in fp8
 
@@ -43,6 +43,8 @@ class GroupedLinear(nn.Module):
     def forward(self, rows: Tensor, groups: RowGroups) -> Tensor:
         """rows sorted by expert; groups: numbers of rows of each expert."""
         products: GroupedProducts = PlainGrouped() if self.fp8 is None else Fp8Grouped(self.fp8)
+        if (stored := stored_of(self.weight)) is not None:
+            products = StoredGrouped(stored)
         is_training = torch.is_grad_enabled()
         result: Tensor = _Grouped.apply(rows, self.weight, products, groups, is_training)
         return result if self.lora is None else self.lora.added(result, rows, groups)
@@ -97,6 +99,23 @@ class PlainGrouped:
     def weight_gradient(self, dy: Tensor, kept: Sequence[Tensor], groups: RowGroups) -> Tensor:
         """See GroupedProducts."""
         return grouped_weight_gradient(dy, kept[0], groups)
+
+
+class StoredGrouped(PlainGrouped):
+    """Products by a frozen weight that is made of its stored bits for each of them."""
+
+    def __init__(self, stored: StoredWeight) -> None:
+        self.stored = stored
+
+    def output(
+        self, rows: Tensor, weight: Tensor, groups: RowGroups, *, keep: bool, noted: bool
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """See GroupedProducts."""
+        return super().output(rows, _matrices(self.stored.whole()), groups, keep=keep, noted=noted)
+
+    def input_gradient(self, dy: Tensor, weight: Tensor, groups: RowGroups) -> Tensor:
+        """See GroupedProducts."""
+        return super().input_gradient(dy, _matrices(self.stored.whole()), groups)
 
 
 class Fp8Grouped:

@@ -59,11 +59,13 @@ from mpctl.train.layers.parameters import (
     ZEROS,
     DeferredWgrad,
     Init,
+    StoredWeight,
     defer_wgrad,
     deferred_wgrad_of,
     shard_of,
     shard_parameter,
     sink_of,
+    stored_of,
 )
 from mpctl.train.transport.group import Group, Pending
 
@@ -362,11 +364,13 @@ def column_product(
 
     sequence_parallel: x is this rank's [b, s/t, i], and so is dX. overlaps: as
     ColumnParallelLinear's. fp8: casts the operands, which are then multiplied in fp8. For a group
-    of one it is F.linear, without fp8 or deferral.
+    of one it is F.linear, without fp8, deferral or a weight in fewer bits.
     """
     if group.size == 1 and fp8 is None and _is_autograds(weight):
         return F.linear(x, weight, bias)
     products: Products = PlainProducts() if fp8 is None else fp8
+    if (stored := stored_of(weight)) is not None:
+        products = StoredProducts(stored)
     return _ColumnProduct.apply(
         x,
         weight,
@@ -381,7 +385,7 @@ def column_product(
 
 def _is_autograds(weight: Tensor) -> bool:
     """Whether autograd, or a compiler, may compute dW."""
-    if deferred_wgrad_of(weight) is not None:
+    if deferred_wgrad_of(weight) is not None or stored_of(weight) is not None:
         return False
     return sink_of(weight) is None or bool(torch.compiler.is_compiling())
 
@@ -440,6 +444,23 @@ class PlainProducts:
     def weight_gradient(self, dy: Tensor, kept: Sequence[Tensor]) -> Tensor:
         """See Products."""
         return dy.T @ kept[0].flatten(0, -2)
+
+
+class StoredProducts(PlainProducts):
+    """Products by a frozen weight that is made of its stored bits for each of them."""
+
+    def __init__(self, stored: StoredWeight) -> None:
+        self.stored = stored
+
+    def output(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, *, keep: bool, noted: bool
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """See Products."""
+        return super().output(x, self.stored.whole(), bias, keep=keep, noted=noted)
+
+    def input_gradient(self, dy: Tensor, weight: Tensor) -> Tensor:
+        """See Products."""
+        return super().input_gradient(dy, self.stored.whole())
 
 
 class _ColumnProduct(torch.autograd.Function):

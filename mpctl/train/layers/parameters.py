@@ -20,7 +20,7 @@ full table, and the head's of a tied one would wait for it until the end of back
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -105,7 +105,8 @@ class ParallelAttributes:
     a grid the parameters that several of its ranks hold (TensorGrid.partial_kind). deferred_wgrad:
     where products put the computation of its gradient; None to compute it in backward. sink: takes
     the operands of dW instead of dW; None to leave dW to autograd. is_table: whether it is a word
-    table or an output head, which has a sink wherever gradients are summed.
+    table or an output head, which has a sink wherever gradients are summed. stored: the weight in fewer
+    bits, beside which the parameter has no memory.
     """
 
     shard: Shard
@@ -114,6 +115,7 @@ class ParallelAttributes:
     deferred_wgrad: DeferredWgrad | None = None
     sink: GradientSink | None = None
     is_table: bool = False
+    stored: StoredWeight | None = None
 
 
 def parallel_attributes(parameter: Tensor) -> ParallelAttributes:
@@ -151,6 +153,17 @@ def sink_of(weight: Tensor) -> GradientSink | None:
     """Return the sink for the operands of this weight's gradient, if any."""
     attributes: ParallelAttributes | None = getattr(weight, _ATTRIBUTES, None)
     return None if attributes is None else attributes.sink
+
+
+def set_stored(weight: Tensor, stored: StoredWeight) -> None:
+    """From the next forward on, products multiply by what `stored` holds."""
+    _attach(weight, replace(parallel_attributes(weight), stored=stored))
+
+
+def stored_of(weight: Tensor) -> StoredWeight | None:
+    """Return the weight in fewer bits; None for a parameter that has its memory."""
+    attributes: ParallelAttributes | None = getattr(weight, _ATTRIBUTES, None)
+    return None if attributes is None else attributes.stored
 
 
 def partial_kind(parameter: Tensor) -> str:
@@ -231,6 +244,17 @@ class GradientSink(Protocol):
 
     def add_rows(self, rows: Tensor, vectors: Tensor) -> None:
         """Add vectors [m, i] to the rows [m]; a row may occur several times."""
+
+
+class StoredWeight(Protocol):
+    """A frozen weight in fewer bits than products take."""
+
+    def whole(self) -> Tensor:
+        """The weight for one product, made anew each time."""
+
+    @property
+    def tensors(self) -> Iterable[Tensor]:
+        """What is kept of it."""
 
 
 Deferred = Callable[[], None]

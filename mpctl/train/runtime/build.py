@@ -41,6 +41,7 @@ from mpctl.train.runtime.mesh import Mesh, build_mesh, checkpoint_store, stage_g
 from mpctl.train.runtime.model_weights import resume_from, start_from
 from mpctl.train.runtime.optimizer import TORCH_DTYPES, Optimizer
 from mpctl.train.runtime.p2p import stage_links
+from mpctl.train.runtime.packed_base import pack_base, stored_parameters
 from mpctl.train.runtime.partition import PipelinePartition, stage_model
 from mpctl.train.runtime.pass_listener import OffloadPasses, PassListener, watch_layers
 from mpctl.train.runtime.pipeline import PipelineRunner
@@ -86,6 +87,7 @@ def build_trainer(run_dir: Path, layout: JobLayout, rank: int, environment: Runt
         _restore_guard(trainer, RunDir(run_dir))
     elif job.training.init_from is not None:
         start_from(trainer, Path(job.training.init_from))
+    pack_base(trainer.model, layout.table, mesh.device)
     return trainer
 
 
@@ -309,9 +311,14 @@ def _initialized_stores(
     """The store of each bucket, its parameters initialized; parameters in no bucket (frozen, below
     ZeRO 3) are initialized first. Each bucket is sliced before the next one gets memory."""
 
+    packed = {name for name, _ in stored_parameters(parameters, layout.table)}
+
     def initialize(names: Iterable[str]) -> None:
         for name in names:
-            allocate(parameters[name])
+            if name in packed:  # in host memory until then
+                parameters[name].data = torch.empty_like(parameters[name], device="cpu")
+            else:
+                allocate(parameters[name])
             environment.initialize(parameters[name], name, layout.job.training.seed)
 
     in_buckets = {name for shard in shards for name in shard.bucket.names}

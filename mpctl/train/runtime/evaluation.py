@@ -35,7 +35,8 @@ from mpctl.train.runtime.mesh import Mesh
 from mpctl.train.runtime.model_weights import load_chunks
 from mpctl.train.runtime.optimizer import TORCH_DTYPES
 from mpctl.train.runtime.p2p import stage_links
-from mpctl.train.runtime.partition import PipelinePartition
+from mpctl.train.runtime.packed_base import pack_base
+from mpctl.train.runtime.partition import PipelinePartition, stage_model
 from mpctl.train.runtime.pipeline import PipelineRunner
 from mpctl.train.runtime.step_record import total_over_ranks
 from mpctl.train.weights.origin import open_origin
@@ -49,6 +50,7 @@ def evaluate(request: EvalRequest, job: JobSpec, mesh: Mesh) -> Iterator[EvalAns
     chunks = build_chunks(partition, mesh, machine_kernels(mesh.device, mesh.world))
     origin = Path(request["origin"])
     load_chunks(chunks, partition.model, origin)
+    pack_base(stage_model(chunks), partition.layout.table, mesh.device)
     restored_scales(partition.layout, chunks, mesh.device, origin)
     links = stage_links(mesh, chunks=len(chunks))
     pipeline = PipelineRunner(partition, chunks, links, dtype=TORCH_DTYPES[job.training.dtype], device=mesh.device)

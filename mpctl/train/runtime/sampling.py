@@ -52,6 +52,7 @@ from mpctl.train.runtime.build import build_chunks
 from mpctl.train.runtime.kernel_choice import machine_kernels
 from mpctl.train.runtime.mesh import Mesh
 from mpctl.train.runtime.model_weights import load_chunks
+from mpctl.train.runtime.packed_base import pack_base
 from mpctl.train.runtime.partition import PipelinePartition
 from mpctl.train.transport.group import Group
 
@@ -418,6 +419,7 @@ def sample(request: SampleRequest, job: JobSpec, mesh: Mesh) -> Iterator[SampleA
     partition = PipelinePartition.of(job, 0)
     (module,) = chunks = build_chunks(partition, mesh, machine_kernels(mesh.device, mesh.world))
     load_chunks(chunks, partition.model, Path(request["origin"]))
+    pack_base(module, partition.layout.table, mesh.device)
     loaded = LoadedModel(module, partition.model, mesh.tp, mesh.device, mesh.groups["dp_cp"])
     yield {"event": "loaded", "seconds": time.perf_counter() - began}
     form = get_prompt_form(partition.model)

@@ -24,6 +24,7 @@ from mpctl.train.checkpoint.reader import ReadTargets, load_checkpoint, padding_
 from mpctl.train.checkpoint.saver import Saver
 from mpctl.train.families.implementation import Objective
 from mpctl.train.layers.fp8 import Fp8Scales, HeldWeights
+from mpctl.train.layers.parameters import stored_of
 from mpctl.train.runtime.batches import Batches
 from mpctl.train.runtime.environment import RuntimeEnvironment
 from mpctl.train.runtime.memory import Kind, MemoryWatch
@@ -111,10 +112,11 @@ class Trainer:
         stores = (*optimizer.stores, *optimizer.frozen)
         masters = [tensor for store in stores for tensor in store.master_tensors]
         flat = [tensor for store in stores for tensor in store.parameter_tensors]
+        stored = [held for p in self.model.parameters() if (held := stored_of(p)) is not None]
         return {
             "optimizer": [*moments, *masters],
             "gradients": self.buffer.tensors,
-            "parameters": [*self.model.parameters(), *flat],
+            "parameters": [*self.model.parameters(), *flat, *(tensor for held in stored for tensor in held.tensors)],
         }
 
     def passing_tensors(self) -> list[Tensor]:

@@ -44,6 +44,10 @@ from mpctl.train.weights.reader import as_pairs, fill, router_biases
 from mpctl.train.weights.tokens import TOKENIZER, find_tokens, token_settings, write_tokenizer
 from mpctl.train.weights.values import Values, require_mergeable, router_biases_of, widest
 
+MERGED_INTO_UNPACKED = (
+    "adapters were trained over a base in {}, and are merged into the weights that it was made of: losses differ a "
+    "little from validation's"
+)
 NO_TOKENIZER = "no tokenizer is known: text and the ids of special tokens are left out"
 SHARD_BYTES = 5_000_000_000  # transformers' own default for max_shard_size was 5GB
 TORCH_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -174,6 +178,8 @@ def export_weights(
         _write_sharded(work, entries, shard_bytes, counted("export", total_bytes(entries), on_progress))
         write_json(work / "config.json", hub_config(model, dtype, ids))
         notes = [NO_TOKENIZER] if tokens is None else write_tokenizer(work, tokens, model, scheme)
+        if saved.adapter is not None and saved.adapter.is_quantized:
+            notes = [*notes, MERGED_INTO_UNPACKED.format(saved.adapter.stored_as)]
         files = files_of(work)
     return Written(
         source=run,

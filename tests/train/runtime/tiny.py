@@ -17,7 +17,7 @@ from mpctl.plan.planning.plan import Plan, make_plan
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job, parse
 from mpctl.train.data.prepare import prepare
-from mpctl.train.layers.parameters import assemble, shard_of
+from mpctl.train.layers.parameters import assemble, shard_of, stored_of
 from mpctl.train.runtime.activity import Activity, nobody_follows
 from mpctl.train.runtime.build import build_trainer
 from mpctl.train.runtime.environment import RuntimeEnvironment
@@ -125,7 +125,10 @@ def whole_gradients(trainer: Trainer) -> dict[torch.Tensor, torch.Tensor]:
 
 
 def whole_values(trainer: Trainer) -> None:
-    """Gather what is in slices, and let it stay."""
+    """Gather what is in slices, make what is stored in fewer bits, and let it stay."""
+    for parameter in trainer.model.parameters():
+        if (stored := stored_of(parameter)) is not None:
+            parameter.data = stored.whole()
     for store in (*trainer.optimizer.stores, *trainer.optimizer.frozen):
         if isinstance(store, Zero3ParamStore):
             store.gather()

@@ -252,6 +252,12 @@ def allocate(parameter: nn.Parameter) -> None:
     _resize(parameter, parameter.nbytes)
 
 
+@torch.no_grad()
+def release(parameter: nn.Parameter) -> None:
+    """Take a parameter's storage, which is its own, until `allocate`."""
+    _resize(parameter, 0)
+
+
 PARAM_STORES = (ParamStore, SlicedParamStore, SlicedParamStore, Zero3ParamStore)
 
 
