@@ -30,6 +30,8 @@ from mpctl.spec.model import ModelSpec
 
 MARK = ".lora."
 """In the name of every parameter of an adapter."""
+MAGNITUDE = "magnitude"
+"""The parameter of a DoRA adapter with the lengths of its rows."""
 
 QKV, UP = ("query", "key", "value"), ("gate", "up")
 # Names of modules -> products of ours, with the output where a product fuses several. A product is
@@ -177,12 +179,17 @@ def _with_lengths(up: MatMul) -> MatMul:
     """B with the trained lengths of the rows of W + B A, a number for each output."""
     outputs = slice(0, -1)
     lengths = ParameterSpec(
-        f"{up.name.removesuffix('.B')}.magnitude",
+        f"{up.name.removesuffix('.B')}.{MAGNITUDE}",
         up.matrix.shape[outputs],
         up.matrix.dims[outputs],
         view=up.matrix.view,
     )
     return up._replace(weights=(*up.weights, lengths))
+
+
+def has_lengths(product: MatMul) -> bool:
+    """Whether a product of an adapter has trained lengths (dora)."""
+    return bool(product.adapts) and len(product.weights) > 1
 
 
 def output_rows(product: MatMul, model: ModelSpec) -> dict[str, range]:

@@ -346,7 +346,8 @@ class MatMul(NamedTuple):
 # ------------------------------------------------------------------------------
 # What products save where adapters train a model. A frozen one saves no input, as it makes no dW. A
 # reads its product's input, which the adapters of one input save once, unless each keeps a copy of
-# its own: in another data type, or dropped. B saves X A. DoRA keeps results, which it scales.
+# its own: in another data type, or dropped. B saves X A. DoRA keeps results, which it scales,
+# and norms of rows in float32.
 #
 # By hand, b 1, s 2, in 4, rank 2, bf16, q and k: X 2 x 4 x 2 = 16 bytes once, X A 2 x 8 bytes; with
 # dropout two X, 32 bytes, and masks.
@@ -374,7 +375,8 @@ def adapter_saved(product: MatMul, shapes: ActivationShapes, kept: set[str]) -> 
         result = SavedTensor(
             f"{product.name} result", product.rows, times=columns, is_outer=is_outer(product.writes), module=own.module
         )
-        return [own._replace(times=adapter.value / shapes.value), *[result] * (adapter.results > 0)]
+        norms = SavedTensor(f"{product.name} norms", (), "float", product.outputs(shapes), module=own.module)
+        return [own._replace(times=adapter.value / shapes.value), *[result, norms] * (adapter.results > 0)]
     if adapter.remakes and product.reads[-1] in MODULES and product.reads[-1] != "latent":
         return []
     if not (adapter.dropout or adapter.input_copy):

@@ -7,7 +7,7 @@ result of the frozen product, dropout, dora's scaling. A quantised base is dequa
 it reads the stored bits and writes the training dtype, 0.5 + 2 bytes a weight of nf4, whatever the
 batch. Dora takes the norm of the rows of W + s B A in every forward: from B A I and a sum of
 matrices, 2 r in (in + out) FLOP and 10 bytes a weight, or from W A^T and A A^T, 2 r in out FLOP and a
-pass over W. With dropout software that forms W + BA multiplies W once more, forward and backward.
+pass over W. With dropout the dropped input is multiplied by W once more, forward and backward.
 
 By hand, nf4 without double quantisation, W [8, 64] in bf16 at 1,000 bytes/s: (288 + 1,024) bytes, 1.312 s
 forward, as much for dX.
@@ -110,7 +110,7 @@ class AdapterTimer:
             work.forward += FORMED / 2 * width * inputs * outputs / self.speed.bandwidth
         else:
             work.forward += product_seconds(rates, outputs, inputs, rank, width, width)
-        if self.costs.dora_base and self.adapter.dropout:
+        if self.adapter.dropout:
             work.forward += product_seconds(rates, m, inputs, outputs, width, width)
             if flow.needs[first.name].x:
                 work.dgrad += product_seconds(rates, m, outputs, inputs, width, width)

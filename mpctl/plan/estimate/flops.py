@@ -81,7 +81,7 @@ def _repeated(layout: JobLayout, flow: GradFlow) -> float:
 
 def _of_norms(layout: JobLayout, flow: GradFlow) -> float:
     """FLOP with which dora finds the norms of the rows of W + BA, in every forward, and a second product
-    with W where software that forms it drops inputs; no model needs them.
+    with W where inputs are dropped; no model needs them.
 
     By hand, rank 2, in 4, out 8: 2 x 2 x 4 x 8 = 128 FLOP, or 2 x 2 x 4 x (4 + 8) = 192 by B A I.
     """
@@ -94,7 +94,7 @@ def _of_norms(layout: JobLayout, flow: GradFlow) -> float:
         first = by_name[second.value]
         inputs, outputs = first.matrix.shape[-1], second.matrix.numel // adapter.rank
         total += passes * 2 * adapter.rank * inputs * (outputs + inputs * costs.dora_base)
-        if costs.dora_base and adapter.dropout:
+        if adapter.dropout:
             each = _counter(layout).product(second) / adapter.rank * inputs
             total += (passes + flow.needs[first.name].x) * each
     return total / layout.job.parallel.tp

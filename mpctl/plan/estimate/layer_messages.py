@@ -26,6 +26,7 @@ from mpctl.core.collectives import Kind, get_collective, ring_bytes
 from mpctl.core.sharding import overlapped_parts
 from mpctl.core.units import PRODUCT_BYTES
 from mpctl.model.layout.job_layout import JobLayout
+from mpctl.model.operators.adapters import has_lengths
 from mpctl.model.operators.grad_flow import GradFlow
 from mpctl.model.operators.layer import AttentionOp, LayerStack
 from mpctl.model.operators.matmul import Dims, GradNeeds, MatMul
@@ -127,6 +128,9 @@ class LayerMessages:
             yield from self._of_cut_rank(product, flow, what)
             return
         size = self._product_size(product, flow)
+        if has_lengths(product) and _first(product, flow).matrix.is_split:  # |W + s B A|^2, in float32 at least
+            norms = size.outputs * self._widths[1]
+            yield Message("tp", "all_reduce", what, norms, phase="forward", product=product.name)
         is_kept = product.name in self._positions
         for message in product_messages(self.layout.grid, product, size, needs):
             if is_kept and (message.kind, message.phase) == ("all_gather", "backward"):
@@ -147,8 +151,7 @@ class LayerMessages:
         """
         splits, needs = self.layout.job.parallel.sequence_parallel, flow.needs[product.name]
         is_second = product.reads[-1] == "rank"
-        first = next(one for one in flow.part.products if one.name == product.value) if is_second else product
-        size, is_row = self._product_size(product, flow), first.matrix.is_split
+        size, is_row = self._product_size(product, flow), _first(product, flow).matrix.is_split
         wide = size.rows * (size.outputs if is_second else size.inputs)
         narrow = size.rows * (size.inputs if is_second else size.outputs)
         sent: list[tuple[Kind, Phase, int]] = []
@@ -272,6 +275,12 @@ class LayerMessages:
         return is_selective and repeats_core and not kernels_of(self.layout).gathers_keys
 
 
+def _first(product: MatMul, flow: GradFlow) -> MatMul:
+    """The first product of an adapter. product: either of them."""
+    is_second = product.reads[-1] == "rank"
+    return next(one for one in flow.part.products if one.name == product.value) if is_second else product
+
+
 def _cover(message: TensorMessage, product: MatMul, needs: GradNeeds) -> Cover | None:
     """Find what hides a message. In 1d a column product overlaps its backward message with its own dW;
     in SUMMA a step's product hides the messages of other steps."""
@@ -299,7 +308,8 @@ def forward_flow(flow: GradFlow) -> GradFlow:
 # Which part of a layer's forward full recomputation runs again in backward.
 #
 # Backward asks for every tensor of the forward up to a last one. With dropout, or with a norm
-# behind the layer's last product, that is the last tensor of the layer, and all of it is run again.
+# behind the layer's last product, or with dora there, that is the last tensor of the layer, and all of
+# it is run again.
 # Without either, a runtime may stop early, before the last product (`operators.stops_early` of its
 # profile): backward then needs a second forward only where the last product's input has a gradient
 # or its weight is trained. On a grid of tensor-parallel ranks (2d, 2.5d, 3d) a product and its
@@ -321,7 +331,7 @@ def repeats_last_product(layout: JobLayout, profile: RuntimeProfile, flow: GradF
     """Whether full recomputation runs a layer's last product again; of a layer with experts, whose
     results are weighed behind it, always."""
     needs_result = layout.job.training.dropout > 0 or layout.model.norm_order != "pre"
-    needs_result |= flow.part.has_experts
+    needs_result |= flow.part.has_experts or has_lengths(flow.part.products[-1])
     needs_result |= layout.grid.mode != "1d"
     return needs_result or not profile.operators.stops_early
 

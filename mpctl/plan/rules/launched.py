@@ -251,8 +251,8 @@ def adapter_not_launched(job: JobSpec) -> Iterator[Check]:
     adapter, model, dtype = job.training.adapter, job.model, job.training.dtype
     if adapter is None:
         return
-    if adapter.kind == "dora":
-        yield _of_adapter("kind", "dora", "use kind lora")
+    if adapter.kind == "dora" and adapter.dropout and job.parallel.tp > 1:
+        yield _of_adapter("dropout", f"{adapter.dropout:g} of dora over tp {job.parallel.tp}", "use 0, or tp 1")
     if adapter.dtype not in (None, dtype):
         yield _of_adapter("dtype", adapter.dtype, f"leave it out: A and B are then {dtype}, the training dtype")
     if adapter.stored_as == "nf4":

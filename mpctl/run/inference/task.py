@@ -85,7 +85,7 @@ def task_plan(job: JobSpec, options: TaskOptions) -> Plan:
     has_experts = job.model is not None and job.model.experts is not None
     per_node = prod(sizes.values()) // options.nodes if options.nodes > 1 else None
     adapter = job.training.adapter
-    if adapter is not None and (adapter.kind == "dora" or (adapter.is_quantized and not _packs(adapter, sizes["tp"]))):
+    if adapter is not None and adapter.is_quantized and not _packs(adapter, sizes["tp"]):
         adapter = None  # merged, as they are read
     training = job.training.model_copy(
         update={

@@ -14,7 +14,7 @@ from torch import nn
 
 from mpctl.core.shard import Shard
 from mpctl.core.sharding import DENSE
-from mpctl.model.operators.adapters import Target, fused_parts, targets_of
+from mpctl.model.operators.adapters import MAGNITUDE, Target, fused_parts, targets_of
 from mpctl.model.operators.layer import OperatorGroup
 from mpctl.model.operators.matmul import MatMul, ParameterSpec
 from mpctl.model.operators.table import StageSlice
@@ -25,7 +25,7 @@ from mpctl.train.layers.context_parallel import NO_CP
 from mpctl.train.layers.embedding import OutputHead
 from mpctl.train.layers.grouped_linear import GroupedLinear
 from mpctl.train.layers.linear import ColumnParallelLinear, Factor, RowParallelLinear
-from mpctl.train.layers.parameters import ZEROS, Init, shard_of
+from mpctl.train.layers.parameters import ONES, ZEROS, Init, shard_of
 from mpctl.train.layers.shard_context import ALONE, ShardContext
 from mpctl.train.layers.transformer_layer import ResidualLayer
 
@@ -44,7 +44,9 @@ def attach_adapters(
         layer = module.get_submodule(prefix.removesuffix("."))
         source = layer.adapter_rng if isinstance(layer, ResidualLayer) else ends
         maker = _Maker(model, adapter, context, source)
-        factors = {each.name: each.matrix for each in group.products if each.adapts}
+        adapting = [each for each in group.products if each.adapts]
+        factors = {each.name: each.matrix for each in adapting}
+        factors |= {spec.name: spec for each in adapting for spec in each.weights[1:]}
         for product in group.products:
             if product.is_adapted:
                 base = layer.get_submodule(product.name)
@@ -78,7 +80,15 @@ class _Maker:
                 self._factor(base, factors[f"{target.name}.{which}"], target, list(parts.values())) for which in "AB"
             )
             dropout = self._dropout(base, product, target, shard_of(a.weight)) if self.adapter.dropout else None
-            made[target.part] = Adapter(a, b, scale=self.adapter.scale, start=starts[target.part], dropout=dropout)
+            made[target.part] = Adapter(
+                a,
+                b,
+                scale=self.adapter.scale,
+                start=starts[target.part],
+                dropout=dropout,
+                magnitude=self._lengths(factors.get(f"{target.name}.{MAGNITUDE}"), target, list(parts.values())),
+                columns=base.group if isinstance(base, RowParallelLinear) else ALONE,
+            )
         return made.get("") or FusedAdapters(made)
 
     def _factor(self, base: nn.Module, spec: ParameterSpec, target: Target, parts: list[int]) -> Factor | GroupedLinear:
@@ -95,6 +105,12 @@ class _Maker:
             return Factor(weight, sums=base.group, sequence_parallel=split)
         group = base.group if not is_a and isinstance(base, (ColumnParallelLinear, OutputHead)) else ALONE
         return Factor(weight, group=group, sequence_parallel=split)
+
+    def _lengths(self, spec: ParameterSpec | None, target: Target, parts: list[int]) -> nn.Parameter | None:
+        """DoRA's, to which `start_lengths` gives the norms of W; None without."""
+        if spec is None:
+            return None
+        return self.context.parameter(spec.shape, spec.dims, ONES, parts if not target.part and parts else None)
 
     def _dropout(self, base: nn.Module, product: MatMul, target: Target, shard: Shard) -> AdapterDropout:
         """Dropout at the positions of a base's input: inside of the layer those of all tp ranks, of the

@@ -153,7 +153,7 @@ class OutputHead(_VocabTable):
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden [b, s, h], or [b, s/t, h] with sequence_parallel -> logits [b, s,
         padded_vocab/t]."""
-        return adapted(self.lora, self.logits(hidden), hidden)
+        return adapted(self.lora, lambda _: self.logits(hidden), hidden, self.weight)
 
 
 class ReplicatedTable(nn.Module):

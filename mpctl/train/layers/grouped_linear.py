@@ -47,7 +47,7 @@ class GroupedLinear(nn.Module):
             products = StoredGrouped(stored)
         is_training = torch.is_grad_enabled()
         result: Tensor = _Grouped.apply(rows, self.weight, products, groups, is_training)
-        return result if self.lora is None else self.lora.added(result, rows, groups)
+        return result if self.lora is None else self.lora.added(result, rows, self.weight, groups)
 
     def defer_wgrad(self, deferred: DeferredWgrad) -> None:
         """Make backward defer the weight's gradient to `deferred`."""

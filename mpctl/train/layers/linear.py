@@ -76,14 +76,29 @@ ALONE = Group()  # one rank: for a product that sends nothing itself
 class Adapters(Protocol):
     """The adapters of a linear layer (adapters.py)."""
 
-    def added(self, output: Tensor, x: Tensor, *groups: Any) -> Tensor:
-        """The layer's output for x with theirs added; overwrites it. groups: numbers of rows of each
-        expert, where it has experts."""
+    @property
+    def has_lengths(self) -> bool:
+        """Whether they scale the layer's product, to which its bias is then added."""
+
+    def added(self, output: Tensor, x: Tensor, weight: Tensor, *groups: Any) -> Tensor:
+        """The layer's output for x with theirs added; overwrites it. weight: the layer's. groups: numbers
+        of rows of each expert, where it has experts."""
 
 
-def adapted(lora: Adapters | None, output: Tensor, x: Tensor) -> Tensor:
-    """The output of a linear layer for x, with those of its adapters, if it has any."""
-    return output if lora is None else lora.added(output, x)
+def adapted(
+    lora: Adapters | None,
+    product: Callable[[Tensor | None], Tensor],
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """The output of a linear layer for x, with those of its adapters, if it has any. product: of x and
+    `weight`, with a bias."""
+    if lora is None:
+        return product(bias)
+    if bias is None or not lora.has_lengths:
+        return lora.added(product(bias), x, weight)
+    return lora.added(product(None), x, weight).add_(bias)
 
 
 class ParallelLinear(nn.Module):
@@ -174,8 +189,8 @@ class ColumnParallelLinear(ParallelLinear):
         if bias is not None and not bias_gradient:
             bias = bias.detach()
         split, overlaps = self.sequence_parallel, self.overlaps
-        output = self._product(x, bias, group=self.group, sequence_parallel=split, overlaps=overlaps)
-        output = adapted(self.lora, output, x)
+        product = partial(self._product, x, group=self.group, sequence_parallel=split, overlaps=overlaps)
+        output = adapted(self.lora, product, x, self.weight, bias)
         if self.skip_bias_add:
             return output, self.bias
         return self._gathered(output) if self.gather_output else output
@@ -253,8 +268,8 @@ class RowParallelLinear(ParallelLinear):
             x = scatter_to_region(x, self.group)
         bias = self.bias if self.bias is None or bias_gradient else self.bias.detach()
         if self.group.size == 1 and not self.skip_bias_add:
-            return adapted(self.lora, self._product(x, bias, group=ALONE), x)
-        output = adapted(self.lora, self._summed(self._product(x, None, group=ALONE)), x)
+            return adapted(self.lora, partial(self._product, x, group=ALONE), x, self.weight, bias)
+        output = adapted(self.lora, lambda none: self._summed(self._product(x, none, group=ALONE)), x, self.weight)
         if self.skip_bias_add:
             return output, self.bias
         return output if bias is None else output.add_(bias)
@@ -292,7 +307,7 @@ class LocalLinear(ParallelLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [b, s, in_features] -> [b, s, this rank's out_features]."""
-        return adapted(self.lora, self._product(x, None, group=ALONE), x)
+        return adapted(self.lora, partial(self._product, x, group=ALONE), x, self.weight)
 
     def extra_repr(self) -> str:
         outputs, inputs = shard_of(self.weight).shape
@@ -333,7 +348,7 @@ class ReplicatedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [.., in_features] -> [.., out_features], with the bias added; no communication."""
-        return adapted(self.lora, F.linear(x, self.weight, self.bias), x)
+        return adapted(self.lora, partial(F.linear, x, self.weight), x, self.weight, self.bias)
 
 
 def summed_bias(linear: nn.Module, kernels: KernelBackend, activation: Activation | None = None) -> Tensor | None:

@@ -38,7 +38,7 @@ from mpctl.train.layers.routing_log import RoutingLog
 from mpctl.train.layers.shard_context import ALL_EXPERTS, ShardContext
 from mpctl.train.runtime.environment import RuntimeEnvironment
 from mpctl.train.runtime.mesh import Mesh, build_mesh, checkpoint_store, stage_groups
-from mpctl.train.runtime.model_weights import resume_from, start_from
+from mpctl.train.runtime.model_weights import resume_from, start_from, start_lengths
 from mpctl.train.runtime.optimizer import TORCH_DTYPES, Optimizer
 from mpctl.train.runtime.p2p import stage_links
 from mpctl.train.runtime.packed_base import pack_base, stored_parameters
@@ -87,6 +87,8 @@ def build_trainer(run_dir: Path, layout: JobLayout, rank: int, environment: Runt
         _restore_guard(trainer, RunDir(run_dir))
     elif job.training.init_from is not None:
         start_from(trainer, Path(job.training.init_from))
+    else:
+        start_lengths(trainer)
     pack_base(trainer.model, layout.table, mesh.device)
     return trainer
 

@@ -6,8 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
+from typing import cast
 
 import torch
+from torch import nn
 
 from mpctl.core.errors import InputError
 from mpctl.model.operators.adapters import is_of_adapter
@@ -16,6 +18,7 @@ from mpctl.records.checkpoint.saved_model import SavedModel
 from mpctl.spec.model import ModelSpec
 from mpctl.train.checkpoint.reader import Targets
 from mpctl.train.families.implementation import FamilyModule
+from mpctl.train.layers.adapters import lengthened, row_norms
 from mpctl.train.layers.experts import ParallelExperts
 from mpctl.train.layers.parameters import shard_of
 from mpctl.train.runtime.batches import model_of
@@ -72,6 +75,23 @@ def resume_from(trainer: Trainer, checkpoint: Path) -> None:
     trainer.resume(checkpoint, None if base is None else base.read)
 
 
+@torch.no_grad()
+def start_lengths(trainer: Trainer) -> None:
+    """Give DoRA's lengths the norms of the rows that training starts from, of full values, which ZeRO may
+    have sliced; every rank calls it."""
+    optimizer, found = trainer.optimizer, list(lengthened(trainer.model))
+    for weight, adapter in found:
+        lengths = cast(nn.Parameter, adapter.magnitude)
+        value = optimizer.full_value(lengths).detach()
+        wide = torch.promote_types(value.dtype, torch.float32)
+        factors = cast(nn.Parameter, adapter.A.weight), cast(nn.Parameter, adapter.B.weight)
+        full = [optimizer.full_value(p).to(lengths.device, wide) for p in (weight, *factors)]
+        value.copy_(row_norms(adapter.rows(full[0]), *full[1:], adapter.scale, adapter.columns))
+        optimizer.set_value(lengths, value)
+    if found:
+        optimizer.publish()
+
+
 def start_from(trainer: Trainer, path: Path) -> None:
     """Give a trainer the weights of another model of the same shape, into float32 masters if there
     are any; step, moments and data order are those of a fresh run. Raises InputError if the model
@@ -93,3 +113,5 @@ def start_from(trainer: Trainer, path: Path) -> None:
         optimizer.set_value(parameter, value)
     optimizer.publish()
     trainer.routing.log.load(router_biases_of(origin))
+    if origin_adapter(origin) is None:
+        start_lengths(trainer)

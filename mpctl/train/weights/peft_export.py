@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mpctl.core.errors import InputError
 from mpctl.core.shard import Shard
-from mpctl.model.operators.adapters import saved_patterns
+from mpctl.model.operators.adapters import MAGNITUDE, saved_patterns
 from mpctl.records.checkpoint.folder import staged_folder
 from mpctl.records.checkpoint.manifest import BaseReference
 from mpctl.records.checkpoint.saved_model import SavedModel
@@ -29,7 +29,7 @@ from mpctl.train.weights.names import get_scheme, rows_of
 from mpctl.train.weights.peft_config import CONFIG, TENSORS, config_document
 from mpctl.train.weights.peft_modules import PeftModule, SharedRows, peft_modules
 from mpctl.train.weights.reader import as_pairs
-from mpctl.train.weights.values import MAGNITUDE, Values
+from mpctl.train.weights.values import Values
 from mpctl.train.weights.writer import Written, files_of, open_run, total_bytes, write_json
 
 PREFIX = "base_model.model."

@@ -24,7 +24,7 @@ from torch import Tensor
 from mpctl.core.errors import InputError, Issue
 from mpctl.core.shard import Shard
 from mpctl.model.families import get_table
-from mpctl.model.operators.adapters import NAMES, QKV, UP, adapter_name
+from mpctl.model.operators.adapters import MAGNITUDE, NAMES, QKV, UP, adapter_name
 from mpctl.records.checkpoint.folder import staged_folder
 from mpctl.records.checkpoint.manifest import Manifest, ParameterPlacement, ShardFile, ShardRecord
 from mpctl.records.checkpoint.tensor_header import FLOATS, TensorHeader, read_header, unreadable
@@ -39,7 +39,7 @@ from mpctl.train.weights.peft_export import DIGEST, PREFIX
 from mpctl.train.weights.peft_modules import PeftModule, peft_modules
 from mpctl.train.weights.reader import rows_of_pairs
 from mpctl.train.weights.tokens import TOKENIZER
-from mpctl.train.weights.values import MAGNITUDE, base_reference, router_biases_of, widest
+from mpctl.train.weights.values import base_reference, router_biases_of, widest
 from mpctl.train.weights.writer import Written, files_of, fragment, total_bytes
 
 PART_TARGETS = dict(zip((*QKV, *UP), ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), strict=True))

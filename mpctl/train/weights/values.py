@@ -22,7 +22,7 @@ from torch import Tensor
 from mpctl.core.errors import InputError
 from mpctl.core.shard import Shard
 from mpctl.model.families import get_table
-from mpctl.model.operators.adapters import adapter_name, output_rows, targets_of
+from mpctl.model.operators.adapters import MAGNITUDE, adapter_name, output_rows, targets_of
 from mpctl.records.checkpoint.manifest import BaseReference, RouterBias, read_manifest
 from mpctl.records.checkpoint.saved_model import SavedModel
 from mpctl.records.checkpoint.tensor_header import FP8
@@ -33,9 +33,6 @@ from mpctl.train.checkpoint.tensor_file import DTYPES
 from mpctl.train.weights.hub import Hub
 from mpctl.train.weights.origin import differences, open_base
 from mpctl.train.weights.reader import fill, router_biases
-
-MAGNITUDE = "magnitude"
-"""The parameter of a DoRA adapter with the lengths of its rows."""
 
 
 @dataclass(frozen=True)

@@ -158,7 +158,8 @@ def test_an_activations_input_may_be_kept_in_eight_bits() -> None:
         ({"input_copy": "training"}, {"dtype": "fp32"}, 4096 + 256),  # autocast: a bf16 copy of X for each
         ({"input_copy": "adapter"}, {"dtype": "fp32"}, 2 * (4096 + 256)),  # no autocast: a float32 copy
         ({"mask_bytes": 1}, {"dropout": 0.1}, 4096 + 2048 + 256),  # dropped X and its mask
-        ({"dora_results": 2}, {"kind": "dora"}, 256 + 2 * 32 * 16 * 2),  # two results [T, out]
+        # two results [T, out], and norms
+        ({"dora_results": 2}, {"kind": "dora"}, 256 + 2 * 32 * 16 * 2 + 16 * 4),
     ],
 )
 def test_what_software_keeps_for_the_second_adapter_of_an_input(
@@ -318,6 +319,7 @@ def test_dora_has_a_trained_length_for_each_output() -> None:
         # of q and v, in 64, out 64 and 16: 2 r in out, or 2 r in (in + out)
         ({}, 0.0, 2 * 4 * 64 * (64 + 16)),
         ({"dora_base": True}, 0.0, 2 * 4 * 64 * (128 + 80)),
+        ({}, 0.1, 2 * 4 * 64 * (64 + 16) + 1.5 * 32 * 2 * 64 * (64 + 16)),
         # W once more, forward and back but for the first layer's input: on average half of it
         ({"dora_base": True}, 0.1, 2 * 4 * 64 * (128 + 80) + 1.5 * 32 * 2 * 64 * (64 + 16)),
     ],

@@ -30,7 +30,8 @@ def refused(model: dict[str, Any], adapter: dict[str, Any], **changes: Any) -> l
     [
         (LLAMA, {"dropout": 0.1, "targets": ["all-linear", "lm_head"]}, []),
         (LLAMA, {"base_precision": "fp32", "dtype": "fp32"}, []),
-        (LLAMA, {"kind": "dora"}, ["kind"]),
+        (LLAMA, {"kind": "dora", "dropout": 0.1}, []),
+        (LLAMA, {"kind": "dora", "base_precision": "nf4"}, ["base_precision"]),
         (LLAMA, {"kind": "qlora"}, []),
         (LLAMA, {"kind": "qlora", "base_precision": "int8"}, ["base_precision"]),
         (LLAMA, {"dtype": "bf16"}, ["dtype"]),
@@ -43,6 +44,12 @@ def refused(model: dict[str, Any], adapter: dict[str, Any], **changes: Any) -> l
 )
 def test_what_is_planned_alone_is_named(model: dict[str, Any], adapter: dict[str, Any], where: list[str]) -> None:
     assert refused(model, adapter, **{"training.dtype": "fp32"}) == where
+
+
+def test_dropout_of_dora_over_tp_is_planned_alone() -> None:
+    dora, changes = {"kind": "dora"}, {"training.dtype": "fp32", "parallel.tp": 2, "cluster.gpus_per_node": 2}
+    assert refused(LLAMA, {**dora, "dropout": 0.1}, **changes) == ["dropout"]
+    assert refused(LLAMA, dora, **changes) == []
 
 
 def test_compiled_layers_are_planned_alone() -> None:

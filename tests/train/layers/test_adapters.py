@@ -102,11 +102,13 @@ def test_outputs_and_gradients_are_those_of_the_merged_weights(name: str) -> Non
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("name", MODELS)
-def test_module_and_table_agree(name: str, ranks: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "kind"), [*((name, "lora") for name in MODELS), ("llama", "dora"), ("gpt", "dora"), ("latent", "dora")]
+)
+def test_module_and_table_agree(name: str, kind: str, ranks: int) -> None:
     """Names, full and local shapes, and over what gradients are partial sums."""
     shape, targets = MODELS[name]
-    job = job_of(shape, {"targets": targets})
+    job = job_of(shape, {"targets": targets, "kind": kind})
     context = ShardContext(Group(0, ranks), sequence_parallel=ranks > 1)
     with torch.device("meta"):
         module = build_module(job.model, job.training, context)
@@ -138,6 +140,39 @@ def test_initial_values_and_what_is_frozen() -> None:
     assert not whole["layers.0.mlp.down.lora.B.weight"].any()
 
 
+def test_doras_layer_is_the_formula() -> None:
+    """Y = X W^T + (c - 1) D W^T + c s D A^T B^T + b of dropped D, with c = m / |W + s B A| and a constant
+    norm (arXiv 2402.09353, section 4.3); with its gradients, of a product with biases and of one of q, k, v."""
+    for shape, targets, where in (({}, ["c_attn"], ""), (SHAPES["llama"], ["k_proj"], "key")):
+        for dropout in (0.0, 0.5):
+            job = job_of(shape, {"targets": targets, "kind": "dora", "dropout": dropout})
+            layer = filled(made(job.model, job.training)).get_submodule("layers.0")
+            layer.adapter_rng.rng = CounterRNG(0, 1, torch.arange(2)).within("layers.0")
+            base = layer.attention.qkv
+            adapter = base.lora[where] if where else base.lora
+            base.weight.requires_grad_(False)
+            a, b, m = adapter.A.weight, adapter.B.weight, adapter.magnitude
+            with torch.no_grad():
+                m.copy_(torch.rand(m.shape, dtype=m.dtype, generator=torch.Generator().manual_seed(2)) + 0.5)
+                if base.bias is not None:
+                    base.bias.copy_(torch.arange(len(base.bias)) / 10.0)
+            x = torch.randn(2, job.model.seq_length, job.model.hidden, dtype=m.dtype, requires_grad=True)
+            dropped = adapter.dropout(x) if dropout else x
+            assert dropout == 0 or (dropped == 0).any()
+            own = base.weight[adapter.start : adapter.start + len(b)]
+            c = m / (own + adapter.scale * b @ a).norm(dim=1).detach()
+            added = (c - 1) * (dropped @ own.mT) + c * adapter.scale * (dropped @ a.mT @ b.mT)
+            widths = adapter.start, len(base.weight) - adapter.start - len(b)
+            bias = 0.0 if base.bias is None else base.bias.detach()
+            expected = x @ base.weight.mT + nn.functional.pad(added, widths) + bias
+            found = base(x)
+            found = found if isinstance(found, Tensor) else found[0] + bias
+            torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+            dy, inputs = torch.randn(found.shape, dtype=m.dtype), (x, a, b, m)
+            for one, other in zip(*(torch.autograd.grad(y, inputs, dy) for y in (found, expected)), strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+
+
 def saved_bytes(layer: nn.Module, x: Tensor, rng: CounterRNG | None, tables: Any) -> int:
     """Bytes that a layer's forward saves for backward, without parameters and rotary tables."""
     outside = {p.untyped_storage().data_ptr() for p in layer.parameters()} | {
@@ -158,11 +193,12 @@ def saved_bytes(layer: nn.Module, x: Tensor, rng: CounterRNG | None, tables: Any
 
 
 @pytest.mark.parametrize("targets", [["all-linear"], ["q_proj", "v_proj"], ["down_proj"]], ids=str)
+@pytest.mark.parametrize("kind", ["lora", "dora"])
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_a_layer_saves_what_is_planned(targets: list[str], dropout: float) -> None:
+def test_a_layer_saves_what_is_planned(targets: list[str], kind: str, dropout: float) -> None:
     """X once for all adapters, with dropout a dropped X for each and no mask; X A; nothing of a frozen
-    product."""
-    job = job_of(SHAPES["llama"], {"targets": targets, "dropout": dropout})
+    product; of dora a result of each adapter, and the norms of its rows."""
+    job = job_of(SHAPES["llama"], {"targets": targets, "dropout": dropout, "kind": kind})
     layout, module = JobLayout.of(job), made(job.model, job.training)
     for name, parameter in module.named_parameters():
         parameter.requires_grad_(not layout.table.is_frozen(name))

@@ -44,10 +44,14 @@ EXPERT_LAYOUTS: dict[str, dict[str, Any]] = {
 }
 LAYOUTS |= EXPERT_LAYOUTS
 NO_DROPOUT = {"rank": 4, "alpha": 6.0}
+DORA = {**NO_DROPOUT, "kind": "dora"}
 MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "llama": (SHAPES["llama"], LORA),
     "gpt": ({}, LORA),
     "latent": (SHAPES["latent"], LORA),
+    "dora": ({**SHAPES["llama"]}, DORA),
+    "dora-gpt": ({}, {**DORA, "targets": ["c_attn", "c_proj", "c_fc"]}),
+    "dora-latent": (SHAPES["latent"], DORA),
     "experts": (MOE, NO_DROPOUT),
     "fused-experts": (MOE, {**NO_DROPOUT, "targets": ["gate_up_proj", "linear_qkv"]}),
     "deepseek": (
@@ -65,7 +69,7 @@ OTHERS = {  # of families whose layers are built otherwise
 MODELS |= OTHERS
 OF_OTHERS = {"bert": ("tp2-sp-full", "dp2-zero3"), "t5": ("dp2-zero3",), "glm": ("dp2-zero3",)}
 QUICK = {("llama", "tp2"), ("llama", "pp2"), ("gpt", "cp2-full"), ("llama", "dp2-zero3"), ("experts", "tp2-sp-ep2")}
-QUICK |= {("latent", "tp2-sp-full")}
+QUICK |= {("latent", "tp2-sp-full"), ("dora", "tp2-full-dry"), ("dora-gpt", "dp2-zero3")}
 CASES = [
     pytest.param(model, layout, marks=[pytest.mark.slow] * ((model, layout) not in QUICK))
     for model in MODELS

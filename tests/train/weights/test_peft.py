@@ -196,7 +196,9 @@ def test_a_round_trip_gives_the_same_adapters(truths: Truths, tmp_path: Path) ->
         assert torch.equal(one.part(name, part), two.part(name, part)), name
 
 
-@pytest.mark.parametrize("kind", ["llama", "llama, patterns", "qwen3", "gpt2", "mixtral", "qwen2_moe", "deepseek"])
+@pytest.mark.parametrize(
+    "kind", ["llama", "llama dora", "gpt2 dora", "llama, patterns", "qwen3", "gpt2", "mixtral", "qwen2_moe", "deepseek"]
+)
 def test_our_layers_apply_an_imported_adapter(
     kind: str, made: Callable[[str], tuple[Path, Tensor, Tensor]], tmp_path: Path
 ) -> None:
