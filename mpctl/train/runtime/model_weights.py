@@ -85,8 +85,8 @@ def start_lengths(trainer: Trainer) -> None:
         value = optimizer.full_value(lengths).detach()
         wide = torch.promote_types(value.dtype, torch.float32)
         factors = cast(nn.Parameter, adapter.A.weight), cast(nn.Parameter, adapter.B.weight)
-        full = [optimizer.full_value(p).to(lengths.device, wide) for p in (weight, *factors)]
-        value.copy_(row_norms(adapter.rows(full[0]), *full[1:], adapter.scale, adapter.columns))
+        base, a, b = (optimizer.full_value(p).to(lengths.device, wide) for p in (weight, *factors))
+        value.copy_(row_norms(adapter.rows(base), a, b, adapter.scale, adapter.columns))
         optimizer.set_value(lengths, value)
     if found:
         optimizer.publish()

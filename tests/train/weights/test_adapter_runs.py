@@ -97,6 +97,27 @@ def test_it_is_evaluated_as_it_was_validated(trained: Trained, data: Path, tmp_p
         assert trainer.validate()[0] == pytest.approx(loss, rel=1e-6)
 
 
+def test_dora_starts_from_the_base_and_goes_on_from_its_lengths(truths: Truths, data: Path, tmp_path: Path) -> None:
+    folder, run = truths("llama").folder, tmp_path / "run"
+    lora = {"training__adapter__dropout": 0.0, "training__learning_rate": 0.01}
+    dora = {**lora, "training__adapter__kind": "dora"}
+    before = make_trainer(tiny_plan(adapter_job(data, folder, **lora)).job, tmp_path / "lora").validate()[0]
+    trainer = make_trainer(tiny_plan(adapter_job(data, folder, **dora)).job, run)
+    first = {name: p.detach().clone() for name, p in trainer.model.named_parameters() if name.endswith("magnitude")}
+    assert trainer.validate()[0] == pytest.approx(before, rel=1e-6)
+    after = list(trainer.run())[-1]["validation_loss"]
+    assert abs(after - before) > 1e-3
+    for name, lengths in first.items():
+        assert not torch.equal(trainer.model.get_parameter(name), lengths), name
+    (run / "job.json").write_text(adapter_job(data, folder, **dora).model_dump_json())
+    export_weights(run, tmp_path / "hf")
+    plain = {k: v for k, v in settings(data__path=str(data)).items() if not k.startswith("model.")}
+    merged = load_job(None, {**plain, **dict.fromkeys(("training.init_from", "model.hf_config"), str(tmp_path / "hf"))})
+    for job in (adapter_job(data, folder, **{**dora, "training__init_from": str(run)}), merged):
+        again = make_trainer(tiny_plan(job).job, tmp_path / str(job.training.adapter is None))
+        assert again.validate()[0] == pytest.approx(after, rel=1e-6)
+
+
 def test_a_job_without_adapters_starts_from_the_sum(
     trained: Trained, truths: Truths, data: Path, tmp_path: Path
 ) -> None:
