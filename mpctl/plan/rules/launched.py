@@ -256,6 +256,8 @@ def adapter_not_launched(job: JobSpec) -> Iterator[Check]:
     if adapter.dtype not in (None, dtype):
         yield _of_adapter("dtype", adapter.dtype, f"leave it out: A and B are then {dtype}, the training dtype")
     if adapter.stored_as == "nf4":
+        if adapter.kind == "dora":
+            yield _of_adapter("base_precision", "nf4 under dora, whose lengths read W", "use kind qlora")
         if dtype == "fp8":
             yield _of_adapter("base_precision", "nf4 under training.dtype fp8", "use --dtype bf16")
         if job.parallel.etp > 1:
