@@ -52,6 +52,7 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "dora": ({**SHAPES["llama"]}, DORA),
     "dora-gpt": ({}, {**DORA, "targets": ["c_attn", "c_proj", "c_fc"]}),
     "dora-latent": (SHAPES["latent"], DORA),
+    "dropped-dora": ({**SHAPES["llama"]}, {**DORA, "dropout": 0.1}),
     "experts": (MOE, NO_DROPOUT),
     "fused-experts": (MOE, {**NO_DROPOUT, "targets": ["gate_up_proj", "linear_qkv"]}),
     "deepseek": (
@@ -76,6 +77,7 @@ CASES = [
     for layout in LAYOUTS
     if (layout in EXPERT_LAYOUTS) is ("model__experts" in MODELS[model][0])
     and (model not in OTHERS or layout in OF_OTHERS[model])
+    and not (model == "dropped-dora" and "tp" in LAYOUTS[layout])
 ]
 
 
