@@ -260,8 +260,9 @@ def adapter_not_launched(job: JobSpec) -> Iterator[Check]:
             yield _of_adapter("base_precision", "nf4 under dora, whose lengths read W", "use kind qlora")
         if dtype == "fp8":
             yield _of_adapter("base_precision", "nf4 under training.dtype fp8", "use --dtype bf16")
-        if job.parallel.etp > 1:
-            yield _of_adapter("base_precision", f"nf4 of experts split over etp {job.parallel.etp}", "use etp 1")
+        if job.model is not None and job.model.experts and job.parallel.ep * job.parallel.etp > 1:
+            ranks = f"ep {job.parallel.ep} and etp {job.parallel.etp}"
+            yield _of_adapter("base_precision", f"nf4 of experts over {ranks}", "use ep 1 and etp 1")
     elif adapter.stored_as not in (None, dtype):
         yield _of_adapter(
             "base_precision",
