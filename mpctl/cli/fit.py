@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -64,7 +66,7 @@ SetOption = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Any other setting of the job, such as adapter.dropout=0.1; repeatable.",
+        help="Any other setting of the job, such as training.adapter.dropout=0.1; repeatable.",
         autocompletion=complete.setting,
     ),
 ]
@@ -139,7 +141,7 @@ def fit(
         cluster=cluster,
         methods=[name for name in METHODS if method in (None, name)],
     )
-    found = answer_fit(request)
+    found = answer_fit(replace(request, is_said=_is_said))
     document = fit_document(found, _line, _verbs(found.answer))
     if save is not None:
         _save(save, found.answer, document)
@@ -176,18 +178,33 @@ def _verbs(answer: FitChoice | None) -> list[str]:
     """The commands that the answer is shown for: its plan, and the files of its software if it can say it."""
     if answer is None:
         return []
-    from mpctl.interop.emitted import emit_plan
+    said = next(_saying(answer.settings), None)
+    return ["plan", f"emit {said}"] if said else ["plan"]
+
+
+def _is_said(settings: Mapping[str, Any]) -> bool:
+    """Whether a launcher of the settings' software takes them, if mpctl writes files for one."""
+    return not _launchers(settings) or next(_saying(settings), None) is not None
+
+
+def _launchers(settings: Mapping[str, Any]) -> list[str]:
+    """The launchers of the settings' software that mpctl writes files for."""
     from mpctl.interop.registry import TARGETS
-    from mpctl.plan.planning.plan import load_plan
     from mpctl.spec.runtime import get_profile
 
-    plan, verbs = load_plan(None, answer.settings), ["plan"]
-    for name in get_profile(plan.job.training.runtime).runs.emit:
+    return [name for name in get_profile(settings["training.runtime"]).runs.emit if name in TARGETS]
+
+
+def _saying(settings: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the launchers that take these settings."""
+    from mpctl.interop.emitted import emit_plan
+    from mpctl.plan.planning.plan import load_plan
+
+    plan = load_plan(None, settings)
+    for name in _launchers(settings):
         with suppress(InputError):
-            if name in TARGETS and len(verbs) == 1:
-                emit_plan(plan, name)
-                verbs.append(f"emit {name}")
-    return verbs
+            emit_plan(plan, name)
+            yield name
 
 
 def _line(verb: str, choice: FitChoice) -> str:

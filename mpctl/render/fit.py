@@ -108,6 +108,7 @@ def _table(document: FitDocument) -> DataTable:
         Column("sharding", "sharding", left=True),
         *([] if is_any else [Column("fits", _fits_text, left=True)]),
         Column("memory", lambda row: None if row["reason"] else _memory_text(row, is_any=is_any)),
+        *([Column("host", "host_memory")] if any(row["host_memory"] for row in rows) else []),
         Column("tokens/s", "tokens_per_second", speed_text),
         Column("time", "hours", lambda hours: days_text(hours / 24)),
         *([Column("price", "price", price_text)] if document["has_price"] else []),

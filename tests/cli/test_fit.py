@@ -139,3 +139,22 @@ def test_seconds_of_a_core(words: tuple[str, ...], most: float) -> None:
     )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < most
+
+
+def test_states_on_the_host_have_rows_where_the_software_takes_them(mpctl: Mpctl) -> None:
+    """TRL shards nothing on one GPU, and so keeps nothing on its host; DeepSpeed does."""
+    one = ("fit", "llama-3.1-8b", "--gpus", "1xrtx-4090")
+    said = mpctl(*one, "--json").document
+    assert not any(row["sharding"].endswith("offload") for row in said["rows"])
+    assert "full fine-tuning does not fit by" in said["advice"]
+    lora = mpctl("fit", "llama-3-8b", "--gpus", "1xt4", "--method", "lora", "--json")
+    assert lora.code == 3 and lora.document["ways_out"][0]["change"] == "QLoRA instead of LoRA"
+    full = (*one, "--runtime", "deepspeed", "--method", "full")
+    found = mpctl(*full, "--json").document
+    assert found["answer"]["sharding"] == "one GPU, offload" and found["answer"]["host_bytes"] > 100 * 2**30
+    assert f"{found['answer']['host_memory']} of host memory" in found["advice"]
+    small = mpctl(*full, "--set", "cluster.host_memory=64GiB", "--json")
+    assert small.code == 3 and not small.document["rows"][-1]["fits"]
+    assert small.document["rows"][-1]["host_memory"].endswith(" of 64.0 GiB")
+    kept = mpctl(*full, "--set", "training.offload_optimizer=false", "--json")
+    assert kept.code == 3 and [row["sharding"] for row in kept.document["rows"]] == ["one GPU"]

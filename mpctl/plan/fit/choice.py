@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpctl.core.errors import InputError
-from mpctl.core.units import part_text
+from mpctl.core.units import bytes_text, part_text
 from mpctl.plan.estimate.kernels import MissingFigure
-from mpctl.plan.fit.methods import TITLES
+from mpctl.plan.fit.methods import OFFLOAD, TITLES
 from mpctl.plan.fit.request import FitRequest
 from mpctl.plan.fit.rows import FitEvaluator, FitRow
 from mpctl.spec.gpus import device_names
@@ -61,6 +61,12 @@ class FitChoice:
         return part_text(self.row.bytes, device.memory_bytes if device else 0)
 
     @property
+    def host_text(self) -> str:
+        """`68.2 GiB`, or `68.2 of 64.0 GiB`, of a host; empty where nothing waits there."""
+        size, have = self.row.host_bytes, self.row.job.cluster.host_memory
+        return "" if not size else bytes_text(size) if have is None else part_text(size, have)
+
+    @property
     def settings(self) -> dict[str, Any]:
         """The settings of a job that plans this row, by full name."""
         own = dict(self.request.settings)
@@ -97,13 +103,15 @@ class FitChoice:
 
 
 def choices(request: FitRequest) -> list[FitChoice]:
-    """Return every row of a request on its own GPUs. Raises InputError where no time can be stated."""
+    """Return every row of a request on its own GPUs, of host memory those that its software takes. Raises InputError
+    where no time can be stated."""
     try:
         rows = list(FitEvaluator(request.job, request.given).rows(request.methods))
     except MissingFigure as error:
         hint = "use another data type, or another GPU"
         raise InputError.of("no-rate", "training.dtype", str(error), hint) from None
-    return [FitChoice(request, row) for row in rows]
+    found = [FitChoice(request, row) for row in rows]
+    return [one for one in found if OFFLOAD.keys().isdisjoint(one.row.settings) or request.is_said(one.settings)]
 
 
 def advised(found: Iterable[FitChoice]) -> FitChoice | None:

@@ -26,8 +26,9 @@ class FitEntry(TypedDict):
     """A row: a method under a sharding on its GPUs.
 
     lacking_bytes: by which it does not fit; reason: why it is refused, in words. step_seconds_low and _high: 9
-    of 10 measured steps are between them. hours, price: of the data; null where it does not fit, or no price is
-    known. micro_batches: of a step, on each replica. optimizer: in words; empty for the runtime's own.
+    of 10 measured steps are between them. host_bytes: of the fullest host where states wait there, else 0. hours,
+    price: of the data; null where it does not fit, or no price is known. micro_batches: of a step, on each replica.
+    optimizer: in words; empty for the runtime's own.
     """
 
     method: str
@@ -42,6 +43,8 @@ class FitEntry(TypedDict):
     device_memory_bytes: int
     lacking_bytes: int
     memory: str
+    host_bytes: int
+    host_memory: str
     tokens_per_second: float | None
     step_seconds: float | None
     step_seconds_low: float | None
@@ -159,7 +162,13 @@ def _where_text(one: FitChoice) -> str:
 
 def _figures_text(one: FitChoice) -> str:
     """`11.2 of 24.0 GiB, 3,100 tokens/s, 4.1 h, price 12.30`."""
-    words = [one.memory_text, f"{speed_text(one.row.tokens_per_second)} tokens/s", days_text((one.hours or 0) / 24)]
+    host = [f"{one.host_text} of host memory"] if one.host_text else []
+    words = [
+        one.memory_text,
+        *host,
+        f"{speed_text(one.row.tokens_per_second)} tokens/s",
+        days_text((one.hours or 0) / 24),
+    ]
     return ", ".join([*words, *([f"price {price_text(one.price)}"] if one.price is not None else [])])
 
 
@@ -184,8 +193,11 @@ def _others(found: FitAnswer, use: FitChoice) -> Iterator[str]:
         if best.row.fits:
             words = [best.row.sharding] * (best.row.sharding != use.row.sharding) + [best.row.optimizer]
             how = f" with {' and '.join(filter(None, words))}" if any(words) else ""
+            how += f" and {best.host_text} of host memory" * bool(best.host_text)
             faster = " and is faster" * (best.row.tokens_per_second > FASTER * use.row.tokens_per_second)
             yield f"{name} fits too{how}{faster}: {speed_text(best.row.tokens_per_second)} tokens/s"
+        elif best.row.host_reason:
+            yield f"{name} does not fit: {best.row.host_reason}"
         else:
             yield f"{name} does not fit by {bytes_text(best.row.lacking_bytes)}" + " a GPU" * (use.gpus > 1)
     if use.row.method == "lora":
@@ -198,9 +210,10 @@ def _refusal_text(found: FitAnswer) -> str:
     if found.request.gpus is None:
         tried = "those with a --price" if found.request.prices else "any preset"
         return f"Nothing fits: {found.request.model} needs more than {COUNTS[-1]:,} GPUs of {tried}"
-    planned = [one for one in found.rows if not one.row.reason]
+    planned = [one for one in found.rows if not one.row.reason and not one.row.host_reason]
     if not planned:
-        return f"Nothing can be planned: {found.rows[0].row.reason}"
+        first = found.rows[0].row
+        return f"Nothing fits: {first.host_reason}" if first.host_reason else f"Nothing can be planned: {first.reason}"
     least = min(planned, key=lambda one: one.row.lacking_bytes)
     lacking = bytes_text(least.row.lacking_bytes)
     needs = f"{least.title} ({least.row.sharding}) needs {least.memory_text} on {least.place}"
@@ -284,6 +297,8 @@ def _entry(one: FitChoice, command: CommandLine) -> FitEntry:
         "device_memory_bytes": device.memory_bytes if device else 0,
         "lacking_bytes": row.lacking_bytes,
         "memory": one.memory_text,
+        "host_bytes": row.host_bytes,
+        "host_memory": one.host_text,
         "tokens_per_second": row.tokens_per_second if time else None,
         "step_seconds": time.total if time else None,
         "step_seconds_low": time.low if time else None,

@@ -9,7 +9,7 @@ an epoch; padded 1,000 rows, 16 steps.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any, NamedTuple
@@ -70,7 +70,8 @@ class FitData(NamedTuple):
 class FitRequest:
     """A checked request. job: complete, with LoRA's adapter, on the GPUs or, for `--gpus any`, on one of them;
     gpus: None for any; settings: that make the job, by full name; given: those that the user chose; prices: of
-    a GPU-hour, by cluster preset; length_text: why samples have this length."""
+    a GPU-hour, by cluster preset; length_text: why samples have this length; is_said: whether the software of
+    a job takes its settings, which decides on rows of host memory."""
 
     model: str
     job: JobSpec
@@ -81,6 +82,7 @@ class FitRequest:
     data: FitData
     prices: Mapping[str, float]
     length_text: str
+    is_said: Callable[[Mapping[str, Any]], bool] = lambda _: True
 
     @property
     def seq_length(self) -> int:

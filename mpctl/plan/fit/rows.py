@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from mpctl.core.axes import FILLING
 from mpctl.core.sharding import divisors
+from mpctl.plan.estimate.host_memory import host_bytes, state_bytes
 from mpctl.plan.estimate.step import StepTime
 from mpctl.plan.fit.methods import (
     METHODS,
@@ -29,6 +30,7 @@ from mpctl.plan.fit.methods import (
     with_training,
 )
 from mpctl.plan.planning.layout_settings import LayoutSettings, changed_settings, layout_of
+from mpctl.plan.rules.model import host_memory_check
 from mpctl.plan.rules.validate import find_errors
 from mpctl.plan.search.evaluate import LayoutEvaluator
 from mpctl.plan.search.find import find_layouts
@@ -47,7 +49,8 @@ UNTIMED = "fits, but the cluster states no bandwidth between its GPUs: set clust
 class FitRow:
     """A method under a sharding. bytes: of the fullest rank's device; time: of a step, None where it does not
     fit; settings: those of [parallel] and [training] that make it, over the request's; reason: why it cannot
-    be planned, in words."""
+    be planned, in words; host_bytes: of a node, where states wait on the host; host_reason: why they do not fit
+    there."""
 
     method: MethodName
     sharding: str
@@ -57,10 +60,12 @@ class FitRow:
     bytes: int = 0
     time: StepTime | None = None
     reason: str = ""
+    host_bytes: int = 0
+    host_reason: str = ""
 
     @property
     def fits(self) -> bool:
-        """Whether it fits its devices and leaves their headroom free."""
+        """Whether it fits its devices, leaves their headroom free, and fits the hosts that are known."""
         return self.time is not None
 
     @property
@@ -111,8 +116,12 @@ class FitEvaluator:
             yield from own
             if offload and not any(row.fits for row in own):
                 least = min(row.bytes for row in own)
-                on_host = (self.row(method, one) for one in self._shardings() if one.settings)
+                on_host = (self.row(method, one) for one in self._shardings() if one.settings and self._allows(one))
                 yield from (row for row in on_host if row.bytes < least and not row.reason)
+
+    def _allows(self, sharding: Sharding) -> bool:
+        """Whether the settings that the user chose leave a sharding's own as they are."""
+        return all(self.given.get(key, value) == value for key, value in sharding.settings.items())
 
     def _shardings(self) -> Iterable[Sharding]:
         return shardings(self.profile.searched or self.profile.runs, self.job.world_size)
@@ -188,9 +197,29 @@ class FitEvaluator:
         changed = changed_settings(layout_of(self.job), layout)
         name = sharding if not layout.zero_size else "HSDP" if sharding == "FSDP" else f"{sharding}, in each node"
         reason = "" if time is not None or size > evaluator.usable_memory else UNTIMED
+        host, lacks = self._host(evaluator, layout, job)
         return FitRow(
-            method, name, optimizer_text(settings), job, {**adapter, **settings, **changed}, size, time, reason
+            method,
+            name,
+            optimizer_text(settings),
+            job,
+            {**adapter, **settings, **changed},
+            size,
+            None if lacks else time,
+            reason,
+            host,
+            lacks,
         )
+
+    @staticmethod
+    def _host(evaluator: LayoutEvaluator, layout: LayoutSettings, job: JobSpec) -> tuple[int, str]:
+        """Bytes of the fullest host where states wait there, else 0; why they do not fit it, if they do not."""
+        job_layout = evaluator.job_layout(layout)
+        if not state_bytes(job_layout):
+            return 0, ""
+        size = host_bytes(job_layout, min(job.cluster.gpus_per_node or job.world_size, job.world_size))
+        check = host_memory_check(job, size)
+        return size, check.issue.message if check is not None and check.status != "ok" else ""
 
     def _families(self, evaluator: LayoutEvaluator, sharding: Sharding) -> Iterator[LayoutSettings]:
         """The layouts of a sharding with a micro batch of 1, those that recompute least first."""
