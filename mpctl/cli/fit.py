@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,7 +19,9 @@ from mpctl.core.errors import DOES_NOT_FIT, InputError
 if TYPE_CHECKING:
     from mpctl.plan.fit.choice import FitChoice
     from mpctl.plan.fit.document import FitDocument
+    from mpctl.plan.fit.methods import MethodName
 
+HUB_PAGE = "https://huggingface.co/"
 ModelArgument = Annotated[
     str,
     typer.Argument(
@@ -46,12 +48,20 @@ PriceOption = Annotated[
     ),
 ]
 MethodOption = Annotated[
-    Literal["full", "lora", "qlora"] | None,
-    typer.Option("--method", help="Plan only this; all three by default.", show_default=False),
+    str | None,
+    typer.Option(
+        "--method",
+        metavar="full|lora|qlora",
+        help="Plan only this; all three by default.",
+        show_default=False,
+        autocompletion=lambda incomplete: [one for one in ("full", "lora", "qlora") if one.startswith(incomplete)],
+    ),
 ]
 TargetsOption = Annotated[
     list[str] | None,
-    typer.Option("--targets", help="Products with an adapter: all-linear, attention, mlp, or q_proj, ...; repeatable."),
+    typer.Option(
+        "--targets", help="Products with an adapter: all-linear, attention, mlp, or q_proj,v_proj; repeatable."
+    ),
 ]
 ClusterOption = Annotated[
     str | None,
@@ -79,7 +89,9 @@ HtmlOption = Annotated[Path | None, typer.Option("--html", metavar="FILE", help=
 def fit(
     model: ModelArgument,
     gpus: GpusOption = "any",
-    samples: Annotated[int | None, typer.Option(help="Samples of the data.", show_default=False)] = None,
+    samples: Annotated[
+        str | None, typer.Option(metavar="AMOUNT", help="Samples of the data: 50000, 20k.", show_default=False)
+    ] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the samples; 3 by default.")] = None,
     tokens: Annotated[
         str | None, typer.Option(metavar="AMOUNT", help="Tokens of the whole training, instead of --samples: 50M.")
@@ -88,7 +100,11 @@ def fit(
         int | None, typer.Option(help="Tokens of a row; 2048 by default, or all that the model reads.")
     ] = None,
     mean_length: Annotated[
-        int | None, typer.Option(help="Tokens of a sample in the mean: samples are packed into rows.")
+        int | None,
+        typer.Option(
+            help="Tokens of a sample if all had this length: samples are packed into rows. "
+            "Of unequal ones attention needs the mean weighted by tokens, sum n^2 / sum n."
+        ),
     ] = None,
     price: PriceOption = None,
     method: MethodOption = None,
@@ -122,28 +138,31 @@ def fit(
     Exit codes: 0 something fits; 2 bad input; 3 nothing fits.
     """
     from mpctl.plan.fit.document import answer_fit, fit_document
-    from mpctl.plan.fit.methods import METHODS
     from mpctl.plan.fit.request import FitData, read_request
     from mpctl.plan.planning.whole_run import read_tokens
+    from mpctl.render.console import say
 
+    if model.startswith(HUB_PAGE):
+        model = "/".join(model.removeprefix(HUB_PAGE).split("/")[:2])
     if fetch:
         from mpctl.cli.fetch import fetch_model
 
         fetch_model(None, {"model": model})
     amount = None if tokens is None else read_tokens(tokens)
+    count = None if samples is None else read_tokens(samples, "--samples", "samples", "--samples 1000 or 20k")
     request = read_request(
         model,
         gpus,
-        data=FitData(amount, samples, epochs, mean_length),
+        data=FitData(amount, count, epochs, mean_length),
         settings=_settings(rank, targets, global_batch_size, runtime, set_),
         prices=price or [],
         seq_length=seq_length,
         cluster=cluster,
-        methods=[name for name in METHODS if method in (None, name)],
+        methods=_methods(method),
     )
     found = answer_fit(replace(request, is_said=_is_said))
     document = fit_document(found, _line, _verbs(found.answer))
-    if save is not None:
+    if save is not None and found.answer is not None:
         _save(save, found.answer, document)
     if html is not None:
         _write_page(html, document)
@@ -156,7 +175,20 @@ def fit(
 
         print_fit(document)
     if found.answer is None:
+        if save is not None:
+            say(f"{save} is not written: nothing fits; mpctl emit toml writes a way out", stderr=True)
         raise typer.Exit(DOES_NOT_FIT)
+
+
+def _methods(text: str | None) -> tuple[MethodName, ...]:
+    """The methods of --method, in any case. Raises InputError."""
+    from mpctl.plan.fit.methods import METHODS
+
+    found = METHODS if text is None else tuple(name for name in METHODS if name == text.lower())
+    if not found:
+        hint = "use full, lora or qlora; others for one layout: mpctl plan --set training.adapter.kind=dora"
+        raise InputError.of("bad-value", "--method", f"{text!r} has no rows here", hint)
+    return found
 
 
 def _settings(
@@ -167,7 +199,7 @@ def _settings(
 
     given = {
         "training.adapter.rank": rank,
-        "training.adapter.targets": targets,
+        "training.adapter.targets": [name for text in targets for name in text.split(",")] if targets else None,
         "training.global_batch_size": batch,
         "training.runtime": runtime,
     }
@@ -218,13 +250,11 @@ def _line(verb: str, choice: FitChoice) -> str:
     return f"mpctl {verb}{named}{command_line('', None, settings).removeprefix(shlex.join(['mpctl', '']))}"
 
 
-def _save(path: Path, answer: FitChoice | None, document: FitDocument) -> None:
-    """Write the answer as a job file. Raises InputError where there is none, or the file is there already."""
+def _save(path: Path, answer: FitChoice, document: FitDocument) -> None:
+    """Write the answer as a job file. Raises InputError where the file is there already."""
     from mpctl.cli.job_toml import job_toml
     from mpctl.core.durable import write_whole
 
-    if answer is None:
-        raise InputError.of("nothing-fits", "--save", document["advice"], "save one of the ways out by mpctl emit toml")
     if path.exists():
         raise InputError.of("file-exists", "--save", f"{path} is there already", "name another file")
     text = job_toml(None, answer.settings, [document["advice"], f"mpctl {shlex.join(['plan', str(path)])}"])

@@ -282,7 +282,7 @@ def _unknown_id(name: str, where: str) -> InputError:
     near = nearest_names(name, ids) or [known for known in ids if known.lower().startswith(owner)]
     known = f"known: {', '.join(near)}; " if near else ""
     message = f"{name!r} is no file, and no preset has this id of Hugging Face's hub"
-    fetch = f"`mpctl plan --model {name} --fetch`, or `hf download {name} config.json`"
+    fetch = f"`mpctl fit {name} --fetch`, `mpctl plan --model {name} --fetch`, or `hf download {name} config.json`"
     hint = f"{known}to fetch its config.json: {fetch}"
     return InputError.of("unknown-preset", where, message, hint)
 

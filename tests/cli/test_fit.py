@@ -49,8 +49,18 @@ def test_nothing_fits_is_exit_3_with_ways_out(mpctl: Mpctl) -> None:
     said = mpctl(*asked)
     assert said.code == 3 and said.out.startswith("✗ Nothing fits: ")
     assert "Nearest ways out" in said.out and "To plan them" in said.out
-    assert_refused(mpctl(*asked, "--save", "none.toml", "--json"), wants_json=True)
+    unsaved = mpctl(*asked, "--save", "none.toml")
+    assert unsaved.code == 3 and unsaved.out == said.out and "none.toml is not written" in unsaved.err
     assert not Path("none.toml").exists()
+
+
+def test_amounts_names_and_lists_as_people_write_them(mpctl: Mpctl) -> None:
+    page = "https://huggingface.co/Qwen/Qwen2.5-0.5B/tree/main"
+    words = ("--method", "LoRA", "--targets", "q_proj,v_proj", "--samples", "20k", "--global-batch-size", 16)
+    found = mpctl("fit", page, "--gpus", "1xt4", *words, "--json").document
+    assert found["targets"] == ["q_proj", "v_proj"] and found["data"]["samples"] == 20_000
+    assert found["length_text"] == "16 rows as given, tokens the default"
+    assert {row["method"] for row in found["rows"]} == {"lora"}
 
 
 def test_any_gpus(mpctl: Mpctl) -> None:
@@ -113,6 +123,9 @@ def test_a_config_of_hugging_face(mpctl: Mpctl, tmp_path: Path) -> None:
         (("llama-3-8b", "--gpus", "1xh100", "--runtime", "trll"), "fsdp2"),
         (("llama-3-8b", "--gpus", "1xh100", "--method", "adapters"), "lora"),
         (("llama-3-8b", "--gpus", "1xh100", "--tokens", "some"), "15T"),
+        (("llama-3-8b", "--gpus", "1xh100", "--samples", "some"), "20k"),
+        (("llama-3-8b", "--gpus", "1xh100", "--method", "dora"), "training.adapter.kind=dora"),
+        (("ours/new-9b", "--gpus", "1xh100"), "mpctl fit ours/new-9b --fetch"),
     ],
 )
 def test_bad_input(mpctl: Mpctl, words: tuple[object, ...], said: str) -> None:

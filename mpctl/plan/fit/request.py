@@ -132,6 +132,10 @@ def read_request(
         "training.global_batch_size": batch,
     }
     length, why = _length(base, seq_length)
+    if given := settings.get("training.global_batch_size"):
+        why = why if seq_length else f"{plural(given, 'row')} as given, tokens {why}"
+    elif seq_length:
+        why = f"tokens {why}, rows the default"
     _require_data(data, length)
     base["model.seq_length"] = length
     if data.mean_length is not None:  # attention stays inside of a sample

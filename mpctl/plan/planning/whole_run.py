@@ -115,16 +115,18 @@ class WholeRun:
     is_elastic: bool
 
 
-def read_tokens(text: str) -> int:
-    """`15T`, `300B`, `1.4e12` -> a number of tokens. Raises InputError."""
+def read_tokens(
+    text: str, option: str = "--tokens", unit: str = "tokens", examples: str = "15T, 300B or 1.4e12"
+) -> int:
+    """`15T`, `300B`, `1.4e12` -> a number of tokens, or of another unit. Raises InputError."""
     try:
         amount = parse_measure(text.strip(), TOKENS)
         if 1 <= amount <= MOST_TOKENS:
             return ceil(amount)
-        message = f"{text[:20]!r} is not from 1 to 1e18 tokens"
+        message = f"{text[:20]!r} is not from 1 to 1e18 {unit}"
     except UnitError as error:
         message = f"{text[:20]!r}: {error}"
-    raise InputError.of("bad-value", "--tokens", message, "such as 15T, 300B or 1.4e12")
+    raise InputError.of("bad-value", option, message, f"such as {examples}")
 
 
 def gpu_hours_per_billion(ranks: int, tokens_per_second: float) -> float:
