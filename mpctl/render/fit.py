@@ -58,7 +58,9 @@ def _assumptions(document: FitDocument) -> Iterator[tuple[str, str]]:
         if data["is_given"]
         else (f"hours are of {data['text']}: name yours by --samples N --epochs E, or --tokens 50M"),
     )
-    if not document["has_price"]:
+    if unused := document["unused_prices"]:
+        yield "price", f"given for {', '.join(unused)}, and none for these GPUs: --price HOURLY"
+    elif not document["has_price"]:
         yield "price", "none is known: --price GPU=HOURLY, for example --price a100-80gb=1.8"
     yield "runtime", f"{document['runtime']}; headroom {document['headroom_percent']:g} %"
 

@@ -70,7 +70,8 @@ def read_gpus(text: str) -> NamedGpus:
     words = [] if found is None else found[1].replace(" ", "").split(",")
     if found is None or not all(word.isdecimal() and 0 < len(word) < 8 and int(word) for word in words):
         message = f"{text[:40]!r} is no count of GPUs"
-        raise InputError.of("bad-gpus", "--gpus", message, f"{EXAMPLE}, or counts alone where --cluster names the rest")
+        near = f"use --gpus 1x{device}" if (device := find_device(text)) else EXAMPLE
+        raise InputError.of("bad-gpus", "--gpus", message, f"{near}, or counts alone where --cluster names the rest")
     counts = tuple(dict.fromkeys(map(int, words)))
     if found[2] is None:
         return NamedGpus({}, counts)
@@ -101,14 +102,25 @@ def device_names() -> dict[str, str]:
     return {name: preset for preset, name in {preset: name for name, preset in CLUSTERS.items()}.items()}
 
 
+def find_device(text: str) -> str | None:
+    """The key of CLUSTERS for a device in any case, with or without hyphens, maker and rtx; None if there is none.
+
+    >>> [find_device(text) for text in ("RTX 4090", "rtx4090", "4090", "NVIDIA A100 80GB", "a6000", "4091")]
+    ['rtx-4090', 'rtx-4090', 'rtx-4090', 'a100-80gb', 'rtx-a6000', None]
+    """
+    name = re.sub(r"[\s_-]+", "", text.lower())
+    name = re.sub(r"^(?:nvidia|amd|geforce|instinct)*", "", name)
+    known = {key.replace("-", ""): key for key in CLUSTERS}
+    words = (name, f"rtx{name}", f"{name}gb", re.sub(r"sxm\d?", "", name))
+    return next((known[word] for word in words if word in known), None)
+
+
 def device_key(text: str, option: str = "--gpus") -> str:
     """The key of CLUSTERS for a device as people write it: `RTX 4090`, `4090`, `A100-80GB`. Raises InputError,
     which names the option, for one that has no cluster."""
-    name = re.sub(r"^(?:nvidia-|amd-|geforce-)*", "", re.sub(r"[\s_]+", "-", text.lower()))
-    for word in (name, f"rtx-{name}", f"{name}gb", re.sub(r"-sxm\d?", "", name)):
-        if word in CLUSTERS:
-            return word
-    near = nearest_names(name, list(CLUSTERS)) or list(CLUSTERS)
+    if (found := find_device(text)) is not None:
+        return found
+    near = nearest_names(text, list(CLUSTERS)) or list(CLUSTERS)
     message = f"no cluster is assumed for {text[:40]!r}"
     hint = f"use {', '.join(near)}; or --cluster NAME, and --set cluster.device=NAME (`mpctl presets devices`)"
     raise InputError.of("bad-gpus", option, message, hint)

@@ -16,8 +16,10 @@ from mpctl.plan.fit.devices import COUNTS, any_gpus
 from mpctl.plan.fit.methods import TITLES
 from mpctl.plan.fit.request import EPOCHS, FitRequest
 from mpctl.plan.fit.ways_out import WayOut, ways_out
+from mpctl.spec.gpus import device_names
 
 FASTER = 1.1  # from which on a speed is worth a word
+ABOUT = 1.02  # prices that differ by less are alike
 CommandLine = Callable[[str, FitChoice], str]
 """The line of a verb (`plan`, `emit trl`) for a row."""
 
@@ -86,7 +88,8 @@ class FitDocument(TypedDict):
 
     advice: what to do, in a sentence; answer: the row to use, null where nothing fits. rows: by method, the
     plainest sharding first; with `--gpus any` by method and number of GPUs. others: with it, devices that fit as
-    well and have no row. ways_out: where nothing fits, the nearest changes. commands: lines to type for the answer.
+    well and have no row. unused_prices: devices with a price where the GPUs asked for have none. ways_out: where
+    nothing fits, the nearest changes. commands: lines to type for the answer.
     """
 
     schema: Literal["mpctl.fit/1"]
@@ -103,6 +106,7 @@ class FitDocument(TypedDict):
     rank: int
     targets: list[str]
     has_price: bool
+    unused_prices: list[str]
     data: FitDataEntry
     advice: str
     answer: FitEntry | None
@@ -134,10 +138,14 @@ def answer_fit(request: FitRequest) -> FitAnswer:
 
 
 def _best_of_any(rows: Sequence[FitChoice]) -> FitChoice | None:
-    """The cheapest row of adapters where prices are known, else LoRA's fewest and smallest GPUs."""
+    """The cheapest row of adapters where prices are known, LoRA's if it costs about as much; else LoRA's fewest
+    and smallest GPUs."""
     of_adapters = [one for one in rows if one.row.method != "full"]
     if any(one.price is not None for one in rows):
-        return min(of_adapters or rows, key=lambda one: one.price or 0.0)
+        cheapest = min(of_adapters or rows, key=lambda one: one.price or 0.0)
+        plain = [one for one in of_adapters if one.row.method == "lora"]
+        lora = min(plain, key=lambda one: one.price or 0.0, default=cheapest)
+        return lora if (lora.price or 0) <= ABOUT * (cheapest.price or 0) else cheapest
     in_order = [one for one in of_adapters if one.row.method == "lora"] + of_adapters + list(rows)
     return in_order[0] if in_order else None
 
@@ -173,14 +181,25 @@ def _figures_text(one: FitChoice) -> str:
 
 
 def _text_of_any(found: FitAnswer) -> str:
-    """The best row of each method."""
+    """The answer, which is what is typed, why it is, and the best row of each other method."""
+    use = found.answer
+    assert use is not None, "something fits"
     has_price = any(one.price is not None for one in found.rows)
     best = []
     for method in found.request.methods:
-        if own := [one for one in found.rows if one.row.method == method]:
+        if method != use.row.method and (own := [one for one in found.rows if one.row.method == method]):
             best.append(min(own, key=lambda one: one.price or 0.0) if has_price else own[0])
+    why = _why_text(use, [one for one in found.rows if one.price is not None]) if has_price else "fewest GPUs"
     texts = (f"{_where_text(one)} ({_figures_text(one)})" for one in best)
-    return f"{'Cheapest' if has_price else 'Fewest GPUs'} for {found.request.data.text}: {'; '.join(texts)}"
+    return "; ".join([f"Use {_where_text(use)}, {why}: {_figures_text(use)} for {found.request.data.text}", *texts])
+
+
+def _why_text(use: FitChoice, priced: Sequence[FitChoice]) -> str:
+    """Why this row of several with prices."""
+    cheaper = {one.row.method for one in priced if (one.price or 0.0) < (use.price or 0.0)}
+    if "qlora" in cheaper:
+        return "which costs about as little as QLoRA"
+    return "the cheapest adapters" if cheaper else "the cheapest"
 
 
 def _others(found: FitAnswer, use: FitChoice) -> Iterator[str]:
@@ -258,6 +277,7 @@ def fit_document(found: FitAnswer, command: CommandLine, verbs: Sequence[str]) -
         "rank": adapter.rank,
         "targets": adapter.targets,
         "has_price": any(one.price is not None for one in (*found.rows, *(way.choice for way in found.ways))),
+        "unused_prices": [] if request.gpus is None else _unused_prices(request),
         "data": _data_entry(request),
         "advice": advice_text(found),
         "answer": _entry(found.answer, command) if found.answer else None,
@@ -266,6 +286,13 @@ def fit_document(found: FitAnswer, command: CommandLine, verbs: Sequence[str]) -
         "ways_out": [{"change": way.change, "row": _entry(way.choice, command)} for way in found.ways],
         "commands": [command(verb, found.answer) for verb in verbs] if found.answer else [],
     }
+
+
+def _unused_prices(request: FitRequest) -> list[str]:
+    """The devices of --price where the GPUs asked for have none."""
+    assert request.gpus is not None
+    names = {} if request.gpus.settings["cluster"] in request.prices else request.prices
+    return [device for device, preset in device_names().items() if preset in names]
 
 
 def _data_entry(request: FitRequest) -> FitDataEntry:

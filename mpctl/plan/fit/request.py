@@ -19,7 +19,7 @@ from mpctl.core.units import count_text, plural
 from mpctl.plan.fit.methods import METHODS, MethodName
 from mpctl.plan.planning.layout_settings import LayoutSettings, setting_name
 from mpctl.plan.rules.validate import find_errors, with_tried_hints
-from mpctl.spec.gpus import CLUSTERS, NamedGpus, cluster_of, device_key, read_gpus
+from mpctl.spec.gpus import CLUSTERS, NamedGpus, cluster_of, device_key, find_device, read_gpus
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job
 
@@ -194,7 +194,8 @@ def _named(text: str, cluster: str | None) -> NamedGpus:
         return NamedGpus({"cluster": cluster, **cluster_of(gpus.counts[0], per_node)}, gpus.counts)
     if not gpus.settings:
         message = f"{text} GPUs of which device is not known"
-        raise InputError.of("bad-gpus", "--gpus", message, f"name it: --gpus {text}xh100, or --cluster NAME with it")
+        meant = f"1x{device}" if (device := find_device(text)) else f"{text}xh100"
+        raise InputError.of("bad-gpus", "--gpus", message, f"name it: --gpus {meant}, or --cluster NAME with it")
     return gpus
 
 
