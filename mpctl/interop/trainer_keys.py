@@ -25,6 +25,7 @@ from mpctl.interop.mapping import ForeignKey, KeyReader, Settings
 from mpctl.model.layout.topology import zero_copies, zero_stage
 from mpctl.plan.planning.plan import Overrides
 from mpctl.plan.planning.summary import model_name
+from mpctl.plan.rules.check import listed
 from mpctl.spec.base import DType
 from mpctl.spec.job import JobSpec
 from mpctl.spec.presets import find_file
@@ -157,13 +158,20 @@ def _decay(t: TrainingSpec) -> str | None:
 
 
 def hub_id(job: JobSpec) -> str:
-    """The model's first id on Hugging Face's hub by its preset, else a word to fill in."""
+    """The model's id on Hugging Face's hub as it was named, else its preset's first, else a word to fill in."""
+    if job.model and job.model.hub_id:
+        return job.model.hub_id
+    return next(iter(_preset_ids(job)), MODEL)
+
+
+def _preset_ids(job: JobSpec) -> list[str]:
+    """The ids of the models that the preset of a model's name stands for."""
     name = model_name(job)
     try:
         file = find_file("models", name) if name else None
-        return next(iter(file.hub_ids()), MODEL) if file else MODEL
+        return file.hub_ids() if file else []
     except InputError:  # a file of the user's
-        return MODEL
+        return []
 
 
 def trainer_refusals(job: JobSpec, who: str, trained: Trained) -> Iterator[Issue]:
@@ -238,6 +246,9 @@ def trainer_notes(job: JobSpec, trained: Trained) -> Iterator[str]:
             "twice the rank: name the modules where the plan must be exact (training.adapter.targets)"
         )
     yield f"rows of exactly {job.model.seq_length if job.model else 0} tokens are planned: packing makes them"
+    if job.model and job.model.hub_id is None and (ids := _preset_ids(job)):
+        others = f" (preset {job.model.name} is also {listed(ids[1:])})" if ids[1:] else ""
+        yield f"the model is {ids[0]}, as its preset says{others}: name another by its id, --model OWNER/MODEL"
     yield f"fill in: {DATASET}" + (f", {MODEL}" if hub_id(job) == MODEL else "")
 
 

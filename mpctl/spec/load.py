@@ -431,14 +431,19 @@ def _base(where: Where, key: str, name: Any) -> Base:
         from mpctl.spec.hf import shape_by_id
 
         if (shape := shape_by_id(name)) is not None:
-            return Base(shape)
+            return Base({**shape, "hub_id": name})
     file = get_file(PRESET_TABLES[where], str(name), where=".".join(where) or "preset")
     if not where:
         return Base(read_job_preset(file), file)
     table = {"name": file.name, **file.read()}
     if where == MODEL:
-        file.hub_ids()  # raises where they are not a list
+        ids = file.hub_ids()  # raises where they are not a list
         table.pop(HUB_IDS, None)  # belongs to the preset, not to tables that start from it
+        if is_hub_id(name):
+            # Several models have the shape of one preset.
+            table["hub_id"] = next(spelt for spelt in ids if spelt.lower() == name.lower())
+        elif ids and not file.is_bundled:
+            table.setdefault("hub_id", ids[0])  # above that of a preset below it
     return Base(table, file)
 
 

@@ -225,6 +225,7 @@ class ModelSpec(StrictModel):
         "through the output layer (DeepSeek-V3)",
     )
     source: str | None = Field(None, description="where the shape comes from")
+    hub_id: str | None = Field(None, description="the model's id on Hugging Face's hub, as emitted files name it")
 
     @model_validator(mode="before")
     @classmethod

@@ -183,3 +183,12 @@ def test_what_no_setting_says_is_refused(text: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
         read_trl(text)
     assert message in "\n".join(map(str, caught.value.issues))
+
+
+@pytest.mark.parametrize("target", ["trl", "axolotl", "llama-factory"])
+def test_the_model_is_the_one_that_was_named(target: str) -> None:
+    named = emit_plan(tuned({**LORA, "model": "meta-llama/Meta-Llama-3-8B-Instruct"}), target)
+    assert "Meta-Llama-3-8B-Instruct" in named.body and "as its preset says" not in named.text
+    preset = emit_plan(tuned(LORA), target)
+    assert "meta-llama/Meta-Llama-3-8B\n" in preset.body.replace('"', "")
+    assert "the model is meta-llama/Meta-Llama-3-8B, as its preset says" in " ".join(preset.notes)

@@ -50,7 +50,7 @@ class CompareDocument(TypedDict):
 
 
 NOT_RUN = ("runtime-runs", "model-launched", "job-launched")
-DESCRIPTIONS = ("name", "description", "source")  # keys that are no settings
+DESCRIPTIONS = ("name", "description", "source", "hub_id")  # keys that are no settings
 
 
 def load_variants(

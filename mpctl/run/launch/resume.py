@@ -24,7 +24,7 @@ from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job
 from mpctl.spec.training import TrainingSpec
 
-SHAPE_NEUTRAL = ("name", "source", "vocab_divisor", "seq_length", "attention", "norm_epsilon")
+SHAPE_NEUTRAL = ("name", "source", "hub_id", "vocab_divisor", "seq_length", "attention", "norm_epsilon")
 """Settings of the model that may differ between a run and its resumption, because they change the
 shape of no weight."""
 # Settings that do not change what is computed in a step except by rounding, or have no effect after
@@ -43,7 +43,7 @@ NEUTRAL = {
         "runtime",
     },
     "data": {"validation"},
-    "model": {"name", "source", "vocab_divisor", "attention"},
+    "model": {"name", "source", "hub_id", "vocab_divisor", "attention"},
 }
 PREPARE_SETTINGS = ("corpus", "tokenizer", "validation_fraction", "max_bytes")
 DTYPES = ("dtype", "gradient_dtype")

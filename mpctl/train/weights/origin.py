@@ -19,7 +19,7 @@ from mpctl.train.weights.hub import Hub, open_hub
 
 FRAGMENT = "model.toml"
 # Settings in which a model may differ from the one whose weights it starts from.
-FREE = ("name", "source", "vocab_divisor", "seq_length", "decoder_seq_length", "attention")
+FREE = ("name", "source", "hub_id", "vocab_divisor", "seq_length", "decoder_seq_length", "attention")
 
 
 def open_origin(path: Path) -> Hub | SavedModel:
