@@ -381,6 +381,9 @@ def _read_from(job: JobSource, launcher: str, text: str, *, takes_words: bool) -
     if job.source is not None and not takes_words:
         raise InputError.of("usage", "JOB", f"{job.source!r} is a job of its own", "leave out JOB or --from")
     read = read_flags(launcher, text, job.overrides)
+    of_model = {name for name in (*read.settings, *job.overrides) if name.split(".")[0] == "model"}
+    if launcher == "trl" and not of_model - {"model.seq_length", "model.attention"}:
+        raise InputError.of("trl-model", "--from", "no model found in the script", "add --model X")
     return job._replace(
         source=None,
         overrides={**read.settings, **job.overrides},

@@ -346,7 +346,7 @@ def read_global_batch(reader: KeyReader, typed: Overrides) -> None:
 def unread_keys(reader: KeyReader, known: Iterable[str]) -> list[str]:
     """The keys that may change a plan, with their values; those that do not are named in a warning."""
     left = [name for name in reader.flags if name not in set(known)]
-    apart = [name for name in left if IGNORED.match(name)]
+    apart = [name for name in left if IGNORED.match(" ".join((name, *reader.flags[name])))]
     if apart:
         hint = "keys for data, checkpoints and logging, which do not change the plan"
         reader.warn("flags", "--from", f"{', '.join(apart)}: ignored", hint)
@@ -354,7 +354,8 @@ def unread_keys(reader: KeyReader, known: Iterable[str]) -> list[str]:
 
 
 IGNORED = re.compile(
-    r"strict|hf_|type_of_model|model_type|template|max_samples|cache_dir|streaming|mix_strategy|mask_history|"
+    r"task_type|use_reentrant|bias none|gradient_checkpointing_kwargs\.use_reentrant|random_state|"
+    r"group_by_length false|train_dataset|strict|hf_|type_of_model|model_type|template|max_samples|cache_dir|streaming|mix_strategy|mask_history|"
     r"media_dir|swanlab|use_swanlab|use_wandb|use_tensorboard|print_param|val_|tool_format|roles|tokens|loss_watchdog|"
     r"accelerator_config|assistant_only_loss|average_tokens_across_devices|chat_template|"
     r"completion_only_loss|compute_environment|data|ddp_timeout|debug|disable_tqdm|do_eval|do_train|"
@@ -366,7 +367,7 @@ IGNORED = re.compile(
     r"shuffle|skip_memory_metrics|special_tokens|test_datasets|tokenizer|tpu_|trackio|train_on|"
     r"truncation_mode|trust_remote_code|use_cpu|val_set_size|wandb|warmup_ratio"
 )
-"""Beginnings of keys that change no plan: of data, checkpoints, evaluation and logging."""
+"""Beginnings of keys, with their values, that change no plan: of data, checkpoints, evaluation and logging."""
 
 
 _STAGE = re.compile(r"z(?:ero)?[_-]?([123])(?!\d)")

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 
 from mpctl.core.errors import Issue
 from mpctl.interop.accelerate import config_tree, variables_of
-from mpctl.interop.config_text import Flags, Tree, flat_values, nested, python_calls, read_yaml, unreadable, yaml_text
+from mpctl.interop.config_text import Flags, Tree, nested, read_yaml, unreadable, yaml_text
 from mpctl.interop.emitted import ForeignLauncher, plan_notes
 from mpctl.interop.from_accelerate import OF_ACCELERATE, launch_values, read_ranks, read_sharding
 from mpctl.interop.limits import LauncherLimits
@@ -62,6 +62,7 @@ from mpctl.interop.trainer_keys import (
     uses_deepspeed,
     uses_fsdp,
 )
+from mpctl.interop.trl_python import is_python, is_unsloth, python_values
 from mpctl.plan.planning.plan import Overrides, Plan
 from mpctl.spec.job import JobSpec
 
@@ -138,13 +139,7 @@ ROWS = (
 )
 DEFAULTS = {"max_length": ("1024",), "per_device_train_batch_size": ("8",)}
 OF_SCHEDULE = {row.key for row in ROWS if row.key.startswith(ARGUMENTS)}
-LORA_NAMES = {
-    "r": "lora_r",
-    "target_modules": "lora_target_modules",
-    "modules_to_save": "lora_modules_to_save",
-    "bnb_4bit_use_double_quant": "use_bnb_nested_quant",
-}
-"""Arguments of LoraConfig and BitsAndBytesConfig by their names on TRL's command line."""
+OLDER = {"max_seq_length": "max_length", "torch_dtype": "dtype"}
 CONFIGS = {
     "single_gpu": ("NO", 0),
     "multi_gpu": ("MULTI_GPU", 0),
@@ -239,14 +234,15 @@ def read_trl(text: str, typed: Overrides = NO_SETTINGS) -> ReadJob:
     read_trainer(reader, optimizer="optim", schedule="lr_scheduler_type")
     is_low = reader.value("dtype", "float32") in ("bfloat16", "float16")
     if reader.is_on("use_peft"):
-        is_low = _read_adapter(reader)
+        is_low = _read_adapter(reader) and not is_unsloth(text)  # which makes A and B fp32
     is_deepspeed = reader.value("distributed_type") == "DEEPSPEED"
     set_trained(s, is_half=is_low, has_masters=is_deepspeed)
     if not reader.is_on("packing"):
         reader.nearest("packing", "rows are planned full: without packing, shorter samples take less time")
     read_global_batch(reader, typed)
     known |= {*OF_ACCELERATE, "accelerate_config", "activation_checkpointing", "config", "config_file"}
-    return reader.job("deepspeed" if is_deepspeed else "trl", unread_keys(reader, known))
+    runtime = "deepspeed" if is_deepspeed else "unsloth" if is_unsloth(text) else "trl"
+    return reader.job(runtime, unread_keys(reader, known))
 
 
 def _read_configs(reader: KeyReader) -> None:
@@ -279,19 +275,24 @@ def _read_adapter(reader: KeyReader) -> bool:
     is_cast = in_4_bits or in_8_bits or reader.value("distributed_type") == "DEEPSPEED"
     if not is_cast and base not in (None, s["training.dtype"]):
         s["training.adapter.base_precision"] = base
+        if base == "fp32" and not reader.has("dtype"):
+            hint = "write dtype: bfloat16 in the file, or plan it so: --set training.adapter.base_precision=bf16"
+            message = "TRL reads the model in float32 without a dtype, whatever bf16 says: the base is planned in fp32"
+            reader.nearest("dtype", message, hint)
     return in_4_bits or in_8_bits
 
 
 def _values(text: str) -> Flags:
     """The values by the last part of their names."""
-    if not is_script(text) and ("SFTConfig(" in text or "LoraConfig(" in text):
-        values = {name.rsplit(".", 1)[-1]: words for name, words in flat_values(python_calls(text)[0]).items()}
-        values = {LORA_NAMES.get(name, name): words for name, words in values.items()}
-        return {**values, **({"use_peft": ("true",)} if "LoraConfig(" in text else {})}
+    if not is_script(text) and is_python(text):
+        return python_values(text)
     values = launch_values(text)
     table = " ".join(values.get(ARGUMENTS[:-1], ()))
     if table.startswith("{"):
         values = {**values, **read_yaml(table)}
+    for older, name in OLDER.items():
+        if older in values:
+            values.setdefault(name, values.pop(older))
     return {ARGUMENTS + name if ARGUMENTS + name in OF_SCHEDULE else name: words for name, words in values.items()}
 
 

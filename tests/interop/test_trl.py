@@ -192,3 +192,43 @@ def test_the_model_is_the_one_that_was_named(target: str) -> None:
     preset = emit_plan(tuned(LORA), target)
     assert "meta-llama/Meta-Llama-3-8B\n" in preset.body.replace('"', "")
     assert "the model is meta-llama/Meta-Llama-3-8B, as its preset says" in " ".join(preset.notes)
+
+
+UNSLOTH = """
+length = 4096
+model, tokenizer = FastLanguageModel.from_pretrained("unsloth/Llama-3.2-1B", max_seq_length=length, load_in_4bit=True,
+                                                     dtype=None, gpu_memory_utilization=usage)
+model = FastLanguageModel.get_peft_model(model, r=8, target_modules=["q_proj", "v_proj"], lora_alpha=24,
+    lora_dropout=0, bias="none", use_gradient_checkpointing="unsloth", random_state=3407)
+trainer = SFTTrainer(model=model, tokenizer=tokenizer, args=SFTConfig(per_device_train_batch_size=2, lr=rate))
+"""
+
+
+def test_a_script_of_unsloth() -> None:
+    read = read_trl(UNSLOTH)
+    s = read.settings
+    assert (s["model"], s["model.seq_length"], s["training.runtime"]) == ("unsloth/Llama-3.2-1B", 4096, "unsloth")
+    adapter = {key.rsplit(".", 1)[-1]: value for key, value in s.items() if key.startswith("training.adapter.")}
+    assert (adapter["kind"], adapter["rank"], adapter["alpha"], adapter["dropout"]) == ("qlora", 8, 24, 0.0)
+    assert (adapter["targets"], adapter["dtype"]) == (["q_proj", "v_proj"], "fp32")
+    told = {warning.rule: warning.message for warning in read.warnings}
+    assert "SFTConfig.lr rate" in told["trl-changes"] and "random_state" not in told["trl-changes"]
+
+
+def test_common_names_of_a_script() -> None:
+    text = 'NAME = "Qwen/Qwen2.5-7B"\nmodel = AutoModelForCausalLM.from_pretrained(NAME, torch_dtype=torch.bfloat16)\n'
+    s = read_trl(text + "SFTTrainer(model=model, max_seq_length=777, peft_config=LoraConfig(r=4))").settings
+    assert (s["model"], s["model.seq_length"], s["training.adapter.rank"]) == ("Qwen/Qwen2.5-7B", 777, 4)
+    assert "training.adapter.base_precision" not in s
+    assert read_trl('SFTTrainer(model="Qwen/Qwen2.5-7B")').settings["model"] == "Qwen/Qwen2.5-7B"
+    assert read_trl("{max_seq_length: 300, torch_dtype: bfloat16}").settings["model.seq_length"] == 300
+
+
+def test_a_base_without_a_dtype_is_read_in_fp32() -> None:
+    read = read_trl(
+        "{model_name_or_path: Qwen/Qwen2.5-7B, use_peft: true, group_by_length: false, task_type: CAUSAL_LM}"
+    )
+    assert read.settings["training.adapter.base_precision"] == "fp32"
+    told = {warning.rule: warning for warning in read.warnings}
+    assert "trl-changes" not in told
+    assert any("base_precision=bf16" in warning.hint for warning in read.warnings)
