@@ -355,7 +355,8 @@ def unread_keys(reader: KeyReader, known: Iterable[str]) -> list[str]:
 
 IGNORED = re.compile(
     r"task_type|use_reentrant|bias none|gradient_checkpointing_kwargs\.use_reentrant|random_state|"
-    r"group_by_length false|train_dataset|strict|hf_|type_of_model|model_type|template|max_samples|cache_dir|streaming|mix_strategy|mask_history|"
+    r"group_by_length false|train_dataset|strict|hf_|type_of_model|model_type|template|max_samples|cache_dir|streaming|"
+    r"mix_strategy|mask_history|"
     r"media_dir|swanlab|use_swanlab|use_wandb|use_tensorboard|print_param|val_|tool_format|roles|tokens|loss_watchdog|"
     r"accelerator_config|assistant_only_loss|average_tokens_across_devices|chat_template|"
     r"completion_only_loss|compute_environment|data|ddp_timeout|debug|disable_tqdm|do_eval|do_train|"
