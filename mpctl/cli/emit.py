@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 TOML: Final = "toml"
 """The target that is mpctl's own job file."""
+TRAINED_TYPES = {f"training.{key}" for key in ("adapter.dtype", "gradient_dtype", "optimizer_dtype", "master_weights")}
+"""What --from says of adapters under the launcher that was read, and no user typed: the target has its own."""
+TRAINERS: Final = {"trl", "axolotl", "llama-factory"}
 LauncherArgument = Annotated[
     str | None, typer.Argument(metavar="LAUNCHER", help=f"One of {', '.join((*TARGETS, TOML))}.", show_default=False)
 ]
@@ -50,6 +53,10 @@ def for_launcher(job: JobSource, target: str) -> JobSource:
     from mpctl.interop.emitted import launcher_runtime
     from mpctl.spec.load import load_partial
 
+    is_other = job.read and job.read[0] != target and {job.read[0], target} <= TRAINERS
+    if is_other and "training.adapter.dtype" in job.others:
+        left = {key: value for key, value in job.overrides.items() if key in job.own or key not in TRAINED_TYPES}
+        job = job._replace(overrides=left)
     if target == TOML or "training.runtime" in job.own:
         return job
     loaded = load_partial(job.source, job.overrides).job

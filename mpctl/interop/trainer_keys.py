@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from mpctl.core.errors import InputError, Issue
-from mpctl.interop.config_text import Tree, Value
+from mpctl.interop.config_text import Tree, Value, word
 from mpctl.interop.limits import refused
 from mpctl.interop.mapping import ForeignKey, KeyReader, Settings
 from mpctl.model.layout.topology import zero_copies, zero_stage
@@ -228,17 +228,37 @@ def sharding_refusals(job: JobSpec, who: str) -> Iterator[Issue]:
         yield refused("training.adapter.base_precision", "int8", message, "use nf4, or zero 0 to 2")
 
 
+def _planned_dtype(job: JobSpec) -> Trained | None:
+    """What the plan counts: fp32 parameters, or 16 bits with or without fp32 copies; None where that depends on
+    other settings."""
+    t, profile = job.training, get_profile(job.training.runtime)
+    if t.adapter and (profile.adapters.dtype or profile.memory.stored_as(t)) == "fp32":
+        return Trained("fp32")
+    if t.master_weights is False and t.gradient_dtype == t.optimizer_dtype == t.dtype:
+        return Trained(t.chosen_dtype)
+    return None
+
+
 def trainer_notes(job: JobSpec, trained: Trained) -> Iterator[str]:
     """What differs from the plan wherever a Trainer trains."""
     t = job.training
     adapter = t.adapter
     asked = adapter.dtype if adapter else None
-    if asked is None and t.dtype in ("bf16", "fp16") and (adapter or trained.dtype != "fp32"):
+    if (
+        asked is None
+        and t.dtype in ("bf16", "fp16")
+        and (adapter or trained.dtype != "fp32")
+        and (_planned_dtype(job) != trained)
+    ):
         what, masters = ("A and B" if adapter else "parameters"), " with fp32 copies" if trained.has_masters else ""
+        values = {"training.adapter.dtype": trained.dtype} if adapter else {}
+        if trained.dtype in ("bf16", "fp16"):
+            values["training.master_weights"] = word(trained.has_masters)
+            if not trained.has_masters:
+                values |= {"training.gradient_dtype": trained.dtype, "training.optimizer_dtype": trained.dtype}
         yield (
             f"{what} are {trained.dtype}{masters} there, their gradients {trained.dtype}, moments {trained.states}: "
-            "plan them so by training.master_weights, gradient_dtype, optimizer_dtype"
-            + (", adapter.dtype" if adapter else "")
+            f"plan them so by {' '.join(f'--set {key}={value}' for key, value in values.items())}"
         )
     if adapter and job.has_experts:
         yield (
@@ -355,8 +375,8 @@ def unread_keys(reader: KeyReader, known: Iterable[str]) -> list[str]:
 
 IGNORED = re.compile(
     r"task_type|use_reentrant|bias none|gradient_checkpointing_kwargs\.use_reentrant|random_state|"
-    r"group_by_length false|train_dataset|strict|hf_|type_of_model|model_type|template|max_samples|cache_dir|streaming|"
-    r"mix_strategy|mask_history|"
+    r"group_by_length false|train_dataset|strict|hf_|type_of_model|model_type|"
+    r"template|max_samples|cache_dir|streaming|mix_strategy|mask_history|"
     r"media_dir|swanlab|use_swanlab|use_wandb|use_tensorboard|print_param|val_|tool_format|roles|tokens|loss_watchdog|"
     r"accelerator_config|assistant_only_loss|average_tokens_across_devices|chat_template|"
     r"completion_only_loss|compute_environment|data|ddp_timeout|debug|disable_tqdm|do_eval|do_train|"

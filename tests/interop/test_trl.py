@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
+from mpctl.cli.emit import for_launcher
+from mpctl.cli.options import JobSource
 from mpctl.core.errors import InputError
 from mpctl.interop.command_line import read_flags
 from mpctl.interop.emitted import emit_plan
@@ -232,3 +234,16 @@ def test_a_base_without_a_dtype_is_read_in_fp32() -> None:
     told = {warning.rule: warning for warning in read.warnings}
     assert "trl-changes" not in told
     assert any("base_precision=bf16" in warning.hint for warning in read.warnings)
+
+
+def test_types_of_another_launcher_are_not_a_users() -> None:
+    read = {"training.adapter.dtype": "fp32", "model": "llama-3-8b", "training.master_weights": False}
+    job = JobSource(None, read, typed={"model": "llama-3-8b"}, read=("axolotl", ""))
+    assert "training.adapter.dtype" not in for_launcher(job, "trl").overrides
+    assert for_launcher(job, "axolotl").overrides["training.adapter.dtype"] == "fp32"
+
+
+def test_a_note_on_types_only_where_they_differ_from_the_plan() -> None:
+    assert "plan them so by" not in " ".join(emit_plan(tuned(LORA), "trl").notes)
+    notes = " ".join(emit_plan(tuned(QLORA), "trl").notes)
+    assert "A and B are bf16 there" in notes and "--set training.adapter.dtype=bf16" in notes
