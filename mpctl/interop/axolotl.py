@@ -41,6 +41,7 @@ from mpctl.interop.trainer_keys import (
     MODEL,
     OPTIMIZERS,
     Trained,
+    attention_word,
     deepspeed_table,
     hub_id,
     leave_to_data,
@@ -137,7 +138,7 @@ ADAPTER_ROWS = (
 )
 ROWS = (
     ForeignKey("base_model", value=hub_id),
-    ForeignKey("attn_implementation", value=lambda job: _attention(job)),
+    ForeignKey("attn_implementation", value=attention_word),
     ForeignKey("datasets", value=lambda job: [{"path": DATASET, "type": "chat_template"}]),
     ForeignKey("output_dir", value="output"),
     *trainer_rows(
@@ -185,10 +186,6 @@ FSDP = (
     "fsdp_use_orig_params",
 )
 """Keys of fsdp_config that are read, or change no plan."""
-
-
-def _attention(job: JobSpec) -> str:
-    return "flash_attention_2" if job.model is None or job.model.attention == "flash" else "eager"
 
 
 def _refusals(plan: Plan) -> Iterator[Issue]:

@@ -39,6 +39,7 @@ from mpctl.interop.trainer_keys import (
     MODEL,
     OPTIMIZERS,
     Trained,
+    attention_word,
     deepspeed_table,
     hub_id,
     leave_to_data,
@@ -107,7 +108,7 @@ ROWS = (
     ForeignKey("dataset", value=DATASET),
     ForeignKey("template", value=TEMPLATE),
     ForeignKey("output_dir", value="output"),
-    ForeignKey("flash_attn", value=lambda job: _attention(job)),
+    ForeignKey("flash_attn", value=lambda job: attention_word(job, "fa2", "disabled")),
     *trainer_rows(
         length="cutoff_len",
         batch="per_device_train_batch_size",
@@ -123,10 +124,6 @@ ROWS = (
     ForeignKey("deepspeed", value=lambda job: deepspeed_table(job) if zero_stage(job) else None),
 )
 DEFAULTS = {"cutoff_len": "2048", "per_device_train_batch_size": "8", "finetuning_type": "lora"}
-
-
-def _attention(job: JobSpec) -> str:
-    return "fa2" if job.model is None or job.model.attention == "flash" else "disabled"
 
 
 def _refusals(plan: Plan) -> Iterator[Issue]:

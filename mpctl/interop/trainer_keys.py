@@ -228,6 +228,15 @@ def sharding_refusals(job: JobSpec, who: str) -> Iterator[Issue]:
         yield refused("training.adapter.base_precision", "int8", message, "use nf4, or zero 0 to 2")
 
 
+def attention_word(job: JobSpec, flash: str = "flash_attention_2", unfused: str = "eager") -> str:
+    """The attention's name. FlashAttention 2 needs Ampere, before which NVIDIA's devices have no bf16: sdpa there."""
+    if job.model is not None and job.model.attention != "flash":
+        return unfused
+    device = job.cluster.device
+    is_old = device is not None and device.kind == "cuda" and "bf16" not in device.peak_flops
+    return "sdpa" if is_old else flash
+
+
 def _planned_dtype(job: JobSpec) -> Trained | None:
     """What the plan counts: fp32 parameters, or 16 bits with or without fp32 copies; None where that depends on
     other settings."""

@@ -48,6 +48,7 @@ from mpctl.interop.trainer_keys import (
     OPTIMIZERS,
     TORCH,
     Trained,
+    attention_word,
     hub_id,
     leave_to_data,
     read_global_batch,
@@ -123,7 +124,7 @@ ADAPTER_ROWS = (
 ROWS = (
     ForeignKey("model_name_or_path", value=hub_id),
     ForeignKey("dtype", value=_read_as),
-    ForeignKey("attn_implementation", value=lambda job: "sdpa" if job.parallel.cp > 1 else _attention(job)),
+    ForeignKey("attn_implementation", value=lambda job: "sdpa" if job.parallel.cp > 1 else attention_word(job)),
     ForeignKey("dataset_name", value=DATASET),
     ForeignKey("output_dir", value="output"),
     *trainer_rows(
@@ -148,10 +149,6 @@ CONFIGS = {
     **{f"zero{stage}": ("DEEPSPEED", stage) for stage in (1, 2, 3)},
 }
 """TRL's accelerate_configs/: kind and stage of ZeRO."""
-
-
-def _attention(job: JobSpec) -> str:
-    return "flash_attention_2" if job.model is None or job.model.attention == "flash" else "eager"
 
 
 def _refusals(plan: Plan) -> Iterator[Issue]:

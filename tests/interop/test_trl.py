@@ -247,3 +247,10 @@ def test_a_note_on_types_only_where_they_differ_from_the_plan() -> None:
     assert "plan them so by" not in " ".join(emit_plan(tuned(LORA), "trl").notes)
     notes = " ".join(emit_plan(tuned(QLORA), "trl").notes)
     assert "A and B are bf16 there" in notes and "--set training.adapter.dtype=bf16" in notes
+
+
+def test_devices_before_ampere_have_no_flash_attention_2() -> None:
+    old = {"cluster.device": "t4", "training.dtype": "fp16", "parallel.zero": 0}
+    for target, word in (("trl", "sdpa"), ("axolotl", "sdpa"), ("llama-factory", "sdpa")):
+        assert f": {word}\n" in emit_plan(tuned({**LORA, **old}), target).body
+    assert "attn_implementation: flash_attention_2\n" in emit_plan(tuned(LORA), "trl").body
