@@ -274,7 +274,7 @@ def _read_adapter(reader: KeyReader) -> bool:
         s["training.adapter.base_precision"] = base
         if base == "fp32" and not reader.has("dtype"):
             hint = "write dtype: bfloat16 in the file, or plan it so: --set training.adapter.base_precision=bf16"
-            message = "TRL reads the model in float32 without a dtype, whatever bf16 says: the base is planned in fp32"
+            message = "TRL reads the model in float32 without a dtype, whatever bf16 or --dtype say: the base is planned in fp32"
             reader.nearest("dtype", message, hint)
     return in_4_bits or in_8_bits
 
