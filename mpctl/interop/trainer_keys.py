@@ -260,7 +260,7 @@ def trainer_notes(job: JobSpec, trained: Trained) -> Iterator[str]:
         and (_planned_dtype(job) != trained)
     ):
         what, masters = ("A and B" if adapter else "parameters"), " with fp32 copies" if trained.has_masters else ""
-        values = {"training.adapter.dtype": trained.dtype} if adapter else {}
+        values: dict[str, str] = {"training.adapter.dtype": trained.dtype} if adapter else {}
         if trained.dtype in ("bf16", "fp16"):
             values["training.master_weights"] = word(trained.has_masters)
             if not trained.has_masters:

@@ -274,7 +274,9 @@ def _read_adapter(reader: KeyReader) -> bool:
         s["training.adapter.base_precision"] = base
         if base == "fp32" and not reader.has("dtype"):
             hint = "write dtype: bfloat16 in the file, or plan it so: --set training.adapter.base_precision=bf16"
-            message = "TRL reads the model in float32 without a dtype, whatever bf16 or --dtype say: the base is planned in fp32"
+            message = (
+                "without a dtype TRL reads the base in float32, whatever bf16 or --dtype say, and so it is planned"
+            )
             reader.nearest("dtype", message, hint)
     return in_4_bits or in_8_bits
 
