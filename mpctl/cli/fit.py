@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mpctl.plan.fit.choice import FitChoice
     from mpctl.plan.fit.document import FitDocument
     from mpctl.plan.fit.methods import MethodName
+    from mpctl.plan.fit.request import FitData
 
 HUB_PAGE = "https://huggingface.co/"
 ModelArgument = Annotated[
@@ -138,22 +139,12 @@ def fit(
     Exit codes: 0 something fits; 2 bad input; 3 nothing fits.
     """
     from mpctl.plan.fit.document import answer_fit, fit_document
-    from mpctl.plan.fit.request import FitData, read_request
-    from mpctl.plan.planning.whole_run import read_tokens
-    from mpctl.render.console import say
+    from mpctl.plan.fit.request import read_request
 
-    if model.startswith(HUB_PAGE):
-        model = "/".join(model.removeprefix(HUB_PAGE).split("/")[:2])
-    if fetch:
-        from mpctl.cli.fetch import fetch_model
-
-        fetch_model(None, {"model": model})
-    amount = None if tokens is None else read_tokens(tokens)
-    count = None if samples is None else read_tokens(samples, "--samples", "samples", "--samples 1000 or 20k")
     request = read_request(
-        model,
+        _model(model, fetch=fetch),
         gpus,
-        data=FitData(amount, count, epochs, mean_length),
+        data=_data(samples, epochs, tokens, mean_length),
         settings=_settings(rank, targets, global_batch_size, runtime, set_),
         prices=price or [],
         seq_length=seq_length,
@@ -176,8 +167,31 @@ def fit(
         print_fit(document)
     if found.answer is None:
         if save is not None:
+            from mpctl.render.console import say
+
             say(f"{save} is not written: nothing fits; mpctl emit toml writes a way out", stderr=True)
         raise typer.Exit(DOES_NOT_FIT)
+
+
+def _model(name: str, *, fetch: bool) -> str:
+    """The model's name, of a page of the hub its id; fetched where that is asked for. Raises InputError."""
+    if name.startswith(HUB_PAGE):
+        name = "/".join(name.removeprefix(HUB_PAGE).split("/")[:2])
+    if fetch:
+        from mpctl.cli.fetch import fetch_model
+
+        fetch_model(None, {"model": name})
+    return name
+
+
+def _data(samples: str | None, epochs: int | None, tokens: str | None, mean_length: int | None) -> FitData:
+    """What is trained on, of the options. Raises InputError."""
+    from mpctl.plan.fit.request import FitData
+    from mpctl.plan.planning.whole_run import read_tokens
+
+    amount = None if tokens is None else read_tokens(tokens)
+    count = None if samples is None else read_tokens(samples, "--samples", "samples", "--samples 1000 or 20k")
+    return FitData(amount, count, epochs, mean_length)
 
 
 def _methods(text: str | None) -> tuple[MethodName, ...]:
