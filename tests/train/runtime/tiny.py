@@ -142,12 +142,12 @@ def column(ranks: list[dict[str, Any]], name: str = "loss") -> list[float]:
 def whole_weights(
     ranks: list[dict[str, Any]], replica: int = 0, *, what: str = "weights", vocab: int = VOCAB
 ) -> dict[str, torch.Tensor]:
-    """One replica's parameters, or gradients, put together again, padding rows left out."""
+    """One replica's parameters, or gradients, of all stages, put together again, padding rows left out."""
     place = {"dp": replica, "cp": 0}
     parts = [rank[what] for rank in ranks if rank["coords"].items() >= place.items()]
     whole = {}
-    for name in parts[0]:
-        held = [part[name] for part in parts]
+    for name in dict.fromkeys(name for part in parts for name in part):
+        held = [part[name] for part in parts if name in part]
         shards = [shard_from(shard) for shard, _ in held]
         whole[name] = assemble(shards, [piece for _, piece in held])
     padded = {"embedding.word.weight", "head.weight", "head.bias"} & whole.keys()
