@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 TOML: Final = "toml"
 """The target that is mpctl's own job file."""
 TRAINED_TYPES = {f"training.{key}" for key in ("adapter.dtype", "gradient_dtype", "optimizer_dtype", "master_weights")}
-"""What --from says of adapters under the launcher that was read, and no user typed: the target has its own."""
+"""Adapter settings that --from filled in for the launcher that was read; another launcher has its own."""
 TRAINERS: Final = {"trl", "axolotl", "llama-factory"}
 LauncherArgument = Annotated[
     str | None, typer.Argument(metavar="LAUNCHER", help=f"One of {', '.join((*TARGETS, TOML))}.", show_default=False)

@@ -185,7 +185,7 @@ def _model(name: str, *, fetch: bool) -> str:
 
 
 def _data(samples: str | None, epochs: int | None, tokens: str | None, mean_length: int | None) -> FitData:
-    """What is trained on, of the options. Raises InputError."""
+    """Read the training data from the options. Raises InputError."""
     from mpctl.plan.fit.request import FitData
     from mpctl.plan.planning.whole_run import read_tokens
 

@@ -49,7 +49,7 @@ NEMO, HEAD = "nemo_automodel.", "*lm_head*"
 
 
 def trained_by(job: JobSpec) -> Trained:
-    """What AutoModel trains: see the module."""
+    """Data type and fp32 copies of the parameters that AutoModel trains (module)."""
     t = job.training
     if t.adapter:
         return Trained("fp32" if t.dtype == "fp32" or t.adapter.dtype == "fp32" else "bf16")

@@ -81,7 +81,7 @@ F = "fsdp_config."
 
 
 def trained_by(job: JobSpec) -> Trained:
-    """What Axolotl trains: see the module."""
+    """Data type and fp32 copies of the parameters that Axolotl trains (module)."""
     t = job.training
     if uses_deepspeed(job):
         return sharded_by_deepspeed(job)

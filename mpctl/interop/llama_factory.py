@@ -76,7 +76,7 @@ TEMPLATE = "TEMPLATE"
 
 
 def trained_by(job: JobSpec) -> Trained:
-    """What LLaMA-Factory trains: see the module."""
+    """Data type and fp32 copies of the parameters that LLaMA-Factory trains (module)."""
     t = job.training
     if zero_stage(job) > 0:
         return sharded_by_deepspeed(job)

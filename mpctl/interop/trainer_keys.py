@@ -33,7 +33,7 @@ from mpctl.spec.runtime import get_profile
 from mpctl.spec.training import TrainingSpec
 
 MODEL, DATASET = "MODEL", "DATASET"
-"""What the user fills in."""
+"""Placeholders for the user to fill in."""
 DTYPES = ("fp32", "tf32", "bf16", "fp16")
 TORCH = {"fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 OPTIMIZERS = {
@@ -90,7 +90,7 @@ class Trained(NamedTuple):
 
 
 def sharded_by_deepspeed(job: JobSpec) -> Trained:
-    """What DeepSpeed trains: 16-bit parameters with fp32 copies."""
+    """DeepSpeed trains 16-bit parameters with fp32 copies."""
     half = job.training.dtype in ("bf16", "fp16")
     return Trained(job.training.chosen_dtype, has_masters=True) if half else Trained("fp32")
 
@@ -249,7 +249,7 @@ def _planned_dtype(job: JobSpec) -> Trained | None:
 
 
 def trainer_notes(job: JobSpec, trained: Trained) -> Iterator[str]:
-    """What differs from the plan wherever a Trainer trains."""
+    """Differences from the plan that every Trainer has."""
     t = job.training
     adapter = t.adapter
     asked = adapter.dtype if adapter else None

@@ -85,7 +85,7 @@ LIMITS = LauncherLimits(
 
 
 def trained_by(job: JobSpec) -> Trained:
-    """What TRL trains: see the module."""
+    """Data type and fp32 copies of the parameters that TRL trains (module)."""
     t = job.training
     if uses_deepspeed(job):
         return sharded_by_deepspeed(job)

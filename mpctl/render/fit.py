@@ -44,7 +44,7 @@ def _rows_title(document: FitDocument) -> str:
 
 
 def _assumptions(document: FitDocument) -> Iterator[tuple[str, str]]:
-    """What every row has in common."""
+    """Facts that all rows share."""
     data, batch = document["data"], document["global_batch_size"]
     yield "model", f"{document['model']}, {count_text(document['parameters'])} parameters, {document['dtype']}"
     if document["assumed"]:

@@ -70,7 +70,7 @@ class WayOutEntry(TypedDict):
 
 
 class FitDataEntry(TypedDict):
-    """What is trained on. text: in words; is_given: false where hours are of a unit of tokens; steps: of the
+    """The training data. text: in words; is_given: false where hours are of a unit of tokens; steps: of the
     whole training, packed; padded_steps: where each sample has a row of its own instead."""
 
     text: str

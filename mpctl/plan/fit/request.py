@@ -33,7 +33,7 @@ RUNTIME = "trl"
 
 
 class FitData(NamedTuple):
-    """What is trained on. tokens: of the whole training, where samples are not known; mean_length: tokens of a
+    """The training data. tokens: of the whole training, where samples are not known; mean_length: tokens of a
     sample in the mean, None where every sample fills a row; epochs: EPOCHS where nobody says."""
 
     tokens: int | None = None

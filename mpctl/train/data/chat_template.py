@@ -326,7 +326,7 @@ def _words(error: Exception) -> str:
 
 
 class TokenizerFiles(NamedTuple):
-    """What lies next to a tokenizer.json. template: the chat template's text and its file, None if there is none;
+    """Files next to a tokenizer.json. template: the chat template's text and its file, None if there is none;
     named: texts of named tokens, bos_token, eos_token, .."""
 
     template: tuple[str, str] | None

@@ -76,7 +76,7 @@ class ChatSplit(BaseModel):
 
 
 class ChatRecord(BaseModel):
-    """What makes prepared data chat data: how conversations became rows of seq_length tokens."""
+    """How conversations became rows of seq_length tokens."""
 
     model_config = ConfigDict(frozen=True)
     seq_length: NonNegativeInt
