@@ -127,6 +127,7 @@ def test_a_config_of_hugging_face(mpctl: Mpctl, tmp_path: Path) -> None:
         (("llama-3-8b", "--gpus", "1xh100", "--samples", 0), "--samples 1000"),
         (("llama-3-8b", "--gpus", "1xh100", "--price", "h300=1"), "h200"),
         (("llama-3-8b", "--gpus", "1xh100", "--rank", 0), "1"),
+        (("llama-3-8b", "--gpus", "1xh100", "--global-batch-size", 0), "at least 1"),
         (("llama-3-8b", "--gpus", "1xa100", "--set", "dtype=fp8"), "no fp8 rate"),
         (("llama-3-8b", "--gpus", "1xa100", "--targets", "typo_proj"), "typo_proj"),
         (("llama-3-8b", "--gpus", "1xh100", "--runtime", "trll"), "fsdp2"),

@@ -157,7 +157,7 @@ def batch_of(gpus: int, given: Mapping[str, Any]) -> int:
         hint = f"use {' or '.join(str(n) for n in (below, below + gpus) if n)}"
         message = f"{found} samples do not divide over {gpus} GPUs"
         raise InputError.of("batch-divides", "--global-batch-size", message, hint)
-    return found or _up(BATCH, gpus) * gpus
+    return _up(BATCH, gpus) * gpus if found is None else found
 
 
 def named_gpus(device: str, count: int) -> NamedGpus | None:
