@@ -122,7 +122,7 @@ def test_its_yaml_names_the_class() -> None:
     [
         ({"training.adapter.rslora": True}, "training.adapter.rslora"),
         ({"training.adapter.kind": "dora"}, "training.adapter.targets"),
-        ({"training.adapter.kind": "qlora"}, "training.adapter"),
+        ({"training.adapter.kind": "qlora", "parallel.tp": 1, "parallel.sequence_parallel": False}, "training.adapter"),
         ({"training.adapter.targets": ["linear_qkv", "up_proj"]}, "training.adapter.targets"),
         ({"training.adapter.modules_to_save": ["lm_head"]}, "training.adapter.modules_to_save"),
         ({"model": "mixtral-8x7b"}, "training.adapter.targets"),
