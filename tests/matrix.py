@@ -70,8 +70,9 @@ QUICK = (
     "tests/train/runtime/test_fp8.py::test_the_loss_does_not_depend_on_the_layout",
     "tests/train/rehearsal/test_audit.py::test_fp8_casts_both_operands_in_a_kernel_each_and_leaves_the_head_alone",
     "tests/train/kernels/triton/test_frames.py",
+    "tests/train/kernels/triton/test_compile.py::test_attention_whose_dropout_has_a_number_is_compiled",
 )
-"""fp8, trainings on two ranks, a rehearsal of a GPU, and Triton's interpreter: two minutes."""
+"""fp8, trainings on two ranks, a rehearsal of a GPU, Triton's interpreter and its compiler: two minutes."""
 
 
 def main() -> None:

@@ -108,6 +108,7 @@ class Bench:
         except subprocess.TimeoutExpired:
             return Outcome(case, reason="given up: no time")
         except subprocess.CalledProcessError as error:
+            print(error.stderr, file=sys.stderr)
             return Outcome(case, reason=f"failed: {_last_line(error)}")
         except (OSError, ValueError, LookupError) as error:  # files that a run did not write whole
             return Outcome(case, reason=f"no figures: {type(error).__name__}: {error}")

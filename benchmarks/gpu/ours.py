@@ -68,6 +68,8 @@ def figures(run: Path, warm: int) -> dict[str, float]:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     steady = lines[warm:]
     found = {"seconds": median(line["step_seconds"] for line in steady)}
+    if (planned := lines[0].get("predicted_step_seconds")) is not None:
+        found["planned_seconds"] = planned
     summary = json.loads((run / "summary.json").read_text())
     if saves := summary["saves"]:
         stalls = [line["save_stall_seconds"] for line in lines if "save_stall_seconds" in line]

@@ -18,7 +18,7 @@ from mpctl.plan.estimate.flops import find_device
 
 PAGE = Path(__file__).parents[2] / "benchmarks/results/gpu.md"
 HEAD = (
-    "| model | | ms a step | tokens/s | tensors (plan) | allocator (plan) | MFU of the sheet "
+    "| model | | ms a step (plan) | tokens/s | tensors (plan) | allocator (plan) | MFU of the sheet "
     "| MFU of a product | remarks |",
     "|---|---|---:|---:|---:|---:|---:|---:|---|",
 )
@@ -57,6 +57,7 @@ def _row(outcome: Outcome, shape: Shape, peaks: Peaks) -> str:
         return f"| {case.shape} | {case.who}: {case.name} | | | | | | | {outcome.reason} |"
     seconds = found["seconds"]
     rate = shape.batch * shape.seq / seconds
+    planned = f" ({found['planned_seconds'] * 1e3:.1f})" if "planned_seconds" in found else ""
     memory = (
         " ".join(filter(None, (_gib(found.get(name)), _gib(found.get(f"planned_{name}"), "({})"))))
         for name in ("bytes", "reserved")
@@ -68,7 +69,7 @@ def _row(outcome: Outcome, shape: Shape, peaks: Peaks) -> str:
     cells = (
         case.shape,
         f"{case.who}: {case.name}",
-        f"{seconds * 1e3:.1f}",
+        f"{seconds * 1e3:.1f}{planned}",
         f"{rate:,.0f}",
         *memory,
         *shares,

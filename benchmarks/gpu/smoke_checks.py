@@ -1,5 +1,5 @@
 """The checks of smoke.py, and the process that makes them: `python -m benchmarks.gpu.smoke_checks
-DEVICE NAME ..` prints a line of JSON for each.
+DEVICE NAME ..` prints a line of JSON for each, and on stderr the traceback of one that fails.
 
 A check is a function of a device, `cuda` or `cpu`, that returns what it found, in words. It raises
 Skipped for what the device has not, anything else where something is wrong. torch is imported in
@@ -21,6 +21,7 @@ import sysconfig
 import tempfile
 import time
 import tomllib
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -607,6 +608,8 @@ STEPS: dict[str, dict[str, Any]] = {
     "experts": {"model__experts": 4, "model__experts_per_token": 2, "model__expert_ffn": 64},
     "zero 3": {"parallel__zero": 3},
     "recompute, offload": {"training__recompute": "full", "training__offload_activations": True},
+    "adapters": {"training__adapter": {"rank": 4, "dropout": 0.1}},
+    "bf16 optimizer": {"training__optimizer_dtype": "bf16", "training__master_weights": False},
 }
 
 
@@ -642,6 +645,7 @@ def main(kind: str, names: Sequence[str]) -> None:
         except Skipped as why:
             status, words = "skipped", str(why)
         except Exception as error:
+            traceback.print_exc()
             reason = next(iter(str(error).splitlines()), "")
             status, words = "FAILED", f"{type(error).__name__}: {reason}"
         result = {"name": name, "status": status, "words": words, "seconds": round(time.monotonic() - began, 2)}

@@ -225,7 +225,7 @@ def test_all_checks_pass_on_a_cpu(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=230)
     checks = json.loads(file.read_text())["checks"]
     assert done.returncode == 0, done.stdout
-    assert len(checks) == 27
+    assert len(checks) == 29
     assert {one["name"] for one in checks if one["status"] == "skipped"} == {"second launches", "cuda graph"}
 
 

@@ -31,6 +31,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from typing_extensions import ReadOnly, TypedDict  # pydantic needs it to validate them before Python 3.12
 
+from mpctl import __version__
 from mpctl.core.durable import write_whole
 from mpctl.core.errors import InputError, Issue
 from mpctl.core.units import few_text, plural
@@ -126,7 +127,7 @@ def bench_environment() -> BenchEnvironment:
         "load_at_start": os.getloadavg()[0],
         "python": platform.python_version(),
         "torch": version("torch"),
-        "mpctl": version("mpctl"),
+        "mpctl": __version__,
     }
 
 

@@ -247,11 +247,11 @@ def _shared(amount: float, view: View, zero: int) -> int:
 
 def fp8_table_bytes(layout: JobLayout) -> float:
     """The table of mpctl's delayed scaling: the largest elements of each of the last steps and of
-    this one, the scales and their inverses (train/layers/fp8.py)."""
+    this one, the scales, and their inverses, 16 bytes apart (train/layers/fp8.py)."""
     training = layout.job.training
     if training.dtype != "fp8" or training.fp8_recipe != "delayed":
         return 0.0
-    return (training.fp8_amax_history_len + 3) * len(layout.table.narrowed_layers) * AMAX_BYTES
+    return (training.fp8_amax_history_len + 6) * len(layout.table.narrowed_layers) * AMAX_BYTES
 
 
 def held_weight_bytes(layout: JobLayout, stage: int) -> float:

@@ -55,6 +55,10 @@ from mpctl.train.kernels.fp8 import (
 )
 from mpctl.train.transport.group import Group
 
+_APART = 4
+"""Elements between two inverses: cuBLASLt takes the address of each and refuses one that 16 bytes do
+not divide (CUBLAS_STATUS_NOT_SUPPORTED, seen on an H200)."""
+
 
 @dataclass(frozen=True)
 class ScaleRow:
@@ -247,7 +251,7 @@ class Fp8Scales:
         self.history = torch.zeros(length, *shape, device=device)
         self.amax = torch.zeros(shape, device=device)
         self.scales = torch.ones(shape, device=device)
-        self.inverses = torch.ones(shape, device=device)
+        self.inverses = torch.ones(*shape, _APART, device=device)[..., 0]
         self.exponents = largest_exponents(device)
         self._bound: dict[str, Fp8Operands] = {}
 

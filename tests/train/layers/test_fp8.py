@@ -159,6 +159,18 @@ def test_by_hand() -> None:
     assert [step(scales, operands, x) for x in (3.0, 1.0, 1.0, 1.0)] == [128, 128, 128, 256]
 
 
+def test_each_inverse_lies_where_cublaslt_can_read_it() -> None:
+    """16 bytes divide its address; an H200 refused others with CUBLAS_STATUS_NOT_SUPPORTED."""
+    for which in Operand:
+        scales, operands = table(names=("first", "a", "b"))
+        scales.end_step(Group())
+        scales.bind({"a": operands})
+        matrix = torch.ones(1, 2, dtype=torch.bfloat16)
+        rows, columns = operands.cast(which, matrix, columns=True)
+        assert rows is not None and columns is not None
+        assert {each.inverse.data_ptr() % 16 for each in (rows, columns)} == {0}
+
+
 def test_in_the_first_step_each_tensor_is_scaled_by_itself() -> None:
     scales, operands = table()
     assert step(scales, operands, 3.0, 100.0) == 4.0  # 100 x 4 = 400

@@ -28,11 +28,12 @@ of which nothing counts has the sum +infinity, so that its shares are 0 in backw
 The host gives tensors one by one, None where there is none, and three tuples: the tensors' strides
 by sample, head and row (of a mask and a bias also by key, 0 along a dimension that is shared), the
 first head and row by global number, and the sizes. `number` is the key of a dropout mask whose
-`seed` is None. Inside, variant is (mask, its strides, bias, its strides, slopes, row_start) and rng
-(seed, number, samples, head_start), or None without dropout. A kernel
-numbers rows `i` and keys `j` of the tensors that it was given; row_start + i and j are their global
-positions. A plane is a sample's head; programs are numbered plane by plane along the first axis of
-the grid, the only one that may have more than 65,535.
+`seed` is None; without dropout `samples` is None. Inside, variant is (mask, its strides, bias, its
+strides, slopes, row_start), and kept the rows' keys of dropout, or None. (Triton 3.6 cannot test
+whether a tuple that holds a None is None.) A kernel numbers rows `i` and keys `j` of the tensors
+that it was given; row_start + i and j are their global positions. A plane is a sample's head;
+programs are numbered plane by plane along the first axis of the grid, the only one that may have
+more than 65,535.
 """
 
 from __future__ import annotations
@@ -133,11 +134,10 @@ def counted(
 
 
 @triton.jit
-def row_keys(rng, variant, sample, head, i):
+def row_keys(seed, number, samples, head_start, variant, sample, head, i):
     """The keys of rows i of one sample and head, uint32, as counter_rng.keep_mask folds them."""
-    key, number, samples, head_start = rng
     row_start = variant[5]
-    folded = mix(first_key(key, number) ^ scramble(tl.load(samples + sample)))
+    folded = mix(first_key(seed, number) ^ scramble(tl.load(samples + sample)))
     folded = mix(folded ^ scramble(head_start + head))
     return mix(folded ^ scramble(row_start + i))
 
@@ -191,7 +191,6 @@ def meet(
     value,
     value_strides,
     variant,
-    rng,
     sample,
     head,
     i,
@@ -221,7 +220,7 @@ def meet(
     finite = tl.where(raised == float("-inf"), 0.0, raised)
     shares, shrunk = tl.exp2(scores - finite[:, None]), tl.exp2(highest - finite)
     total = total * shrunk + tl.sum(shares, 1)
-    if rng is not None:
+    if kept is not None:
         shares *= keeps(kept[:, None], scramble(j)[None, :], THRESHOLD).to(WIDE)
     result = result * shrunk[:, None]
     result += product(rounded(shares, v.dtype), v, PRECISION, WIDE)
@@ -266,9 +265,6 @@ def attention_kernel(
     head_start, row_start = places
     heads, queries, keys = sizes
     variant = (mask, mask_strides, bias, bias_strides, slopes, row_start)
-    rng = None
-    if samples is not None:
-        rng = (seed, number, samples, head_start)
     block, plane = block_and_plane(queries, BLOCK_Q)
     block = tl.cdiv(queries, BLOCK_Q) - 1 - block  # the last, which meet the most keys, start first
     sample, head = plane // heads, plane % heads
@@ -278,8 +274,8 @@ def attention_kernel(
     total = tl.zeros([BLOCK_Q], dtype=WIDE)
     result = tl.zeros([BLOCK_Q, BLOCK_D], dtype=WIDE)
     kept = None
-    if rng is not None:
-        kept = row_keys(rng, variant, sample, head, i)
+    if samples is not None:
+        kept = row_keys(seed, number, samples, head_start, variant, sample, head, i)
     first_row = variant[5] + block * BLOCK_Q
     whole = end_of_whole_blocks(first_row, keys, BLOCK_K, CAUSAL, WINDOW)
     start = tl.maximum(first_key_seen(first_row, BLOCK_K, CAUSAL, WINDOW), whole)
@@ -296,7 +292,6 @@ def attention_kernel(
             value,
             value_strides,
             variant,
-            rng,
             sample,
             head,
             i,
@@ -327,7 +322,6 @@ def attention_kernel(
             value,
             value_strides,
             variant,
-            rng,
             sample,
             head,
             i,

@@ -38,7 +38,6 @@ def meet_keys(
     value,
     value_strides,
     variant,
-    rng,
     sample,
     head,
     i,
@@ -65,7 +64,7 @@ def meet_keys(
         products, variant, sample, head, i[:, None], j[None, :], queries, keys, SCALE, CAUSAL, WINDOW, WHOLE
     )
     dshares = product(do, tl.trans(v), PRECISION, WIDE)
-    if rng is not None:
+    if kept is not None:
         dshares = drop(dshares, kept[:, None], j[None, :], THRESHOLD)
     dscores = tl.exp2(scores - log[:, None]) * (dshares - delta[:, None])
     return result + product(rounded(dscores, k.dtype), k, PRECISION, WIDE)
@@ -111,9 +110,6 @@ def query_gradient_kernel(
     head_start, row_start = places
     heads, queries, keys = sizes
     variant = (mask, mask_strides, bias, bias_strides, slopes, row_start)
-    rng = None
-    if samples is not None:
-        rng = (seed, number, samples, head_start)
     block, plane = block_and_plane(queries, BLOCK_Q)
     block = tl.cdiv(queries, BLOCK_Q) - 1 - block
     sample, head = plane // heads, plane % heads
@@ -127,8 +123,8 @@ def query_gradient_kernel(
     log = tl.load(sums + of_rows, mask=i < queries, other=float("inf"))
     result = tl.zeros([BLOCK_Q, BLOCK_D], dtype=WIDE)
     kept = None
-    if rng is not None:
-        kept = row_keys(rng, variant, sample, head, i)
+    if samples is not None:
+        kept = row_keys(seed, number, samples, head_start, variant, sample, head, i)
         tl.store(row_numbers + of_rows, kept.to(tl.int32, bitcast=True), mask=i < queries)
     first_row = variant[5] + block * BLOCK_Q
     whole = end_of_whole_blocks(first_row, keys, BLOCK_K, CAUSAL, WINDOW)
@@ -147,7 +143,6 @@ def query_gradient_kernel(
             value,
             value_strides,
             variant,
-            rng,
             sample,
             head,
             i,
@@ -179,7 +174,6 @@ def query_gradient_kernel(
             value,
             value_strides,
             variant,
-            rng,
             sample,
             head,
             i,
@@ -445,9 +439,6 @@ def bias_gradient_kernel(
     heads, queries, keys = sizes
     samples_shared, heads_shared, dbias_heads = shared
     variant = (mask, mask_strides, bias, bias_strides, slopes, row_start)
-    rng = None
-    if samples is not None:
-        rng = (seed, number, samples, head_start)
     row_block, rest = block_and_plane(queries, BLOCK_Q)
     key_blocks = tl.cdiv(keys, BLOCK_K)
     key_block, plane = rest % key_blocks, rest // key_blocks
@@ -470,8 +461,8 @@ def bias_gradient_kernel(
             products, variant, sample, head, i[:, None], j[None, :], queries, keys, SCALE, CAUSAL, WINDOW, False
         )
         dshares = product(do, tl.trans(v), PRECISION, WIDE)
-        if rng is not None:
-            kept = row_keys(rng, variant, sample, head, i)
+        if samples is not None:
+            kept = row_keys(seed, number, samples, head_start, variant, sample, head, i)
             dshares = drop(dshares, kept[:, None], j[None, :], THRESHOLD)
         result += tl.exp2(scores - log[:, None]) * (dshares - delta[:, None])
     at = pairs_at(dbias_strides, first_sample, first_head, i[:, None], j[None, :])
