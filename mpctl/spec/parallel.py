@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 else:
     ScheduleName = Literal[tuple(SCHEDULES)]  # the names of the table, which an error lists
 TensorMode = Literal["1d", "2d", "2.5d", "3d"]
+CpComm = Literal["p2p", "all_gather", "a2a", "a2a+p2p"]
+"""Megatron's --cp-comm-type."""
 
 
 if TYPE_CHECKING:
@@ -89,6 +91,20 @@ class ParallelSpec(AxisSizes):
     loss_is_layer: bool = Field(False, description="count output head and loss as a layer when stages are cut equally")
     stage_balance: Literal["even", "cost"] = Field(
         "even", description="stages of equal numbers of layers (even) or of equal compute (cost)"
+    )
+    pipeline_layout: Annotated[str, Field(min_length=1, max_length=4096)] | None = Field(
+        None,
+        description="what each virtual stage has, in the words of Megatron's --pipeline-model-parallel-layout, such as "
+        "Et*3|(tt|)*29,m|L: embedding E, layer t, layer of multi-token prediction m, loss L",
+    )
+    cp_comm: CpComm | None = Field(
+        None,
+        description="how keys and values meet queries under cp: around a ring (p2p), gathered (all_gather), by "
+        "an exchange of sequence for heads (a2a, Ulysses), or that within groups and a ring between them (a2a+p2p); "
+        "as the runtime does when absent (mpctl: all_gather)",
+    )
+    cp_a2a_size: Count | None = Field(
+        None, description="cp_comm a2a+p2p: consecutive ranks of cp that exchange sequence for heads"
     )
     allow_tp_across_nodes: bool = Field(
         False, description="accept tensor-parallel groups that leave their NVLink domain (by default a node)"

@@ -19,6 +19,7 @@ from mpctl.spec.base import (
     StrictModel,
     rising_ranges,
 )
+from mpctl.spec.muon import MuonSpec
 from mpctl.spec.presets import bundled_names, find_file, name_or_path, preset_names
 
 RecomputeMode = Literal["none", "selective", "full"]
@@ -34,8 +35,19 @@ CORE: RecomputeModule = "core_attn"
 """The module of recompute_modules that every runtime with selective recomputation has."""
 
 Optimizer = Literal[
-    "adamw", "adamw-8bit", "paged-adamw-8bit", "adamw-4bit", "adafactor", "sgd", "lion", "lion-8bit", "paged-lion-8bit"
+    "adamw",
+    "adamw-8bit",
+    "paged-adamw-8bit",
+    "adamw-4bit",
+    "adafactor",
+    "sgd",
+    "lion",
+    "lion-8bit",
+    "paged-lion-8bit",
+    "muon",
 ]
+CrossEntropy = Literal["unfused", "fused", "te", "linear"]
+"""Megatron's --cross-entropy-loss-fusion and its implementations."""
 
 Load = Annotated[float, Ge(1), Le(2**16)]
 """A largest load over the mean of all."""
@@ -175,6 +187,25 @@ class TrainingSpec(StrictModel):
         description="experts: how other software than mpctl sends tokens to them, for its plans; "
         "that of its profile when absent",
     )
+    moe_overlap: bool = Field(
+        False,
+        description="experts: send one micro batch's tokens while another one is computed, forward beside backward; "
+        "planned",
+    )
+    cross_entropy: CrossEntropy | None = Field(
+        None,
+        description="loss over logits of all tokens, in float32 passes (unfused) or one kernel (fused; te: "
+        "Transformer Engine's), or head and loss chunk by chunk without them (linear); as the runtime does when "
+        "absent (mpctl: fused)",
+    )
+    cross_entropy_chunks: Count | None = Field(
+        None, description="cross_entropy linear: chunks of a micro batch's tokens; as the runtime does when absent"
+    )
+    tiled_mlp: Count | None = Field(
+        None,
+        description="tiles of a micro batch's tokens in which each MLP is computed, and again in backward; whole when "
+        "absent; planned",
+    )
     init_std: PositiveHyper = Field(0.02, description="standard deviation of initial weights")
     eval_interval: CountOrZero = Field(0, description="steps between validations; 0 validates only at the end")
     eval_samples: CountOrZero = Field(32, description="samples of each validation; 0 turns validation off")
@@ -224,7 +255,8 @@ class TrainingSpec(StrictModel):
         description="update rule; 8bit and 4bit: moments in blocks with a scale each; paged: states move to host "
         "memory where the device needs the room; `mpctl launch` runs adamw, sgd and lion",
     )
-    optimizer_dtype: Literal["fp32", "bf16"] | None = Field(
+    muon: MuonSpec = Field(default_factory=MuonSpec, description="optimizer muon: its settings")
+    optimizer_dtype: Literal["fp32", "fp16", "bf16", "fp8"] | None = Field(
         None, description="data type of unquantized moments; that of the runtime when absent (mpctl: fp32)"
     )
     master_weights: bool | None = Field(
@@ -237,6 +269,12 @@ class TrainingSpec(StrictModel):
     )
     offload_optimizer: bool = Field(
         False, description="keep moments and masters in host memory, which updates them; planned"
+    )
+    offload_fraction: Annotated[float, Gt(0), Le(1)] = Field(
+        1.0, description="offload_optimizer: share of the parameters whose states are in host memory"
+    )
+    offload_overlap: bool = Field(
+        False, description="offload_optimizer: copy one tensor's gradient while the host updates another"
     )
     offload_parameters: bool = Field(
         False, description="keep parameters in host memory between their uses (zero 3); planned"
