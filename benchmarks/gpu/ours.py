@@ -32,16 +32,7 @@ def launch(
 ) -> dict[str, float]:
     """Figures of a run in the folder `run`. seconds: timeout; preset: of this device, by which it
     is planned. Raises subprocess.SubprocessError where it fails or takes longer."""
-    given: dict[str, Any] = {
-        **shape.settings,
-        "data.path": str(data),
-        "training.steps": steps,
-        "training.dtype": "bf16",
-        "training.learning_rate": 1e-4,
-        "training.eval_samples": 0,
-        "checkpoint.at_end": False,
-        **settings,
-    }
+    given = {**job_settings(shape, settings), "data.path": str(data), "training.steps": steps}
     if preset is not None:
         given["cluster.device"] = preset
     command = [
@@ -60,6 +51,18 @@ def launch(
         command += ["--set", f"{key}={json.dumps(value)}"]
     run_whole([sys.executable, "-m", "mpctl", *command], seconds)
     return figures(run, warm)
+
+
+def job_settings(shape: Shape, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a case's job, but for its data and the number of its steps."""
+    return {
+        **shape.settings,
+        "training.dtype": "bf16",
+        "training.learning_rate": 1e-4,
+        "training.eval_samples": 0,
+        "checkpoint.at_end": False,
+        **settings,
+    }
 
 
 def figures(run: Path, warm: int) -> dict[str, float]:

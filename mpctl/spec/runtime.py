@@ -221,7 +221,7 @@ class FittedRuns(StrictModel):
     step_factors: dict[str, Factor] = Field(
         default_factory=dict,
         description="cluster.step_factor that own runs found on each of these clusters, for plans "
-        "on one whose table does not state it; 1 when absent",
+        "on one whose table does not state it, or on a device alone, by its name; 1 when absent",
     )
     layer_factors: dict[str, dict[str, Factor]] = Field(
         default_factory=dict,

@@ -46,8 +46,17 @@ def find_system(cluster: ClusterSpec, profile: RuntimeProfile) -> System:
     is_measured = not unknown_parts(cluster, profile)
     if cluster.step_factor is not None:
         return System(is_measured, cluster.step_factor)
-    found = profile.seen.step_factors.get(cluster.name or "", 1.0)
-    return System(is_measured, found if is_measured else profile.shift_apart)
+    if not is_measured:
+        return System(is_measured, profile.shift_apart)
+    factors = profile.seen.step_factors
+    return System(is_measured, factors.get(cluster.name or "", _factor_alone(cluster, profile) or 1.0))
+
+
+def _factor_alone(cluster: ClusterSpec, profile: RuntimeProfile) -> float | None:
+    """What runs on one such device found, for a cluster of one: none of its links is used."""
+    if cluster.device is None or cluster.nodes != 1 or cluster.gpus_per_node != 1:
+        return None
+    return profile.seen.step_factors.get(cluster.device.name)
 
 
 def layer_shape(job: JobSpec) -> str:
@@ -90,6 +99,8 @@ def unknown_parts(cluster: ClusterSpec, profile: RuntimeProfile) -> tuple[str, .
     reasons = []
     if device is not None and device.name not in seen.devices:
         reasons.append(f"{profile.name} was never measured on {device.name}")
+    if _factor_alone(cluster, profile) is not None:
+        return ()
     if cluster.name not in seen.clusters:
         reasons.append(f"{profile.name} was never measured on {name}")
     elif cluster.step_factor is None and cluster.bandwidths != seen.links.get(cluster.name, cluster.bandwidths):
