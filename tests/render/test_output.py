@@ -34,7 +34,7 @@ def test_marks_become_letters_where_an_encoding_lacks_them(encoding: str, column
     code, out, err = spoken(encoding, columns, "plan", "two-nodes-16-gpus", "--full")
     lines = out.splitlines()
     assert (code, err) == (0, "")
-    assert lines[1].startswith("ok fits: 4.6 of 80.0 GiB")
+    assert lines[1].startswith("ok fits: 4.5 of 80.0 GiB")
     assert "8 Phi" in out and "?" not in out
 
 
