@@ -94,6 +94,10 @@ UNIONS: dict[str, tuple[str, ...]] = {
 EXPERT_UNIONS: dict[str, tuple[str, ...]] = {"etp_ep": ("etp", "ep")}
 """etp_ep: the ranks that together hold each expert of a layer once."""
 
+CP_GROUPS = ("cp_a2a", "cp_p2p")
+"""Groups that `parallel.cp_a2a_size` cuts cp into: consecutive ranks that exchange sequence for heads, and
+rings of ranks with the same heads."""
+
 # The groups that messages of a step go over: gradients over all ranks with the same parameters.
 MESSAGE_GROUPS = tuple("dp_cp" if name == FILLING else name for name in AXIS_NAMES)
 

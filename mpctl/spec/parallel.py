@@ -16,6 +16,8 @@ else:
 TensorMode = Literal["1d", "2d", "2.5d", "3d"]
 CpComm = Literal["p2p", "all_gather", "a2a", "a2a+p2p"]
 """Megatron's --cp-comm-type."""
+EXCHANGES: tuple[CpComm, ...] = ("a2a", "a2a+p2p")
+"""Those that give each rank of cp a part of the heads for more of the sequence."""
 
 
 if TYPE_CHECKING:
@@ -109,3 +111,15 @@ class ParallelSpec(AxisSizes):
     allow_tp_across_nodes: bool = Field(
         False, description="accept tensor-parallel groups that leave their NVLink domain (by default a node)"
     )
+
+    @property
+    def stated_cp_comm(self) -> CpComm | None:
+        """`cp_comm` where cp splits sequences; None elsewhere, and where the runtime's default holds."""
+        return self.cp_comm if self.cp > 1 else None
+
+    @property
+    def head_parts(self) -> int:
+        """Ranks of cp among which attention's heads are dealt: all under a2a, cp_a2a_size under
+        a2a+p2p, else 1."""
+        sizes = {"a2a": self.cp, "a2a+p2p": self.cp_a2a_size or 1}
+        return sizes.get(self.stated_cp_comm or "", 1)

@@ -19,7 +19,7 @@ from mpctl.spec.adapter_costs import AdapterCosts as AdapterCosts
 from mpctl.spec.adapter_costs import Bandwidth
 from mpctl.spec.adapter_costs import MemoryPasses as MemoryPasses
 from mpctl.spec.base import AS_MEMORY, Amount, Count, CountOrZero, DType, Factor, Part, Seconds, Share, StrictModel
-from mpctl.spec.parallel import ScheduleName, TensorMode
+from mpctl.spec.parallel import CpComm, ScheduleName, TensorMode
 from mpctl.spec.presets import PresetFile, get_file, own_folders, preset_issues, search_path
 from mpctl.spec.training import DEFAULT_RUNTIME, RecomputeMode, TrainingSpec
 from mpctl.spec.training import Dispatcher as Dispatcher
@@ -265,6 +265,9 @@ class RuntimeSupport(StrictModel):
     )
     sequence: bool = Field(False, description="sequence parallelism")
     context: bool = Field(False, description="context parallelism (parallel.cp above 1)")
+    cp_comm: list[CpComm] = Field(
+        [], description="values of parallel.cp_comm that it runs, its default first; any when empty"
+    )
     zero: Annotated[list[ZeroStage], MinLen(1)] = Field([0], description="ZeRO stages")
     zero_sizes: bool = Field(False, description="ZeRO over a part of dp x cp (parallel.zero_size; HSDP)")
     zero_over_cp: bool = Field(False, description="each of these groups has all of cp: zero_size is a multiple of it")

@@ -13,7 +13,7 @@ from itertools import pairwise
 from math import exp, log
 from typing import Any, NamedTuple
 
-from mpctl.core.axes import FILLING
+from mpctl.core.axes import CP_GROUPS, FILLING
 from mpctl.core.errors import InputError
 from mpctl.model.layout.job_layout import JobLayout
 from mpctl.plan.estimate.job import Estimate
@@ -56,7 +56,7 @@ class Slowed(NamedTuple):
 
 def part_of(group: str) -> str:
     """The part of a step that messages over a group belong to, those of every micro batch included."""
-    return group if group == "cp" else part_of_group(group)
+    return "cp" if group in ("cp", *CP_GROUPS) else part_of_group(group)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from mpctl.core.axes import CP_GROUPS
 from mpctl.core.sharding import DENSE, View, Views
 from mpctl.core.tensor_grid import TensorGrid
 from mpctl.core.topology import Group, Topology
@@ -49,6 +50,7 @@ def group_plans(topology: Topology, views: Views | None = None) -> Iterator[Grou
     plans = [GroupPlan("tp", ("tp",), is_urgent=True)]
     plans += (GroupPlan(name, axes, is_urgent=True) for name, axes in dense.grid.groups.items())
     plans.append(GroupPlan("cp", ("cp",), is_urgent=True))
+    plans += (GroupPlan(name, (name,), is_urgent=True) for name in CP_GROUPS if name in topology.kinds)
     # The messages of a group run one after the other: those of cp would wait behind gradients.
     plans.append(GroupPlan("dp_cp", ("dp_cp",), is_separate=topology.sizes["cp"] > 1))
     plans.append(GroupPlan("pp", ("pp",)))

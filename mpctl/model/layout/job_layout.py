@@ -18,6 +18,7 @@ from functools import cached_property
 from itertools import groupby
 from typing import NamedTuple, TypeVar
 
+from mpctl.core.axes import CP_GROUPS
 from mpctl.core.errors import InputError
 from mpctl.core.sharding import DENSE, View, Views
 from mpctl.core.tensor_grid import TensorGrid
@@ -243,7 +244,9 @@ class JobLayout:
         for view in self.views.values():
             if view.copies > 1:
                 replicas |= {view.zero_group: view.zero_size, view.copies_group: view.copies}
-        sizes = {**others, **shards, **self.job.sizes, **grid, **replicas}
+        p = self.job.parallel
+        rings = dict(zip(CP_GROUPS, (p.head_parts, p.cp // p.head_parts), strict=True)) if p.cp_a2a_size else {}
+        sizes = {**others, **shards, **self.job.sizes, **grid, **replicas, **rings}
         return {**sizes, "world": self.job.world_size}
 
     @cached_property

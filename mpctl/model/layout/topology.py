@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import gcd, prod
 
-from mpctl.core.axes import EXPERT_UNIONS, dense_order, expert_order, zero_groups
+from mpctl.core.axes import CP_GROUPS, EXPERT_UNIONS, dense_order, expert_order, zero_groups
 from mpctl.core.errors import InputError
 from mpctl.core.sharding import EXPERTS, View, local_range
 from mpctl.core.tensor_grid import DimGrid, TensorGrid
@@ -90,7 +90,26 @@ def job_topology(job: JobSpec) -> Topology:
     for view in other_views(job):
         seen = whole.view(view.sizes, order="-".join(view.sizes), unions=EXPERT_UNIONS)
         whole = whole.joined(seen)
-    return join_zero_groups(whole, (dense_view(job), *other_views(job)))
+    whole = join_zero_groups(whole, (dense_view(job), *other_views(job)))
+    return join_cp_groups(whole, parallel.head_parts)
+
+
+def join_cp_groups(topology: Topology, inner: int) -> Topology:
+    """The topology with the groups of `inner` consecutive ranks of cp that exchange sequence for heads, and
+    the rings between them; unchanged where all or none of cp are one.
+
+    >>> cut = join_cp_groups(Topology.of({"tp": 2, "cp": 4}), 2)
+    >>> [list(group) for group in cut.groups("cp_a2a")][:2], list(cut.group(1, "cp_p2p"))
+    ([[0, 2], [1, 3]], [1, 5])
+    """
+    cp = topology.sizes["cp"]
+    if cp % inner or inner in (1, cp):
+        return topology
+    sizes: dict[str, int] = {}
+    for axis in topology.order:
+        parts = dict(zip(CP_GROUPS, (inner, cp // inner), strict=True))
+        sizes |= parts if axis == "cp" else {axis: topology.sizes[axis]} if topology.sizes[axis] > 1 else {}
+    return topology.joined(topology.view(sizes, order="-".join(sizes)))
 
 
 def join_zero_groups(topology: Topology, views: Iterable[View]) -> Topology:

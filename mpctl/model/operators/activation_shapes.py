@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 
 from mpctl.core.tensor_grid import FEATURES
 from mpctl.model.operators.kernel_sets import KernelSet
+from mpctl.spec.parallel import EXCHANGES, CpComm
 
 Dims = tuple[str, ...]
 
@@ -22,6 +23,12 @@ Width = Literal["value", "operand", "float", "mask", "index"]
 
 
 OF_LATENTS = "mla_up_proj"  # the module whose products read latents and write queries, keys, values
+
+
+def gathers_latents(comm: CpComm | None, kernels: KernelSet) -> bool:
+    """Whether ranks of cp share latents in place of keys and values: where the job does not say how they
+    meet, and in mpctl's all_gather."""
+    return comm is None or (comm == "all_gather" and kernels.gathers_keys)
 
 
 def is_outer(dims: Dims) -> bool:
@@ -114,7 +121,8 @@ class ActivationShapes(NamedTuple):
     token and expert that the router keeps; token_weights: numbers of each token that it keeps
     besides. adds_products: products add to a matrix's gradient, so that no dW is made. sums: bytes
     of an element of the gradients of a step. logit_bytes: bytes of a logit's element that a loss
-    takes at once (the runtime's profile). adapter: of a model that adapters train.
+    takes at once (the runtime's profile). adapter: of a model that adapters train. cp_comm: how keys
+    and values meet queries under cp, if the job says it.
     """
 
     dims: LocalDims
@@ -147,6 +155,23 @@ class ActivationShapes(NamedTuple):
     sums: int = 4
     logit_bytes: float = 0.0
     adapter: AdapterShapes | None = None
+    cp_comm: CpComm | None = None
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether ranks of cp exchange sequence for heads before attention, and back behind it."""
+        return self.cp_comm in EXCHANGES
+
+    @property
+    def gathers_latents(self) -> bool:
+        """Whether cp gathers the latents of keys and values, of which each rank makes those of the full
+        sequence: mpctl's layers do; other types send keys and values."""
+        return self.cp > 1 and gathers_latents(self.cp_comm, self.kernels)
+
+    @property
+    def meets_blocks(self) -> bool:
+        """Whether attention has two blocks of queries, which meet keys of all ranks of cp."""
+        return self.cp > 1 and not self.exchanges
 
     @property
     def local_experts(self) -> int:

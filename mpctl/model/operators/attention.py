@@ -115,7 +115,23 @@ class AttentionOp(NamedTuple):
             return scores * shapes.kernels.score_copies[not self.has_sample_mask] + waits
         rows, keys = ("batch", self.queries), ("batch", self.keys)
         queries = shapes.count((*rows, "inner")) + shapes.count((*rows, "queries" if self.latent else "inner"))
-        return (queries + shapes.count((*keys, "kv"))) * shapes.value + waits
+        own = queries + shapes.count((*keys, "kv"))
+        return max(own, self._exchanged_gradients(shapes)) * shapes.value + self._met_keys(shapes) + waits
+
+    def _exchanged_gradients(self, shapes: ActivationShapes) -> int:
+        """Elements of gradients of queries, keys and values on their way back: computed, packed, received."""
+        rows, keys = ("batch", self.queries), ("batch", self.keys)
+        columns = [(*rows, "queries"), (*keys, "queries"), (*keys, "inner")]
+        columns = columns if self.latent else [(*rows, "inner"), (*keys, "kv")]
+        return 3 * sum(map(shapes.count, columns)) if shapes.exchanges else 0
+
+    def _met_keys(self, shapes: ActivationShapes) -> float:
+        """Bytes of keys and values of other ranks of cp in backward, where a job says how they come: around
+        a ring two parts, the next two and their gradients; gathered and ordered, with their gradients."""
+        if shapes.cp_comm in (None, "a2a") or shapes.kernels.gathers_keys:
+            return 0.0
+        parts = 3 * shapes.cp if shapes.cp_comm == "all_gather" else 4
+        return float(parts * shapes.count(("batch", self.keys, "kv")) * shapes.value)
 
 
 class SavedByCore(NamedTuple):
@@ -178,15 +194,32 @@ class SavedByCore(NamedTuple):
         ]
 
     @property
+    def exchanged(self) -> Saved:
+        """Queries, keys and values of a part of the heads and the full sequence, which cp exchanged: as
+        many elements as this rank's."""
+        return [tensor._replace(name=f"exchanged {tensor.name}") for tensor in self.inputs]
+
+    def _met(self, columns: str) -> Dims:
+        """Keys that a rank's queries meet, under cp of the full sequence; an exchange has as many of fewer heads."""
+        return (*self.keys, columns) if self.shapes.exchanges else (*self.keys, columns, "cp")
+
+    @property
     def gathered(self) -> Saved:
         """Keys and values of other ranks: of a kv head that several ranks of tp share, and under cp
         of the full sequence, which other runtimes pass round a ring instead."""
         shapes, tensors = self.shapes, []
         if shapes.kv_heads < shapes.feature_parts:
             tensors.append(SavedTensor("shared keys", (*self.keys, "head_size"), times=2))
-        if shapes.cp > 1 and shapes.kernels.gathers_keys:
+        if shapes.meets_blocks and shapes.kernels.gathers_keys:
             tensors.append(SavedTensor("gathered keys", (*self.keys, "kv", "cp")))
         return tensors
+
+    @property
+    def _met_inputs(self) -> Saved:
+        """What a core that runs again in backward reads."""
+        if self.shapes.exchanges:
+            return self.exchanged + (self.inputs if self.attention.has_norms else []) + self.normed
+        return self.inputs + self.normed + self.gathered
 
     @property
     def context(self) -> Saved:
@@ -207,14 +240,14 @@ class SavedByCore(NamedTuple):
     def of_papers(self) -> tuple[Saved, Saved]:
         """Scores are held unless the kernel is fused."""
         saved = self.inputs + self.normed + self.gathered + self.context
-        return _with_scores(self, saved)
+        return _with_scores(self, saved + (self.projected if self.shapes.exchanges else []))
 
     def written_out(self) -> tuple[Saved, Saved]:
         """The scores are written to memory, and both products read copies of q, k and v."""
         shapes, attention, pairs = self.shapes, self.attention, self.pairs
         has_dropout = shapes.attention_dropout
         scores = self._copies()
-        if shapes.cp > 1 and not has_dropout:  # torch's own products scale the keys of each block
+        if shapes.meets_blocks and not has_dropout:  # torch's own products scale the keys of each block
             dims = (*self.keys, "inner", "cp")
             scores.append(SavedTensor("scaled keys", dims, times=2 * pairs.share))
         scores += pairs.scores(has_dropout=has_dropout)
@@ -223,8 +256,8 @@ class SavedByCore(NamedTuple):
         elif attention.is_causal:
             scores += pairs.masks(1)
         if shapes.recompute == "selective":
-            kept = self.inputs + self.normed + self.turned + self.gathered
-            return kept + self.projected, scores
+            turned = [] if shapes.exchanges else self.turned
+            return self._met_inputs + turned + self.projected, scores
         # norms read the product's result itself, and of theirs only the copies stay
         read = self.inputs if attention.has_norms and not self._has_views else []
         statistics = self.normed[:2]
@@ -256,7 +289,7 @@ class SavedByCore(NamedTuple):
         if (self.turned and not shapes.is_cuda) or shapes.cp > 1:
             tensors += self.projected
         tensors += self.normed
-        cuts_prefixes = attention.is_causal and shapes.cp > 1 and not shapes.is_cuda
+        cuts_prefixes = attention.is_causal and shapes.meets_blocks and not shapes.is_cuda
         if attention.has_sample_mask:  # the causal one and a window are in it
             tensors += self.pairs.masks(1, width="value", per_sample=True)
         if attention.has_slopes or (attention.has_bias and attention.is_causal):
@@ -265,7 +298,7 @@ class SavedByCore(NamedTuple):
             tensors += self.pairs.masks(1, width="value")
         is_formed_again = attention.has_bias or attention.has_slopes or attention.window
         if shapes.recompute == "selective" and is_formed_again:
-            return self.inputs + self.normed + self.gathered + self.projected, tensors
+            return self._met_inputs + self.projected, tensors
         return tensors, []
 
     @property
@@ -277,8 +310,8 @@ class SavedByCore(NamedTuple):
 
     def _expanded_inputs(self) -> Saved:
         """Queries, and expanded keys and values, under cp for each of the rank's two blocks of queries."""
-        blocks = 2 * self.pairs.share if self.shapes.cp > 1 else 1
-        expanded = SavedTensor("expanded keys and values", (*self.keys, "inner", "cp"), times=2 * blocks)
+        blocks = 2 * self.pairs.share if self.shapes.meets_blocks else 1
+        expanded = SavedTensor("expanded keys and values", self._met("inner"), times=2 * blocks)
         return [*(self.turned[:1] or self.inputs), expanded]
 
     def _fused_inputs(self) -> Saved:
@@ -286,6 +319,8 @@ class SavedByCore(NamedTuple):
         computed them stays only as far as views of the queries hold it, or norms read it."""
         if self.shapes.cp == 1:
             return self.inputs + self.turned
+        if self.shapes.exchanges:
+            return self.exchanged + (self.inputs if self.attention.has_norms else [])
         if self.attention.has_norms:
             return self.inputs + self.turned[:1]
         return self.turned[:1] or (self.inputs[:1] if self.attention.is_cross else self.inputs)
@@ -296,13 +331,13 @@ class SavedByCore(NamedTuple):
         shapes = self.shapes
         queries = [SavedTensor("scaled queries", (*self.rows, "inner"))]
         if shapes.cp > 1 and shapes.dims["inner"] * 2 == shapes.dims["kv"]:
-            return queries + self.gathered
+            return queries + (self.exchanged[1:] if shapes.exchanges else self.gathered)
         if self._has_views:
             if shapes.recompute == "selective":
                 return queries
             return queries + self.inputs + self.turned[1:]
-        blocks = 2 * self.pairs.share if shapes.cp > 1 else 1
-        expanded = SavedTensor("keys and values", (*self.keys, "inner", "cp"), times=2 * blocks)
+        blocks = 2 * self.pairs.share if shapes.meets_blocks else 1
+        expanded = SavedTensor("keys and values", self._met("inner"), times=2 * blocks)
         return [*queries, expanded]
 
     @property
@@ -337,7 +372,8 @@ class SavedByLatentCore(NamedTuple):
 
     @property
     def keys(self) -> Dims:
-        return ("batch", self.attention.keys, "cp")
+        exchanges = self.shapes.exchanges  # of fewer heads the keys of all ranks
+        return ("batch", self.attention.keys, *(() if exchanges else ("cp",)))
 
     @property
     def pairs(self) -> _ScorePairs:
@@ -365,7 +401,7 @@ class SavedByLatentCore(NamedTuple):
     def of_papers(self) -> tuple[Saved, Saved]:
         """Scores are held unless the kernel is fused."""
         saved = [*self.inputs(self.keys[:2]), SavedTensor("context", (*self.rows, "inner"))]
-        return _with_scores(self, saved)
+        return _with_scores(self, saved + (self.projected if self.shapes.exchanges else []))
 
     def fused(self) -> tuple[Saved, Saved]:
         """A kernel with one width of heads, a CPU's or ours, reads and writes the wider one."""
@@ -386,7 +422,7 @@ class SavedByLatentCore(NamedTuple):
             tensors.append(SavedTensor("wide context", (*self.rows, wide)))
             is_copied = has_parts or wide == "queries" or not shapes.is_cuda
             tensors += self.projected if is_copied else []
-        has_mask = self.attention.window or (self.attention.is_causal and has_parts)
+        has_mask = self.attention.window or (self.attention.is_causal and shapes.meets_blocks)
         if (has_mask or self.attention.has_sample_mask) and not shapes.is_cuda:
             tensors += self.pairs.masks(1, width="value", per_sample=self.attention.has_sample_mask)
         if shapes.recompute == "selective" and self.attention.window and not shapes.is_cuda:
@@ -412,7 +448,7 @@ class SavedByLatentCore(NamedTuple):
         """How many copies of the keys the blocks of queries have together, each of those that it
         meets; one sample or head needs none, as its batch of matrices is contiguous already."""
         is_one = self.shapes.dims["batch"] == 1 or self.shapes.dims["heads"] == 1
-        return 1 if self.shapes.cp == 1 or is_one else 2 * self.pairs.share
+        return 1 if not self.shapes.meets_blocks or is_one else 2 * self.pairs.share
 
     @property
     def is_torchs(self) -> bool:
@@ -445,7 +481,7 @@ class _ScorePairs(NamedTuple):
         """The fraction of pairs that is computed: under cp, a causal block of queries meets the
         prefix of keys that it may see, (2 c + 1) / (4 c) of them on average."""
         c = self.shapes.cp
-        return (2 * c + 1) / (4 * c) if self.attention.is_causal and c > 1 else 1
+        return (2 * c + 1) / (4 * c) if self.attention.is_causal and self.shapes.meets_blocks else 1
 
     def scores(self, *, has_dropout: bool) -> Iterator[SavedTensor]:
         """The softmax's result and, with dropout, the mask and result of that."""
@@ -458,7 +494,8 @@ class _ScorePairs(NamedTuple):
     def masks(self, times: int, *, width: Width = "mask", per_sample: bool = False) -> Sequence[SavedTensor]:
         """Masks over the pairs, one for all heads."""
         dims = ("batch", *self.dims) if per_sample else self.dims
-        return [SavedTensor("attention mask", dims, width, times * self.share)]
+        rows = self.shapes.cp if self.shapes.exchanges else 1  # an exchange brings those of all ranks
+        return [SavedTensor("attention mask", dims, width, times * rows * self.share)]
 
     def bias(self) -> Sequence[SavedTensor]:
         """The bias of each head, with the causal mask added."""

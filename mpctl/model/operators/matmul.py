@@ -240,8 +240,9 @@ class MatMul(NamedTuple):
         dims, outer = saved_dims(self.reads, self.value), is_outer(self.reads)
         if is_latent and shapes.kernels.keeps_shards:
             is_copied = width == "operand" and shapes.operand < shapes.value
-            is_gathered = not is_copied and (shapes.tp > 1 or shapes.cp > 1)
-            dims, outer = (*dims[:-1], "cp", "key_columns" if is_gathered else "key_latent"), False
+            is_gathered = not is_copied and (shapes.tp > 1 or shapes.gathers_latents)
+            ranks = ("cp",) if shapes.gathers_latents else ()
+            dims, outer = (*dims[:-1], *ranks, "key_columns" if is_gathered else "key_latent"), False
         return SavedTensor(f"{self.name} input", dims, width, 1, outer, module=self.module)
 
     def _shared_gate(self, shapes: ActivationShapes) -> Saved:

@@ -87,6 +87,7 @@ def activation_shapes(layout: JobLayout) -> ActivationShapes:
         sums=t.reduced_bytes,
         logit_bytes=memory.logit_bytes,
         adapter=adapter_shapes(layout),
+        cp_comm=p.stated_cp_comm,
         **_router_sizes(layout),
     )
 

@@ -22,10 +22,12 @@ from functools import cached_property
 from math import prod
 from typing import NamedTuple
 
+from mpctl.core.axes import CP_GROUPS
 from mpctl.core.collectives import Kind, get_collective, ring_bytes
 from mpctl.core.sharding import overlapped_parts
 from mpctl.core.units import PRODUCT_BYTES
 from mpctl.model.layout.job_layout import JobLayout
+from mpctl.model.operators.activation_shapes import gathers_latents
 from mpctl.model.operators.adapters import has_lengths
 from mpctl.model.operators.grad_flow import GradFlow
 from mpctl.model.operators.layer import AttentionOp, LayerStack
@@ -42,6 +44,17 @@ from mpctl.plan.estimate.communication import Cover, Message, Phase, Sizes, batc
 from mpctl.plan.estimate.expert_messages import ExpertMessages
 from mpctl.spec.runtime import RuntimeProfile
 from mpctl.spec.training import CORE
+
+KEYS, QUERIES = "keys and values", "queries, keys and values"
+
+
+class ExchangedBytes(NamedTuple):
+    """Bytes of a rank's own positions and heads: of queries, of keys with values, and of the result."""
+
+    queries: int
+    keys: int
+    context: int
+
 
 NO_GRADIENTS = GradNeeds(False, False, False)
 
@@ -253,13 +266,61 @@ class LayerMessages:
         cp = self.layout.job.parallel.cp
         if cp > 1 and flow.part.has_experts:
             yield from self.experts.of_loss(flow, "cp")
+        if cp > 1 and not self.gathers_latents:
+            for core in flow.cores:
+                yield from self._stated(core, flow, is_again=is_again or (flow.after and self._repeats_scores))
+            return
         for core in flow.cores if cp > 1 else ():
             size = self._head_bytes(core) * cp * max(1, self.layout.model.kv_heads // self.tp)
             if core.latent:
                 width = core.latent * self.layout.job.training.value_bytes
                 size = self.sizes["batch"] * self.sizes[core.keys] * width * cp
             again = is_again or (flow.after and self._repeats_scores)
-            yield from _gathered("cp", "keys and values", size, again, flow.needs[core.key_product].y)
+            yield from _gathered("cp", KEYS, size, again, flow.needs[core.key_product].y)
+
+    @cached_property
+    def gathers_latents(self) -> bool:
+        """Whether cp shares latents of keys and values, and otherwise gathers these once, as before a job
+        could say how (parallel.cp_comm); mpctl's all_gather is the same."""
+        return gathers_latents(self.layout.job.parallel.stated_cp_comm, kernels_of(self.layout))
+
+    def _stated(self, core: AttentionOp, flow: GradFlow, *, is_again: bool) -> Iterator[Message]:
+        """Messages of one attention as parallel.cp_comm says: keys and values in parts around a ring, again
+        with their gradients in backward; gathered in each pass; an exchange of queries, keys and values for
+        a part of the heads, and of the result back (Transformer Engine, context_parallel.py).
+
+        By hand, cp 2, 8 positions a rank, 4 heads of 16 columns, 2 kv heads, 2 bytes: a ring part 1 KiB,
+        1 of them forward and 2 backward; a2a 2 KiB and 1 KiB, half of which each rank sends.
+        """
+        p, own = self.layout.job.parallel, self._columns(core)
+        goes_back = flow.needs[core.key_product].y or flow.needs[core.query_product].y
+        inner, ring = p.head_parts, p.cp // p.head_parts
+        over = ("cp", "cp") if 1 in (inner, ring) else CP_GROUPS
+        sent: list[tuple[str, Kind, str, int, int, bool]] = []  # to be sent again, in the other direction
+        if inner > 1:
+            sent.append((over[0], "all_to_all", QUERIES, own.queries + own.keys, 1, True))
+            sent.append((over[0], "all_to_all", "context", own.context, 1, True))
+        if ring > 1 and p.stated_cp_comm == "all_gather":
+            sent.append((over[1], "all_gather", KEYS, own.keys * ring, 1, False))
+        elif ring > 1:
+            sent.append((over[1], "sendrecv", KEYS, own.keys, ring - 1, False))
+        for axis, kind, what, size, count, returns in sent:
+            yield Message(axis, kind, what, size, count, "forward")
+            if is_again:
+                yield Message(axis, kind, what, size, count, "recompute")
+            if goes_back:
+                yield Message(axis, kind, what, size, count, "backward")
+            if goes_back and not returns:
+                back: Kind = "reduce_scatter" if kind == "all_gather" else kind
+                yield Message(axis, back, f"gradients of {KEYS}", size, count, "backward")
+
+    def _columns(self, core: AttentionOp) -> ExchangedBytes:
+        model, p = self.layout.model, self.layout.job.parallel
+        rows = self.sizes["batch"] * self.layout.job.training.value_bytes
+        queries, keys = rows * self.sizes[core.queries], rows * self.sizes[core.keys]
+        heads = model.heads // p.tp
+        kv = heads * (model.qk_size + model.v_size) if core.latent else 2 * max(1, model.kv_heads // p.tp) * model.head_size
+        return ExchangedBytes(queries * heads * model.qk_size, keys * kv, queries * heads * model.v_size)
 
     def _head_bytes(self, core: AttentionOp) -> int:
         """Bytes of the keys and values of one head, of a rank's part of the sequence."""

@@ -94,6 +94,11 @@ class Route(NamedTuple):
         ring = phases * (inner + hops * self.between + sum(n * more for n, more in self.above))
         return sent + self.start + (min(ring, self._tree) if phases == 2 else ring)
 
+    def step(self, size: float) -> float:
+        """Seconds in which every rank sends `size` bytes to the next one around the ring."""
+        latency = self.between if self.domains > 1 else self.inside
+        return size * self.seconds_per_byte + self.start + latency + sum(more for _, more in self.above)
+
     @property
     def _tree(self) -> float:
         inside = (self.ranks // self.domains - 1) * self.inside
@@ -140,6 +145,8 @@ class Network:
             return self._send(stages, size)
         if stages:
             return self._sum_over(stages, size)
+        if kind == "sendrecv":
+            return self.route(axis).step(size)
         return self.route(axis).collective(kind, size, outer)
 
     def route(self, axis: str) -> Route:

@@ -22,7 +22,7 @@ from functools import cached_property
 from math import prod
 from typing import NamedTuple
 
-from mpctl.core.axes import EXPERT_UNIONS
+from mpctl.core.axes import CP_GROUPS, EXPERT_UNIONS
 from mpctl.core.sharding import AXIS_OF_DIM, DENSE
 from mpctl.core.units import PRODUCT_BYTES
 from mpctl.model.layout.job_layout import JobLayout
@@ -46,6 +46,7 @@ from mpctl.spec.runtime import HostCosts, MemoryPasses, OperatorCosts, RuntimePr
 
 NORM_PASSES = MemoryPasses(forward=2.0, backward=3.0)  # reads x, writes y; reads dy, x, writes dx
 LEAST_ROWS = 64  # of a tile: an expert's rows are filled up to as many
+EXCHANGE_PASSES = 4.0  # a pack and an unpack, each read and written
 ENTRY_PASSES = 6.0  # lookup, positions, dropout: reads and writes of hidden states
 
 
@@ -138,8 +139,12 @@ class OperatorTimer:
         with their messages. Software that passes keys round a ring has some of it all the time;
         mpctl gathers them during the diagonals of plain causal attention, 1/2c of it
         (train/layers/context_parallel.py)."""
+        comm, cp = self.job.parallel.stated_cp_comm, self.job.parallel.cp
+        if comm in ("p2p", "a2a+p2p"):  # of the ring's last part nothing follows
+            ring = cp // self.job.parallel.head_parts
+            return (ring - 1) / ring
         if not kernels_of(self.layout).gathers_keys:
-            return 1.0
+            return 0.0 if comm else 1.0
         is_dropped = self.job.training.attention_dropout > 0
         is_split = all(core.is_plain and core.is_causal and not core.latent for core in flow.cores)
         return 0.5 / self.job.parallel.cp if is_split and not is_dropped else 0.0
@@ -176,16 +181,31 @@ class OperatorTimer:
         work, scores, repeated = OpTimes(), OpTimes(), OpTimes()
         work.add(linear.work)
         is_again = is_repeated(self.layout, self.profile, flow)
-        self._send(work, self.messages.over_cp(flow, is_again=is_again))
+        sent = list(self.messages.over_cp(flow, is_again=is_again))
+        self._send(work, (message for message in sent if message.kind != "all_to_all"))
         for core in flow.cores:
             self.attention.add(scores, core, flow)
             if repeats_core(self.layout, core):
                 self.attention.add(repeated, core, flow)
         self.hiding.keys_and_values(work, scores, self._own_keys(flow))
+        self._exchanges(work, (message for message in sent if message.kind == "all_to_all"))
         work.add(scores)
         self._host(work, flow)
         self._repeat(work, scores, repeated, linear.products, flow)
         return work
+
+    def _exchanges(self, work: OpTimes, sent: Iterable[Message]) -> None:
+        """Add exchanges of sequence for heads, which nothing hides, and the permutations before and behind
+        them: each reads and writes the tensor once."""
+        for message in sent:
+            permuted = message.count * EXCHANGE_PASSES * message.bytes / self.speed.bandwidth
+            seconds = self.network.seconds(message) / self._exchange(message)
+            if message.phase == "forward":
+                work.cp_forward += seconds
+                work.forward += permuted
+            else:
+                work.cp_backward += seconds
+                work.dgrad += permuted
 
     def _linear(self, stack: LayerStack, flow: GradFlow) -> LinearTimes:
         work, messages = OpTimes(), self.messages.over_tp(stack, flow)
@@ -489,8 +509,8 @@ class OperatorTimer:
             is_feature = AXIS_OF_DIM.get(dim) == "tp"
             local = size // (grid.feature_parts if is_feature else grid.hidden_parts)
             k, n = (k * local, n) if dim in product.reads else (k, n * local)
-        if product.name.endswith("key_value_up"):  # keys and values of the full sequence
-            m *= self.job.parallel.cp
+        if product.name.endswith("key_value_up") and self.messages.gathers_latents:
+            m *= self.job.parallel.cp  # keys and values of the full sequence
         if grid.mode == "3d":
             m *= grid.axes["weight"]  # samples are gathered along one of the two axes that cut them
         return (m if weight.is_split else m // self.split), k, n
@@ -510,9 +530,10 @@ class OperatorTimer:
         backward."""
         for message in messages:
             seconds = self.network.seconds(message)
-            if message.axis == "cp" and message.phase == "forward":
+            is_cp = message.axis in ("cp", *CP_GROUPS)
+            if is_cp and message.phase == "forward":
                 work.cp_forward += seconds
-            elif message.axis == "cp":
+            elif is_cp:
                 work.cp_backward += seconds
             elif message.phase == "forward":
                 work.tp_forward += seconds

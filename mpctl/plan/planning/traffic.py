@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from mpctl.core.axes import AXIS_NAMES, MESSAGE_GROUPS, zero_groups
+from mpctl.core.axes import AXIS_NAMES, CP_GROUPS, MESSAGE_GROUPS, zero_groups
 from mpctl.core.collectives import get_collective, sent_by_rank
 from mpctl.core.topology import Topology
 from mpctl.model.layout.job_layout import JobLayout
@@ -62,7 +62,7 @@ def layer_figures(layout: JobLayout) -> LayerFigures:
     shapes = activation_shapes(layout)
     saved = layer_activations(shapes, flow.part).saved
     messages = LayerMessages(layout, layout.profile).block(stack, flow)
-    between = [message for message in messages if message.axis != "cp"]
+    between = [message for message in messages if message.axis not in ("cp", *CP_GROUPS)]
     numel = sum(weight.local_numel(layout.views) for weight in flow.part.weights)
     ranks = layout.group_sizes
     return LayerFigures(
@@ -106,6 +106,7 @@ def _tensor_seconds(layout: JobLayout) -> float | None:
 
 AXES = (*MESSAGE_GROUPS, "world")  # messages over a group of tp's grid count as tp's
 COUNTED_AS = {
+    **dict.fromkeys(CP_GROUPS, "cp"),
     **{"etp": "ep", "ep": "ep", "etp_ep": "ep", "edp": "edp"},
     **{name: replicas for replicas in ("dp_cp", "edp") for name in zero_groups(replicas)},
 }

@@ -179,6 +179,10 @@ def settings_not_launched(job: JobSpec) -> Iterator[Check]:
             f"{mode} is planned, not run by `mpctl launch`",
             f"use {listed(runs.tensor_modes)}",
         )
+    comm = job.parallel.stated_cp_comm
+    if comm is not None and comm not in runs.cp_comm:
+        message = f"{comm} is planned, not run by `mpctl launch`"
+        yield Check(JOB_RULE, "warning", "parallel.cp_comm", message, f"use {listed(runs.cp_comm)}; {AS_MEGATRON}")
     sums = [dtype for dtype in runs.dtypes if dtype not in PRODUCT_BYTES]
     chosen = (("dtype", training.dtype, runs.dtypes), ("gradient_dtype", training.reduced_dtype, sums))
     for key, dtype, run in chosen:

@@ -32,6 +32,11 @@ def splits_heads(model: ModelSpec, tp: int) -> bool:
     return kv_split and all(width % tp == 0 for width in widths)
 
 
+def deals_heads(model: ModelSpec, tp: int, parts: int) -> bool:
+    """Whether the ranks of tp x `parts` of cp get equal numbers of attention heads and kv heads."""
+    return model.heads % (tp * parts) == 0 and model.kv_heads % (tp * parts) == 0
+
+
 def splits_experts(model: ModelSpec, ep: int) -> bool:
     """Whether ep ranks get equal numbers of a layer's experts."""
     return ep == 1 or (model.experts is not None and model.experts % ep == 0)

@@ -22,6 +22,7 @@ from mpctl.model.layout.draft import LayoutDraft
 from mpctl.plan.rules import (
     adapters,
     chat,
+    context,
     experts,
     launched,
     layout,
@@ -80,6 +81,9 @@ RULES: tuple[Rule, ...] = (
     Rule(model.rotary_rules, {"model"}),
     Rule(model.width_rules, SHAPE),
     Rule(model.sequence_rules, SHAPE),
+    Rule(context.exchange_rules, BATCH),
+    Rule(context.exchanged_head_rules, SHAPE),
+    Rule(context.exchanged_attention_rules, SHAPE | BATCH),
     Rule(model.length_rules, {"model"}, WARNING),
     Rule(training.batch_rules, LAYOUT | BATCH),
     Rule(tensor_mode.sample_rules, LAYOUT | BATCH),

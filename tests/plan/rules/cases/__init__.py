@@ -3,6 +3,7 @@
 from tests.plan.rules.cases import (
     adapters,
     chat,
+    context,
     experts,
     family,
     layout,
@@ -24,4 +25,5 @@ CASES = (
     *experts.CASES,
     *adapters.CASES,
     *chat.CASES,
+    *context.CASES,
 )
