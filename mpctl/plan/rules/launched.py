@@ -183,6 +183,9 @@ def settings_not_launched(job: JobSpec) -> Iterator[Check]:
     if comm is not None and comm not in runs.cp_comm:
         message = f"{comm} is planned, not run by `mpctl launch`"
         yield Check(JOB_RULE, "warning", "parallel.cp_comm", message, f"use {listed(runs.cp_comm)}; {AS_MEGATRON}")
+    if job.parallel.head_parts > 1 and job.packed_attention:
+        message = f"{comm} with rows of several conversations is planned, not run by `mpctl launch`"
+        yield Check(JOB_RULE, "warning", "parallel.cp_comm", message, "use all_gather, or data.chat without packing")
     sums = [dtype for dtype in runs.dtypes if dtype not in PRODUCT_BYTES]
     chosen = (("dtype", training.dtype, runs.dtypes), ("gradient_dtype", training.reduced_dtype, sums))
     for key, dtype, run in chosen:

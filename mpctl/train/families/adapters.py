@@ -122,7 +122,8 @@ class _Maker:
         if isinstance(base, RowParallelLinear):
             context = replace(context, sequence_parallel=False)
         elif product.name == "attention.key_value_up" or product.reads[1] == "hidden":
-            context = replace(context, sequence_parallel=False, cp=NO_CP)
+            cp = NO_CP if context.gathers_latents else context.cp
+            context = replace(context, sequence_parallel=False, cp=cp)
         (columns,) = shard.blocks(1)
         return AdapterDropout(
             self.adapter.dropout, target.name, self.source, self.context.backend, context.positions, columns

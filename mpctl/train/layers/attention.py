@@ -20,7 +20,7 @@ rank's own keys where nothing but the causal mask changes the scores, and each b
 attends to the prefix of keys that it may see, so that no [s, s] mask is made: s=8 on c=2, rank 0
 holds rows 0 1 and 6 7; the first block attends to 2 keys, the second to 8. In
 cross-attention both sequences are split, each into balanced blocks, and the encoder's keys are
-gathered.
+gathered. Or ranks exchange sequence for heads (context_exchange.py), which self-attention alone does.
 
 The `KernelBackend` decides how a block is computed (train/kernels/backend.py). If it saves scores, or a
 mask of their size, for backward, `recompute` computes them again instead (selective recomputation,
@@ -43,12 +43,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mpctl.core.sharding import divisors, local_size, splits_kv_heads
+from mpctl.core.sharding import divisors, local_range, local_size, splits_kv_heads
 from mpctl.train.kernels.attention import AttentionVariant, slopes
 from mpctl.train.kernels.counter_rng import CounterRNG
 from mpctl.train.kernels.masks import Positions
 from mpctl.train.kernels.rotary import CosSin, Rotary
 from mpctl.train.layers.config import InitialValues, check_positive, check_probability
+from mpctl.train.layers.context_exchange import to_heads, to_positions
 from mpctl.train.layers.context_parallel import attend_context, context_blocks, gather_context
 from mpctl.train.layers.linear import summed_bias
 from mpctl.train.layers.mappings import gather_sequence
@@ -148,8 +149,9 @@ class AttentionCore:
     """Attention of queries, keys and values by head: softmax(scale Q K^T) V, as config says.
 
     rng_site: the layer's name, on which dropout masks depend. recompute: compute scores again in
-    backward instead of saving them. heads: global numbers of the local heads. Raises ValueError if
-    the number of heads is not divisible by that of tensor-parallel ranks.
+    backward instead of saving them. heads: global numbers of the heads that this rank computes. Raises
+    ValueError if the number of heads is not divisible by that of tensor-parallel ranks, and of those of
+    cp that exchange them.
     """
 
     def __init__(
@@ -158,6 +160,10 @@ class AttentionCore:
         self.config, self.rng_site, self.recompute = config, rng_site, recompute
         self.cp, self.backend = shard_context.cp, shard_context.backend
         self.heads = shard_context.local_heads(config.heads)
+        self.exchanges = shard_context.exchanges_heads and self.cp.size > 1
+        if self.exchanges:
+            own = local_range(len(self.heads), parts=self.cp.size, index=self.cp.rank)
+            self.heads = self.heads[own.start : own.stop]
         self.slopes: Tensor | None = None
         if config.alibi:
             self.slopes = slopes(config.heads, self.heads, shard_context.device)
@@ -211,7 +217,13 @@ class AttentionCore:
         bias: Tensor | None = None,
     ) -> Tensor:
         """The same of key and value [b, k/t, s/c, d] of this rank's positions, which are gathered
-        here."""
+        here, or exchanged for a part of the heads; mask and bias then have the rows of all positions."""
+        if self.exchanges:
+            query, key, value = to_heads((query, key, value), self.cp)
+            seen = (*query.shape[-2:-1], key.shape[-2])
+            mask, bias = (x if x is None else x.expand(*x.shape[:2], *seen) for x in (mask, bias))
+            heads = self._attend(range(seen[0]), rng, query, key, value, mask, bias)
+            return to_positions(heads, self.cp)
         c, kernel = self.cp.size, None
         if c > 1 and key.shape[-2] % 2 == 0:
             block = range(key.shape[-2], 2 * key.shape[-2])  # any that has keys before it
@@ -278,7 +290,7 @@ class ParallelAttention(nn.Module):
         super().__init__()
         self.config, self.shard_context = config, shard_context
         self.core = AttentionCore(config, shard_context, rng_site, recompute=recompute)
-        self.local_heads = self.core.heads
+        self.local_heads = shard_context.local_heads(config.heads)
 
     def _by_head(self, part: Tensor) -> Tensor:
         # [b, s, n*d] -> [b, n, s, d]
@@ -450,6 +462,8 @@ class ParallelCrossAttention(ParallelAttention):
             )
         if config.rotary is not None:
             raise ValueError("rotary positions: cross-attention has none (leave rotary out)")
+        if shard_context.exchanges_heads:
+            raise ValueError("cross-attention exchanges no heads over cp (use cp_comm all_gather)")
         config = replace(config, causal=False)
         super().__init__(config, shard_context, rng_site, recompute=recompute)
         layers, width = shard_context.layers, config.heads * config.head_size

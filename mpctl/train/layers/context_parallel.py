@@ -67,7 +67,7 @@ class _GatherContext(torch.autograd.Function):
     def forward(ctx: Any, key: Tensor, value: Tensor, cp: Group) -> tuple[Tensor, Tensor]:
         ctx.cp = cp
         # 2 of [b, k, s/c, d] -> [1, 2, b, k, s/c, d] -> [c, 2, b, k, s/c, d]
-        key, value = _by_position(cp.all_gather(torch.stack((key, value))[None], dim=0))
+        key, value = by_position(cp.all_gather(torch.stack((key, value))[None], dim=0))
         return key, value
 
     @staticmethod
@@ -97,7 +97,7 @@ class _AttendContext(torch.autograd.Function):
         blocks = context_blocks(key.shape[-2] * cp.size, cp.size, cp.rank)
         halves = [x.chunk(2, dim=-2) for x in (query, key, value)]
         parts = [kernel.forward(*half, is_causal=True) for half in zip(*halves, strict=True)]
-        keys, values = _by_position(arriving.wait())
+        keys, values = by_position(arriving.wait())
         for i, (block, rows) in enumerate(zip(blocks, halves[0], strict=True)):
             if block.start:
                 before = keys[..., : block.start, :], values[..., : block.start, :]
@@ -167,7 +167,7 @@ class _GatherRows(torch.autograd.Function):
     def forward(ctx: Any, part: Tensor, cp: Group) -> Tensor:
         ctx.cp = cp
         # [.., s/c, n] -> [1, .., s/c, n] -> [c, .., s/c, n]
-        return _by_position(cp.all_gather(part[None], dim=0))
+        return by_position(cp.all_gather(part[None], dim=0))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
@@ -179,7 +179,7 @@ class _GatherRows(torch.autograd.Function):
         return ctx.cp.reduce_scatter(by_rank, dim=0)[0], None
 
 
-def _by_position(by_rank: Tensor) -> Tensor:
+def by_position(by_rank: Tensor) -> Tensor:
     """[c, .., s/c, n] -> [.., s, n]: blocks 0..c of the ranks in order, then c..2c of the ranks
     from the last."""
     first, second = by_rank.chunk(2, dim=-2)

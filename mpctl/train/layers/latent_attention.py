@@ -151,7 +151,7 @@ class ParallelLatentAttention(nn.Module):
             )
         self.config, self.shard_context = config, shard_context
         self.core = AttentionCore(config.core, shard_context, rng_site, recompute=recompute)
-        self.local_heads = self.core.heads
+        self.local_heads = shard_context.local_heads(config.heads)
         h, a, init, layers = config.hidden, config.heads, config.init, shard_context.layers
         self.query_down: nn.Module | None = None
         self.query_latent_norm: nn.Module | None = None
@@ -197,9 +197,11 @@ class ParallelLatentAttention(nn.Module):
         latent, key = self._latents(hidden, cos_sin)
         if cache is not None:
             latent, key = (x[:, 0] for x in cache.append(latent[:, None], key[:, None]))
-        heads = self.core(
-            self._turned(query, cos_sin), *self._keys_values(latent, key), rng, mask=mask, bias=bias, rows=rows
-        )
+        tensors = self._turned(query, cos_sin), *self._keys_values(latent, key)
+        if self.core.exchanges:
+            heads = self.core.split(*tensors, rng, mask=mask, bias=bias)
+        else:
+            heads = self.core(*tensors, rng, mask=mask, bias=bias, rows=rows)
         # [b, a/t, s/c, v] -> [b, s/c, a/t*v] -> [b, s/c, h]
         output: Tensor = self.output(heads.transpose(1, 2).flatten(2))
         return output
@@ -223,7 +225,7 @@ class ParallelLatentAttention(nn.Module):
 
     def _latents(self, hidden: Tensor, cos_sin: CosSin | None) -> tuple[Tensor, Tensor]:
         """[b, s/c, h] -> latents [b, s, l], and the part of the keys that heads share, [b, s, r],
-        of all positions."""
+        of all positions, those of this rank of cp where it exchanges heads."""
         context, config = self.shard_context, self.config
         sizes = config.kv_lora_rank, config.qk_rope_head_dim
         latent, key = self.key_value_down(hidden).split(sizes, dim=-1)
@@ -231,11 +233,13 @@ class ParallelLatentAttention(nn.Module):
         if cos_sin is not None:
             cos, sin = (self._own_rows(x) for x in cos_sin)
             key = self.core.backend.rotate(key[:, None], cos, sin)[:, 0]
-        if context.tp.size == context.cp.size == 1:
+        if context.tp.size == 1 and not context.gathers_latents:
             return latent, key
         both = torch.cat((latent, key), dim=-1)
         enter = gather_sequence if context.sequence_parallel else copy_to_region
-        latent, key = gather_rows(enter(both, context.tp), context.cp).split(sizes, dim=-1)
+        both = enter(both, context.tp)
+        both = gather_rows(both, context.cp) if context.gathers_latents else both
+        latent, key = both.split(sizes, dim=-1)
         return latent, key
 
     def _own_rows(self, table: Tensor) -> Tensor:

@@ -130,7 +130,8 @@ class ShardContext:
     host memory, for layers that are configured so. rotary_tables: the rotary tables that layers
     share. expert_view: how the ranks hold experts. routing: the record of routers, with their
     correction biases. overlaps_gathers: inputs of column-parallel layers are gathered in two halves
-    under sequence parallelism (only 1d).
+    under sequence parallelism (only 1d). exchanges_heads: ranks of cp exchange sequence for heads
+    (context_exchange.py) instead of gathering keys and values.
     """
 
     tp: Group = ALONE
@@ -148,6 +149,7 @@ class ShardContext:
     expert_view: View = ALL_EXPERTS
     routing: RoutingLog = field(default_factory=RoutingLog)
     overlaps_gathers: bool = False
+    exchanges_heads: bool = False
 
     def __post_init__(self) -> None:
         if self.grid is GRID_OF_TP:
@@ -277,6 +279,16 @@ class ShardContext:
     def holds_first_position(self) -> bool:
         """Whether this rank's rows include the first position of the sequence."""
         return self.cp.rank == 0 and (not self.sequence_parallel or self.tp.rank == 0)
+
+    @property
+    def gathers_latents(self) -> bool:
+        """Whether ranks of cp make keys and values of the full sequence."""
+        return self.cp.size > 1 and not self.exchanges_heads
+
+    def query_rows(self, length: int, device: torch.device) -> Tensor:
+        """Global positions of the queries whose attention this rank computes, of a full sequence."""
+        own = Group() if self.exchanges_heads else self.cp
+        return context_positions(length, own.size, own.rank, device=device)
 
     def positions(self, length: int, device: torch.device) -> Positions:
         """Global positions of this rank's `length` rows of activations between layers."""

@@ -15,7 +15,6 @@ from mpctl.train.families.implementation import Batch, FamilyImplementation
 from mpctl.train.families.parts import SingleStackModule, weighted_sum
 from mpctl.train.kernels.counter_rng import CounterRNG
 from mpctl.train.kernels.masks import partly_bidirectional_mask
-from mpctl.train.layers.context_parallel import context_positions
 
 
 class GLM(SingleStackModule):
@@ -36,9 +35,9 @@ class GLM(SingleStackModule):
 
     def layer_kwargs(self, batch: Batch) -> dict[str, Tensor]:
         """mask [b, 1, s/c, s]: what this rank's tokens may attend to."""
-        context, cp = batch["context"], self.shard_context.cp
-        length = batch["tokens"].shape[1] * cp.size
-        rows = context_positions(length, cp.size, cp.rank, device=context.device)
+        context, shard_context = batch["context"], self.shard_context
+        length = batch["tokens"].shape[1] * shard_context.cp.size
+        rows = shard_context.query_rows(length, context.device)
         return {"mask": partly_bidirectional_mask(context, length, queries=rows)}
 
     def compute_loss(self, hidden: Tensor, batch: Batch) -> Tensor:
