@@ -41,7 +41,7 @@ def test_the_plan_in_words(mpctl: Mpctl) -> None:
     said = mpctl("plan", "two-nodes-16-gpus")
     assert said.code == 0
     for words in (
-        "fits: 4.6 of 80.0 GiB, 75.4 GiB free (headroom 5 %)",
+        "fits: 4.5 of 80.0 GiB, 75.5 GiB free (headroom 5 %)",
         "16 ranks on 2 nodes x 8 GPUs of NVIDIA A100",
         "bf16, sequence 1,024, global batch 64, micro batch 4 x 8, recompute none, ZeRO 0, runtime",
         "planned for   mpctl, as no --runtime was given; never measured on NVIDIA A100",
@@ -75,7 +75,7 @@ def test_a_plan_that_does_not_fit_says_so_first_and_exits_3(mpctl: Mpctl, tmp_pa
     said = mpctl("plan", "two-nodes-16-gpus", *TOO_SMALL)
     assert (said.code, said.err) == (3, "")
     assert said.out.splitlines()[1] == (
-        "✗ does not fit: 3.7 GiB too much on stage 0 (4.6 GiB of 953.7 MiB, headroom 5 %)"
+        "✗ does not fit: 3.6 GiB too much on stage 0 (4.5 GiB of 953.7 MiB, headroom 5 %)"
     )
     files = [tmp_path / name for name in ("p.html", "p.svg", "p.json")]
     options = zip(("--html", "--svg", "--trace"), files, strict=True)
@@ -83,17 +83,17 @@ def test_a_plan_that_does_not_fit_says_so_first_and_exits_3(mpctl: Mpctl, tmp_pa
     said = mpctl("plan", "two-nodes-16-gpus", *TOO_SMALL, "--json", *written)
     assert (said.code, said.document["fits"]) == (3, False)
     page, drawn = (file.read_text("utf-8") for file in files[:2])
-    assert page.index("✗ does not fit: 3.7 GiB too much on stage 0") < page.index("<main>")
-    assert "does not fit: 3.7 GiB too much on stage 0" in drawn
+    assert page.index("✗ does not fit: 3.6 GiB too much on stage 0") < page.index("<main>")
+    assert "does not fit: 3.6 GiB too much on stage 0" in drawn
     assert files[2].exists()
 
 
 def test_headroom_decides_and_is_said(mpctl: Mpctl) -> None:
     tight = ("plan", "two-nodes-16-gpus", "--set", "cluster.device.memory_bytes=4.7 GiB")
-    assert mpctl(*tight, "--headroom", "1").out.splitlines()[1].startswith("✓ fits: 4.6 of 4.7 GiB")
+    assert mpctl(*tight, "--headroom", "1").out.splitlines()[1].startswith("✓ fits: 4.5 of 4.7 GiB")
     said = mpctl(*tight, "--headroom", "20", "--json")
     assert said.code == 3
-    assert said.document["verdict"].endswith("(4.6 of 4.7 GiB, headroom 20 %)")
+    assert said.document["verdict"].endswith("(4.5 of 4.7 GiB, headroom 20 %)")
     for near in said.document["nearest_that_fit"]:  # each was tried with the headroom
         assert near["peak_bytes"] <= 0.8 * 4.7 * 2**30
     refused = mpctl("plan", "two-nodes-16-gpus", "--headroom", "95")
