@@ -57,6 +57,7 @@ PANELS = {
         "sample": "trained:sample",
         "eval": "trained:eval_",
         "tensor-modes": "compare:tensor_modes",
+        "mcp": "mcp:mcp",
         "help": "help:help_",
     },
 }
