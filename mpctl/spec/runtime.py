@@ -21,7 +21,7 @@ from mpctl.spec.adapter_costs import MemoryPasses as MemoryPasses
 from mpctl.spec.base import AS_MEMORY, Amount, Count, CountOrZero, DType, Factor, Part, Seconds, Share, StrictModel
 from mpctl.spec.parallel import CpComm, ScheduleName, TensorMode
 from mpctl.spec.presets import PresetFile, get_file, own_folders, preset_issues, search_path
-from mpctl.spec.training import DEFAULT_RUNTIME, RecomputeMode, TrainingSpec
+from mpctl.spec.training import DEFAULT_RUNTIME, CrossEntropy, RecomputeMode, TrainingSpec
 from mpctl.spec.training import Dispatcher as Dispatcher
 
 
@@ -293,6 +293,10 @@ class RuntimeSupport(StrictModel):
         description="it refuses fewer micro batches than pp - 1, and, where replicas reduce "
         "gradients, stages without a parameter",
     )
+    cross_entropy: list[CrossEntropy] = Field(
+        ["unfused", "fused"], description="values of training.cross_entropy that it runs"
+    )
+    tiled_mlp: bool = Field(False, description="MLPs in tiles of the tokens (training.tiled_mlp)")
     orders: list[str] = Field([], description="orders of axes that it supports (parallel.order); any when empty")
     dtypes: list[DType] = Field([], description="data types that it trains in; all when empty")
 
@@ -364,6 +368,18 @@ class RuntimeMemory(StrictModel):
         False, description="dropout counts as on where scores are held: the software's default"
     )
     logit_bytes: Amount = Field(0.0, description="bytes held for each logit during the loss, besides the logit itself")
+    cross_entropy: CrossEntropy = Field(
+        "fused", description="training.cross_entropy where the job does not say it; logit_bytes and logits are its"
+    )
+    loss_chunks: Count | None = Field(None, description="cross_entropy linear: chunks of a micro batch's tokens")
+    loss_chunk_tokens: Count | None = Field(
+        None, description="cross_entropy linear: tokens of a chunk, instead of loss_chunks; Liger's law without both"
+    )
+    loss_gradients: Literal["forward", "backward"] = Field(
+        "backward",
+        description="cross_entropy linear: the pass that computes gradients: forward, or backward from logits that "
+        "it makes again",
+    )
     weight_gradients: Literal["one", "layer"] = Field(
         "one", description="weight gradients held at once in backward: the largest one, or a layer's"
     )

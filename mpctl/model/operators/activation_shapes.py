@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 
 from mpctl.core.tensor_grid import FEATURES
 from mpctl.model.operators.kernel_sets import KernelSet
+from mpctl.model.operators.loss import LossChunks
 from mpctl.spec.parallel import EXCHANGES, CpComm
 
 Dims = tuple[str, ...]
@@ -22,6 +23,7 @@ Width = Literal["value", "operand", "float", "mask", "index"]
 """Bytes of an element: of activations, of a product's operands, of float32 at least, 1, 8."""
 
 
+LOSS_BLOCK = 1 << 17  # elements of a loss's working block on a CPU
 OF_LATENTS = "mla_up_proj"  # the module whose products read latents and write queries, keys, values
 
 
@@ -121,8 +123,10 @@ class ActivationShapes(NamedTuple):
     token and expert that the router keeps; token_weights: numbers of each token that it keeps
     besides. adds_products: products add to a matrix's gradient, so that no dW is made. sums: bytes
     of an element of the gradients of a step. logit_bytes: bytes of a logit's element that a loss
-    takes at once (the runtime's profile). adapter: of a model that adapters train. cp_comm: how keys
-    and values meet queries under cp, if the job says it.
+    takes at once (the runtime's profile). loss_chunks: of a loss that makes logits chunk by chunk.
+    tiles: of the tokens, in which MLPs are computed, and again in backward; 0 where they are not.
+    adapter: of a model that adapters train. cp_comm: how keys and values meet queries under cp, if
+    the job says it.
     """
 
     dims: LocalDims
@@ -154,6 +158,8 @@ class ActivationShapes(NamedTuple):
     adds_products: bool = False
     sums: int = 4
     logit_bytes: float = 0.0
+    loss_chunks: LossChunks | None = None
+    tiles: int = 0
     adapter: AdapterShapes | None = None
     cp_comm: CpComm | None = None
 
@@ -216,6 +222,27 @@ class ActivationShapes(NamedTuple):
     def count(self, dims: Iterable[str]) -> int:
         """Elements of a tensor of these dimensions."""
         return prod(self.dims[dim] for dim in dims)
+
+    @property
+    def of_tile(self) -> ActivationShapes:
+        """The sizes of one tile of the tokens."""
+        seqs = {dim: -(-self.dims[dim] // self.tiles) for dim in ("seq", "decoder_seq")}
+        return self._replace(dims=LocalDims({**self.dims, **seqs}), tiles=0)
+
+    def logits(self, dims: Dims) -> int:
+        """Elements of the logits of these dimensions that are held at once: all, or a chunk's."""
+        if self.loss_chunks is None:
+            return self.count(dims)
+        words = self.dims[dims[-1]]
+        return words * self.loss_chunks.rows(self.count(dims[:-1]), words=words, hidden=self.dims["hidden"])
+
+    def loss_block(self, dims: Dims) -> float:
+        """Bytes of the block of rows in which a CPU computes a loss over logits of these dimensions."""
+        if self.kernels.loss == "logits" or self.is_cuda:
+            return 0.0
+        logits, vocab = self.logits(dims), self.dims["vocab"]
+        block = max(vocab, LOSS_BLOCK // vocab * vocab)
+        return float(self.wide * (logits if logits <= block else 2 * block))
 
     def stream_bytes(self, seq: str = "seq") -> float:
         """Bytes of the hidden states between the layers, not split by sequence parallelism."""

@@ -51,9 +51,10 @@ class KernelSet(NamedTuple):
     Temporary in a backward, number of tensors: gate_gradients: of the inner size, for a gated
     activation on CUDA; five on CPUs and in other sets. score_copies: of the scores, (with a mask of
     each sample, without). loss: whether the loss works on blocks of rows or on all logits at once.
-    casts: whether a cast of dY to fp8 is counted. spared_gradients: hidden states that the peak of a layer
-    without recomputation holds fewer of; fitted, not derived: with 0, the published run of Llama 3 405B on 16,384 H100s
-    would not fit by 23 MiB.
+    loss_bytes: held for each logit besides it by an unfused loss, and by a fused one, where the job asks
+    for another than its runtime's. casts: whether a cast of dY to fp8 is counted. spared_gradients: hidden
+    states that the peak of a layer without recomputation holds fewer of; fitted, not derived: with 0, the
+    published run of Llama 3 405B on 16,384 H100s would not fit by 23 MiB.
 
     Of a rank: keeps_tables: tables of rotary positions. fetches_ahead: offloaded inputs come back
     before they are needed, on CUDA. repeats_modules: selective recomputation may take other parts
@@ -78,6 +79,7 @@ class KernelSet(NamedTuple):
     gate_gradients: int = 5
     score_copies: tuple[int, int] = (3, 3)
     loss: str = "logits"
+    loss_bytes: tuple[float, float] = (12.0, 2.0)
     casts: bool = False
     spared_gradients: int = 0
     keeps_tables: bool = False
@@ -110,7 +112,7 @@ KERNEL_SETS = {
         adds_products=True,
         adds_rows=True,
     ),
-    "megatron": KernelSet(keeps_narrow=True, repeats_modules=True),
+    "megatron": KernelSet(keeps_narrow=True, repeats_modules=True, loss_bytes=(4.0, 4.0)),
     "eager": KernelSet(keeps_gate=True),
     "second-products": KernelSet(keeps_second_products=True, spared_gradients=1),
 }

@@ -31,7 +31,6 @@ from mpctl.spec.chat import PackedAttention
 
 INPUT = "input"
 SOURCE = "source"  # the result of the stack before, which cross attention reads
-LOSS_BLOCK = 1 << 17  # elements of a loss's working block on a CPU
 LOSS_FLOATS = 4  # of each token: its loss, the softmax's maximum and sum, the target's logit
 CHOICE = "choice"  # of experts, whose numbers a recomputed layer keeps
 
@@ -198,19 +197,18 @@ class Loss(NamedTuple):
     reads: Dims
 
     def saved(self, shapes: ActivationShapes, kept: set[str]) -> Saved:
-        """The logits, over which the gradient is written, and of each token some floats."""
+        """The logits, over which the gradient is written, unless a chunk of them is made at a time, and
+        of each token some floats."""
         floats = SavedTensor("loss", self.reads[:-1], "float", LOSS_FLOATS)
-        return [SavedTensor("logits", self.reads), floats]
+        return [*[SavedTensor("logits", self.reads)] * (shapes.loss_chunks is None), floats]
 
     def needs(self, shapes: ActivationShapes, *, defers: bool = False) -> float:
         """On a CPU, a block of float32 rows for three passes; CUDA's kernels
         (train/kernels/triton/cross_entropy.py) hold a row's block in registers. By hand, bf16 logits of
         2 words a token and 4 tokens fit a CPU's block: 8 floats, 32 bytes."""
-        if shapes.kernels.loss == "logits" or shapes.is_cuda:
+        if shapes.loss_chunks is not None:  # whose logits the head's backward makes again
             return 0.0
-        logits, vocab = shapes.count(self.reads), shapes.dims["vocab"]
-        block = max(vocab, LOSS_BLOCK // vocab * vocab)
-        return float(shapes.wide * (logits if logits <= block else 2 * block))
+        return shapes.loss_block(self.reads)
 
 
 class Dispatch(NamedTuple):

@@ -294,13 +294,19 @@ class MatMul(NamedTuple):
 
     def _head_needs(self, shapes: ActivationShapes) -> float:
         """Gradients of a head's input and of its table, if that is made. Those of the logits are
-        written over them, where the loss does not take them all at once."""
+        written over them, where the loss does not take them all at once. Where a chunk of the logits is
+        made at a time, that too."""
         logits, stream = shapes.count(self.writes), shapes.stream_bytes(self.writes[1])
+        is_chunked = shapes.loss_chunks is not None
         if shapes.kernels.loss == "logits":
-            return logits * shapes.logit_bytes + stream
+            own = shapes.value * is_chunked  # else they are saved
+            return shapes.logits(self.writes) * (own + shapes.logit_bytes) + stream
         table = table_bytes(shapes) if shapes.makes_table_gradient and not self.is_frozen else 0
         if shapes.mode != "1d":
             return head_bytes(shapes, x=stream, w=table, y=logits * shapes.value)
+        if is_chunked:  # a chunk's logits; dX, and under sequence parallelism X, of all tokens
+            chunk = shapes.logits(self.writes) * shapes.value
+            return chunk + max(shapes.loss_block(self.writes), float(table)) + (1 + shapes.splits) * stream
         gathered = 2 * stream + (stream / shapes.tp if shapes.keeps_shards else 0.0)
         return stream + table + gathered * shapes.splits
 

@@ -13,6 +13,7 @@ from mpctl.model.operators.activation_shapes import ActivationShapes, LocalDims
 from mpctl.plan.estimate.attention import fuses_variants, kernels_of
 from mpctl.plan.estimate.base_weights import adapter_shapes
 from mpctl.plan.estimate.communication import Sizes, local_sizes
+from mpctl.plan.estimate.loss import logit_bytes, loss_chunks
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.schedules import SCHEDULES
@@ -85,7 +86,9 @@ def activation_shapes(layout: JobLayout) -> ActivationShapes:
         modules=t.repeated_modules - {CORE},
         adds_products=is_added and not job.launch.compile and adds_products(layout),
         sums=t.reduced_bytes,
-        logit_bytes=memory.logit_bytes,
+        logit_bytes=logit_bytes(t, layout.profile, kernels),
+        loss_chunks=loss_chunks(t, layout.profile),
+        tiles=t.tiled_mlp or 0,
         adapter=adapter_shapes(layout),
         cp_comm=p.stated_cp_comm,
         **_router_sizes(layout),

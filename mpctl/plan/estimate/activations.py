@@ -210,6 +210,18 @@ def _end_piece(shapes: ActivationShapes, operations: Sequence[Operator], seq: st
     return _Piece(saved, temporary, split_temporary=max(loss, temporary), loss=loss)
 
 
+def _needs(shapes: ActivationShapes, operation: Operator, own: float) -> tuple[float, float]:
+    """Temporary bytes of an operation's backward, and where weights' gradients are deferred. Of an MLP in
+    tiles they are a tile's, with the gradient of its input, `own` bytes, which the tiles fill."""
+    dims = operation.reads if isinstance(operation, Activation) else ()
+    if isinstance(operation, MatMul):
+        dims = (*operation.reads, *operation.writes)
+    if not shapes.tiles or "ffn" not in dims:
+        return operation.needs(shapes), operation.needs(shapes, defers=True)
+    tile = shapes.of_tile
+    return own + operation.needs(tile), own + operation.needs(tile, defers=True)
+
+
 @lru_cache(maxsize=65536)
 def layer_bytes(shapes: ActivationShapes, block: OperatorGroup) -> LayerBytes:
     """One walk back over a layer's operations. What forward saved of a branch is freed at the
@@ -236,9 +248,10 @@ def layer_bytes(shapes: ActivationShapes, block: OperatorGroup) -> LayerBytes:
         held += 0.0 if shapes.recomputes_layers else again[number]
         gone = 0.0
         for operation in reversed(branches[number - 1]):
-            most = max(most, held - gone + operation.needs(shapes))
-            split_most = max(split_most, held + deferred + operation.needs(shapes, defers=True))
-            gone = operation.freed(shapes) if isinstance(operation, Activation) else 0.0
+            needs, split_needs = _needs(shapes, operation, own)
+            most = max(most, held - gone + needs)
+            split_most = max(split_most, held + deferred + split_needs)
+            gone = operation.freed(shapes) if isinstance(operation, Activation) and not shapes.tiles else 0.0
         held -= of_branch[number] + again[number]
         deferred += waits[number - 1]
     saved = shapes.bytes_of(layer.saved)

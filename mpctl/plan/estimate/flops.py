@@ -22,7 +22,8 @@ from mpctl.model.operators.matmul import GradNeeds
 from mpctl.model.pipeline.schedule.orders import Kind
 from mpctl.plan.estimate.attention import repeats_core
 from mpctl.plan.estimate.communication import batch_sizes
-from mpctl.plan.estimate.layer_messages import is_repeated, repeated_products
+from mpctl.plan.estimate.layer_messages import is_repeated, repeated_products, tiled_products
+from mpctl.plan.estimate.loss import loss_chunks
 from mpctl.spec.cluster import DeviceSpec
 from mpctl.spec.job import JobSpec
 from mpctl.spec.launch import LAUNCHED_AS
@@ -38,7 +39,7 @@ def step_flops(layout: JobLayout, stage: int) -> float:
     for part in layout.stage_slices(stage):
         for layers, flow in part.blocks:
             total += layers * block_flops(layout, flow)
-        total += sum(part_flops(layout, end) for end in part.ends)
+        total += sum(part_flops(layout, end) + _logits_again(layout, end) for end in part.ends)
     return total * layout.num_microbatches
 
 
@@ -49,8 +50,10 @@ def model_and_hardware_flops(layout: JobLayout) -> tuple[float, float]:
     for flow in table.flows:
         for run, kind in flow.runs:
             plain += len(run) * part_flops(layout, kind)
-            repeated += len(run) * (_repeated(layout, kind) + _of_norms(layout, kind))
+            again = _repeated(layout, kind) + _of_tiles(layout, kind)
+            repeated += len(run) * (again + _of_norms(layout, kind))
         plain += sum(part_flops(layout, end) for end in flow.ends)
+        repeated += sum(_logits_again(layout, end) for end in flow.ends)
     share = layout.num_microbatches / layout.job.parallel.pp
     return plain * share, (plain + repeated) * share
 
@@ -79,6 +82,21 @@ def _repeated(layout: JobLayout, flow: GradFlow) -> float:
     return again + sum((_core_flops(layout, core, flow, FORWARD) for core in cores), 0.0)
 
 
+def _of_tiles(layout: JobLayout, flow: GradFlow) -> float:
+    """FLOP of an MLP in tiles, which backward computes again."""
+    return sum(map(_counter(layout).product, tiled_products(layout, flow))) / layout.job.parallel.tp
+
+
+def _logits_again(layout: JobLayout, flow: GradFlow) -> float:
+    """FLOP of an end's logits, where backward makes them chunk by chunk once more (training.cross_entropy
+    linear)."""
+    chunks = loss_chunks(layout.job.training, layout.profile)
+    if chunks is None or not chunks.repeats:
+        return 0.0
+    heads = (one for one in flow.part.products if one.makes_logits and flow.needs[one.name].y)
+    return sum(map(_counter(layout).product, heads)) / layout.job.parallel.tp
+
+
 def _of_norms(layout: JobLayout, flow: GradFlow) -> float:
     """FLOP with which dora finds the norms of the rows of W + BA, in every forward, and a second product
     with W where inputs are dropped; no model needs them.
@@ -103,7 +121,8 @@ def _of_norms(layout: JobLayout, flow: GradFlow) -> float:
 def block_flops(layout: JobLayout, flow: GradFlow, kinds: Collection[Kind] = ALL) -> float:
     """FLOP of one layer and micro batch on one rank, with what the job's recomputation repeats."""
     again = int(is_repeated(layout, layout.profile, flow))
-    return part_flops(layout, flow, kinds, again=again)
+    tiled = _of_tiles(layout, flow) if "backward" in kinds else 0.0
+    return part_flops(layout, flow, kinds, again=again) + tiled
 
 
 def part_flops(layout: JobLayout, flow: GradFlow, kinds: Collection[Kind] = ALL, *, again: int = 0) -> float:

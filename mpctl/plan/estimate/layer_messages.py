@@ -407,6 +407,13 @@ def is_repeated(layout: JobLayout, profile: RuntimeProfile, flow: GradFlow) -> b
     return last.x or last.w
 
 
+def tiled_products(layout: JobLayout, flow: GradFlow) -> tuple[MatMul, ...]:
+    """The products of a layer that tiles of its MLP (training.tiled_mlp) run once more in backward, where full
+    recomputation has run them again already."""
+    names = MODULE_PRODUCTS["mlp"] if layout.job.training.tiled_mlp and flow.after else ()
+    return tuple(product for product in flow.part.products if product.name in names)
+
+
 def repeated_products(layout: JobLayout, profile: RuntimeProfile, flow: GradFlow) -> tuple[MatMul, ...]:
     """The matrix products of a layer that recomputation runs again in its backward, full, or
     selective of modules that have some."""

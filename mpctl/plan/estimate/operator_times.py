@@ -28,6 +28,7 @@ from mpctl.core.units import PRODUCT_BYTES
 from mpctl.model.layout.job_layout import JobLayout
 from mpctl.model.operators.grad_flow import GradFlow
 from mpctl.model.operators.layer import LayerStack
+from mpctl.model.operators.loss import LossChunks
 from mpctl.model.operators.matmul import GradNeeds, MatMul, ParameterSpec
 from mpctl.plan.estimate.activation_shapes import adds_products
 from mpctl.plan.estimate.adapter_times import AdapterTimer
@@ -36,7 +37,14 @@ from mpctl.plan.estimate.communication import Message, Sizes, gradient_bytes, lo
 from mpctl.plan.estimate.expert_messages import ROWS, routed_layers
 from mpctl.plan.estimate.hidden_messages import Hiding
 from mpctl.plan.estimate.kernels import OpTimes, ProductTimes, Rates, Shape, Speed, product_seconds
-from mpctl.plan.estimate.layer_messages import LayerMessages, is_repeated, repeated_products, repeats_last_product
+from mpctl.plan.estimate.layer_messages import (
+    LayerMessages,
+    is_repeated,
+    repeated_products,
+    repeats_last_product,
+    tiled_products,
+)
+from mpctl.plan.estimate.loss import loss_chunks, loss_passes, loss_way
 from mpctl.plan.estimate.network import Network
 from mpctl.plan.estimate.optimizers import update_factor
 from mpctl.plan.estimate.routing import expert_load
@@ -100,6 +108,17 @@ class OperatorTimer:
     def costs(self) -> OperatorCosts:
         """Memory traffic of the runtime's operations on the job's device."""
         return self.profile.operators.on(self.job.device_kind != "cpu")
+
+    @cached_property
+    def loss_passes(self) -> MemoryPasses:
+        """Bytes moved for a logit by the job's way to compute the loss."""
+        way = loss_way(self.job.training, self.profile)
+        return loss_passes(self.costs.logits, way, self.profile.memory.cross_entropy)
+
+    @cached_property
+    def loss_chunks(self) -> LossChunks | None:
+        """The chunks in which head and loss are computed together, if they are."""
+        return loss_chunks(self.job.training, self.profile)
 
     @cached_property
     def width(self) -> int:
@@ -297,7 +316,7 @@ class OperatorTimer:
 
     def loss(self, flow: GradFlow) -> OpTimes:
         """Casts, softmax and its gradient over the logits of an end, where it has any."""
-        work, passes = OpTimes(), self.costs.logits
+        work, passes = OpTimes(), self.loss_passes
         for product in flow.part.products:
             if product.makes_logits:
                 weight = product.matrix
@@ -340,7 +359,9 @@ class OperatorTimer:
         return size
 
     def _repeat(self, work: OpTimes, scores: OpTimes, repeated: OpTimes, products: float, flow: GradFlow) -> None:
-        training = self.job.training
+        training, tiled = self.job.training, OpTimes()
+        for product in tiled_products(self.layout, flow):
+            self._product(tiled, product, flow, ())
         if is_repeated(self.layout, self.profile, flow):
             work.again(work)
             if not repeats_last_product(self.layout, self.profile, flow):
@@ -355,6 +376,7 @@ class OperatorTimer:
             else:  # every other product, all memory-bound kernels, no attention
                 bound = work.forward - products - scores.forward
                 work.again(OpTimes(products / 2 + bound, host_forward=work.host_forward / 2))
+        work.dgrad += tiled.forward
 
     def _host(self, work: OpTimes, flow: GradFlow) -> None:
         own = layer_host(self.profile.host, self.tp) + self.adapters.host(flow)
@@ -417,6 +439,8 @@ class OperatorTimer:
         in every pass."""
         needs = flow.needs[product.name]
         m, k, n = shape
+        if product.makes_logits and self.loss_chunks is not None:
+            return self._chunked_times(self.loss_chunks, needs, shape)
         is_own_width = product.is_head or product.is_wide or product.adapts
         narrow = None if is_own_width else PRODUCT_BYTES.get(self.job.training.dtype)
         if product.is_stored and self.adapters.is_narrow:
@@ -435,6 +459,18 @@ class OperatorTimer:
         if needs.w:
             weights = product_seconds(rates, k, m, n, width, self.gradient)
         return ProductTimes(forward, inputs, weights)
+
+    def _chunked_times(self, chunks: LossChunks, needs: GradNeeds, shape: Shape) -> ProductTimes:
+        """Seconds of a head whose logits are made chunk by chunk, in backward once more if both passes
+        make them."""
+        m, k, n = shape
+        rows = chunks.rows(m, words=n, hidden=k)
+        rates, width, count = self.speed.other, self.width, m / rows
+        forward = count * product_seconds(rates, rows, k, n, width, width)
+        again = forward * (chunks.repeats and needs.y)
+        inputs = count * product_seconds(rates, rows, n, k, width, width) * needs.x
+        weights = count * product_seconds(rates, k, rows, n, width, self.gradient) * needs.w
+        return ProductTimes(forward, inputs + again, weights)
 
     def _grouped_times(self, rates: Rates, width: float, needs: GradNeeds, shape: Shape) -> ProductTimes:
         """Seconds of as many products as this rank has experts. shape: of one of them, with its part of the rows."""

@@ -23,6 +23,8 @@ from typing import NamedTuple
 from mpctl.model.operators.activation_shapes import ActivationShapes, Dims, Saved, SavedTensor
 from mpctl.model.operators.layer import CHOICE, SOURCE, Operator, OperatorGroup
 
+TILED = "mlp"  # the module that training.tiled_mlp computes in tiles, of which it saves only the input
+
 
 class LayerActivations(NamedTuple):
     """saved: held from forward to backward. recomputed: computed again for the backward by a second
@@ -35,6 +37,8 @@ class LayerActivations(NamedTuple):
 def layer_activations(shapes: ActivationShapes, block: OperatorGroup) -> LayerActivations:
     """The activations of one layer."""
     tensors = forward_activations(shapes, block.flat)
+    if shapes.tiles:  # of which backward makes one at a time again
+        tensors = [one._replace(times=one.times / shapes.tiles) if one.module == TILED else one for one in tensors]
     if shapes.recomputes_layers:
         rows = block.stream[:-1]
         if shapes.recompute != "full":
@@ -43,7 +47,8 @@ def layer_activations(shapes: ActivationShapes, block: OperatorGroup) -> LayerAc
         layer_input = SavedTensor("input", (*rows, "hidden"), times=parts, is_outer=True)
         chosen = [one._replace(name="first choice", times=one.times / 2) for one in tensors if one.name == CHOICE]
         return LayerActivations((layer_input, *chosen), tensors)  # of choices in 4 bytes each
-    again = [one for one in tensors if one.is_formed or one.module in shapes.modules]
+    modules = shapes.modules | ({TILED} if shapes.tiles else set())
+    again = [one for one in tensors if one.is_formed or one.module in modules]
     return LayerActivations([one for one in tensors if one not in again], again)
 
 

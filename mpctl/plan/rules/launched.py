@@ -19,6 +19,7 @@ from mpctl.core.units import PRODUCT_BYTES
 from mpctl.model.families import all_builtin, get_family, get_table
 from mpctl.model.layout.draft import LayoutDraft
 from mpctl.plan.rules.check import Check, listed
+from mpctl.plan.rules.loss import loss_not_launched
 from mpctl.plan.rules.optimizers import states_not_launched
 from mpctl.plan.rules.sizes import head_columns
 from mpctl.spec.job import JobSpec
@@ -197,7 +198,7 @@ def settings_not_launched(job: JobSpec) -> Iterator[Check]:
                 f"{dtype} is planned, not run by `mpctl launch`",
                 f"use {listed(run)}; {AS_MEGATRON}",
             )
-    for where, message, hint in states_not_launched(training):
+    for where, message, hint in (*states_not_launched(training), *loss_not_launched(job)):
         yield Check(JOB_RULE, "warning", where, message, hint)
     yield from fp8_not_launched(job)
     yield from adapter_not_launched(job)

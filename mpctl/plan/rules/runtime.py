@@ -55,6 +55,12 @@ def not_run(job: JobSpec, profile: RuntimeProfile) -> Iterator[tuple[str, str]]:
         ("parallel.zero", f"zero {zero}", zero in (0, *runs.zero)),
         ("parallel.zero_size", f"zero_size {p.zero_size}", zero_copies(job) == 1 or runs.zero_sizes),
         ("training.recompute", f"recompute {training.recompute}", training.recompute in ("none", *runs.recompute)),
+        (
+            "training.cross_entropy",
+            f"cross_entropy {training.cross_entropy}",
+            training.cross_entropy in (None, *runs.cross_entropy),
+        ),
+        ("training.tiled_mlp", "tiled_mlp", training.tiled_mlp is None or runs.tiled_mlp),
         ("training.dtype", f"dtype {training.dtype}", not runs.dtypes or training.dtype in runs.dtypes),
     )
     return ((where, text) for where, text, is_run in settings if not is_run)

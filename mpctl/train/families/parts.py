@@ -267,6 +267,15 @@ def word_losses(model: ModelSpec, shard_context: ShardContext, logits: Tensor, t
     return shard_context.cross_entropy(logits, targets, words=words)
 
 
+def linear_losses(
+    model: ModelSpec, shard_context: ShardContext, hidden: Tensor, table: nn.Module, targets: Tensor, chunks: int | None
+) -> Tensor:
+    """The same from the head's input [b, s/c, h] and the module of its table, head or word table, without
+    the logits of all tokens (training.cross_entropy linear)."""
+    words, weight = own_words(model, shard_context), table.get_parameter("weight")
+    return shard_context.linear_cross_entropy(hidden, weight, targets, words=words, chunks=chunks)
+
+
 def weighted_sum(losses: Tensor, weights: Tensor) -> Tensor:
     """losses [b, s] times weights [b, s] of any float type, summed to a scalar."""
     return (losses * weights.to(losses.dtype)).sum()
@@ -290,6 +299,7 @@ class SingleStackModule(FamilyModule):
     ) -> None:
         super().__init__()
         self.model, self.shard_context, self.stage_slice = model, shard_context, stage_slice
+        self.is_linear, self.loss_chunks = training.cross_entropy == "linear", training.cross_entropy_chunks
         self.embedding: Embedding | None = None
         reads_words = model.tied_embeddings or model.mtp_layers > 0
         if stage_slice.has_entry or (stage_slice.has_exit and reads_words):
@@ -390,6 +400,15 @@ class SingleStackModule(FamilyModule):
         if self.embedding is None:
             raise RuntimeError("logits are asked of a pipeline stage without the output head")
         return self.embedding.logits(hidden)
+
+    def head_losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """The head's input [b, s/c, h], targets [b, s/c] -> losses [b, s/c]."""
+        if not self.is_linear:
+            return self.word_losses(self.word_logits(hidden), targets)
+        table = self.embedding.word if self.head is None and self.embedding is not None else self.head
+        if table is None:
+            raise RuntimeError("losses are asked of a pipeline stage without the output head")
+        return linear_losses(self.model, self.shard_context, hidden, table, targets, self.loss_chunks)
 
     def word_losses(self, logits: Tensor, targets: Tensor) -> Tensor:
         """logits [b, s/c, v_local], targets [b, s/c] -> losses [b, s/c]."""

@@ -40,6 +40,7 @@ from mpctl.train.layers.cross_entropy import vocab_parallel_cross_entropy
 from mpctl.train.layers.embedding import OutputHead, ReplicatedTable, VocabParallelEmbedding
 from mpctl.train.layers.fp8 import Fp8Operands
 from mpctl.train.layers.linear import ColumnParallelLinear, LocalLinear, ReplicatedLinear, RowParallelLinear
+from mpctl.train.layers.linear_cross_entropy import linear_cross_entropy
 from mpctl.train.layers.norm import LayerNorm, Norm, PlainLayerNorm, RMSNorm
 from mpctl.train.layers.parameters import ONES, ZEROS, Init, shard_parameter
 from mpctl.train.layers.recompute import HostOffload
@@ -263,6 +264,22 @@ class ShardContext:
             first=words.start,
             words=len(words),
             overwrite=True,
+            backend=self.backend,
+        )
+
+    def linear_cross_entropy(
+        self, hidden: Tensor, table: Tensor, targets: Tensor, *, words: range, chunks: int | None
+    ) -> Tensor:
+        """As `cross_entropy`, of logits that are made chunk by chunk from hidden states, between the
+        layers, and this rank's rows of the head's table (linear_cross_entropy.py; only 1d)."""
+        return linear_cross_entropy(
+            hidden,
+            table,
+            targets,
+            group=self.tp,
+            words=words,
+            chunks=chunks,
+            sequence_parallel=self.sequence_parallel,
             backend=self.backend,
         )
 

@@ -42,7 +42,7 @@ class GLM(SingleStackModule):
 
     def compute_loss(self, hidden: Tensor, batch: Batch) -> Tensor:
         """The sum over samples of the mean loss of the words of their blanks."""
-        losses = self.word_losses(self.logits(hidden), batch["targets"])
+        losses = self.head_losses(self.final_norm(hidden), batch["targets"])
         return weighted_sum(losses, batch["weights"])
 
 

@@ -90,7 +90,7 @@ class GPT(SingleStackModule):
             return super().stage_forward(state, batch, rng)
         hidden = self.embed(batch, rng) if self.stage_slice.has_entry else state[0]
         normed = self.final_norm(self._transform(hidden, batch, rng))
-        loss = self._mean_loss(self.word_logits(normed), batch)
+        loss = self._mean_loss(normed, batch)
         further = self._further_losses(normed, batch["targets"], rng)
         return (loss + (further - further.detach()),)
 
@@ -104,16 +104,16 @@ class GPT(SingleStackModule):
             cos_sin = self._table(layer, rows, normed)
             normed = layer.predict(normed, ahead, rng, cos_sin)
             wanted = tokens_ahead(targets, distance)
-            losses = self.word_losses(self.word_logits(normed), wanted)
+            losses = self.head_losses(normed, wanted)
             total = total + mean_of_predictions(losses, distance)
         return total * self.prediction_scale
 
     def compute_loss(self, hidden: Tensor, batch: Batch) -> Tensor:
         """The sum over samples of the mean loss of their tokens."""
-        return self._mean_loss(self.logits(hidden), batch)
+        return self._mean_loss(self.final_norm(hidden), batch)
 
-    def _mean_loss(self, logits: Tensor, batch: Batch) -> Tensor:
-        losses = self.word_losses(logits, batch["targets"])
+    def _mean_loss(self, normed: Tensor, batch: Batch) -> Tensor:
+        losses = self.head_losses(normed, batch["targets"])
         weights = batch.fields.get("weights")
         return losses.sum() * (1 / self.model.seq_length) if weights is None else weighted_sum(losses, weights)
 

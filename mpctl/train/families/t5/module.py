@@ -25,6 +25,7 @@ from mpctl.train.families.implementation import Batch, EncoderDecoderModule, Fam
 from mpctl.train.families.parts import (
     Embedding,
     layer_config,
+    linear_losses,
     mlp_config,
     model_norm,
     output_head,
@@ -131,6 +132,7 @@ class T5(EncoderDecoderModule):
     ) -> None:
         super().__init__()
         self.model, self.shard_context = model, shard_context
+        self.is_linear, self.loss_chunks = training.cross_entropy == "linear", training.cross_entropy_chunks
         self.encoder = _encoder(model, training, shard_context, stage_slices)
         self.decoder = _decoder(model, training, shard_context, stage_slices)
         self.has_entry = any(part.has_entry for part in stage_slices)
@@ -155,7 +157,7 @@ class T5(EncoderDecoderModule):
         hidden, source = self.decode(state, batch, rng)
         if not self.has_exit:
             return hidden, source
-        losses = word_losses(self.model, self.shard_context, self.logits(hidden), batch["targets"])
+        losses = self._losses(hidden, batch["targets"])
         return (weighted_sum(losses, batch["weights"]),)
 
     def forward(self, batch: Batch, rng: CounterRNG | None = None) -> Tensor:
@@ -200,8 +202,19 @@ class T5(EncoderDecoderModule):
             logits: Tensor = self.head(hidden)
             return logits
         assert self.embedding is not None
-        scaled = hidden * self.model.hidden**-0.5
-        return self.embedding.logits(scaled)
+        return self.embedding.logits(self._scaled(hidden))
+
+    def _losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        if not self.is_linear:
+            return word_losses(self.model, self.shard_context, self.logits(hidden), targets)
+        table = self.head
+        if table is None:
+            assert self.embedding is not None
+            hidden, table = self._scaled(hidden), self.embedding.word
+        return linear_losses(self.model, self.shard_context, hidden, table, targets, self.loss_chunks)
+
+    def _scaled(self, hidden: Tensor) -> Tensor:
+        return hidden * self.model.hidden**-0.5
 
     def _embedded(self, tokens: Tensor, rng: CounterRNG | None, rng_site: str) -> Tensor:
         assert self.embedding is not None
