@@ -235,7 +235,7 @@ def _ends_as_layers(job: JobSpec) -> dict[str, bool | str]:
     layers on 16 stages)."""
     p = job.parallel
     given = p.first_stage_layers or p.last_stage_layers or p.embedding_is_layer or p.loss_is_layer
-    if job.model is None or given or p.stage_balance != "even":
+    if job.model is None or given or p.stage_balance != "even" or p.pipeline_layout:
         return {}
     layers, blocks = job.model.all_layers, p.pp * p.vpp
     if ends_count_as_layers(layers, blocks, job.training.runtime):

@@ -1,12 +1,13 @@
 """The parallel layout: sizes of the axes, their order over ranks, and how the pipeline is cut."""
 
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from annotated_types import Ge, Le
-from pydantic import Field, create_model
+from pydantic import Field, create_model, model_validator
 
 from mpctl.core.axes import AXES, DEFAULT_ORDER, FILLING
 from mpctl.spec.base import Bytes, Count, Layers, StrictModel
+from mpctl.spec.layout_text import stage_sizes
 from mpctl.spec.schedules import SCHEDULES
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class ParallelSpec(AxisSizes):
     pipeline_layout: Annotated[str, Field(min_length=1, max_length=4096)] | None = Field(
         None,
         description="what each virtual stage has, in the words of Megatron's --pipeline-model-parallel-layout, such as "
-        "Et*3|(tt|)*29,m|L: embedding E, layer t, layer of multi-token prediction m, loss L",
+        "Et*3|(tt|)*29,m|L: embedding E, layer t, layer of multi-token prediction m, loss L; pp and vpp follow from it",
     )
     cp_comm: CpComm | None = Field(
         None,
@@ -111,6 +112,13 @@ class ParallelSpec(AxisSizes):
     allow_tp_across_nodes: bool = Field(
         False, description="accept tensor-parallel groups that leave their NVLink domain (by default a node)"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sized_by_layout(cls, raw: Any) -> Any:
+        """pp and vpp that a layout determines where they are not given."""
+        layout = raw.get("pipeline_layout") if isinstance(raw, dict) else None
+        return {**raw, **stage_sizes(layout, raw)} if isinstance(layout, str) else raw
 
     @property
     def stated_cp_comm(self) -> CpComm | None:

@@ -53,14 +53,20 @@ def get_table(
     freeze: Sequence[str] = (),
     adapter: AdapterSpec | None = None,
     packed: PackedAttention | None = None,
+    apart: bool = False,
 ) -> OperatorTable:
     """The operator table of the model's family.
 
     tp: tensor-parallel size, to a multiple of which vocabularies are padded. freeze: patterns of
     the parameters that are not trained (`training.freeze`). adapter: by which it is trained. packed: how attention
-    keeps apart the samples of a row of several.
+    keeps apart the samples of a row of several. apart: whether layers of multi-token prediction run in another
+    stage than the loss.
     """
     table = get_family(model.family).operator_table(model, tp=tp)
+    if apart:
+        from mpctl.model.operators.layer import predictions_apart
+
+        table = replace(table, stacks=predictions_apart(table.stacks))
     if packed is not None:
         from mpctl.model.operators.layer import with_packed_rows
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from mpctl.core.topology import Topology
 from mpctl.model.layout.topology import find_topology
+from mpctl.model.pipeline.explicit import separates_prediction
 from mpctl.model.pipeline.stages import Span, job_stages
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
@@ -61,6 +62,7 @@ class LayoutDraft:
             freeze=job.training.freeze,
             adapter=job.training.adapter,
             packed=job.packed_attention,
+            apart=separates_prediction(job),
         )
 
     @cached_property

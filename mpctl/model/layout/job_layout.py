@@ -27,8 +27,9 @@ from mpctl.core.units import plural
 from mpctl.model.families import get_table
 from mpctl.model.layout.buckets import Bucket, BucketRules, BucketShape, bucket_shapes, layer_units, stage_buckets
 from mpctl.model.layout.topology import dense_view, job_grid, job_topology, join_zero_groups, other_views
-from mpctl.model.operators.matmul import ParameterSpec
-from mpctl.model.operators.table import OperatorTable, StageSlice
+from mpctl.model.operators.matmul import Dims, ParameterSpec
+from mpctl.model.operators.table import OperatorTable, StageSlice, named_weights
+from mpctl.model.pipeline.explicit import find_layout, separates_prediction
 from mpctl.model.pipeline.filled import FilledCut, is_filled, job_cut
 from mpctl.model.pipeline.stages import Span, job_stages
 from mpctl.spec.cluster import ClusterSpec
@@ -54,6 +55,13 @@ MAX_SENDS_IN_FLIGHT = 2
 
 Stages = tuple[tuple[Span, ...], ...]
 Value = TypeVar("Value")
+
+
+class Border(NamedTuple):
+    """The tensors between two chunks: dimensions of each, and whether its gradient is sent back."""
+
+    dims: tuple[Dims, ...]
+    needs: tuple[bool, ...]
 
 
 class ChunkClass(NamedTuple):
@@ -110,6 +118,7 @@ class JobLayout:
             freeze=job.training.freeze,
             adapter=job.training.adapter,
             packed=job.packed_attention,
+            apart=separates_prediction(job),
         )
         return cls.assemble(job, job.model, table, job_stages(job, table.layers))
 
@@ -253,7 +262,7 @@ class JobLayout:
     def stage_classes(self) -> tuple[StageClass, ...]:
         """The class of each stage."""
         return self.table.once(
-            ("classes", self.stages, self.head_stage, self.loss_stage),
+            ("classes", self.stages, self.head_stage, self.loss_stage, self.prediction_place),
             lambda: tuple([self._stage_class(stage) for stage in range(len(self.stages))]),
         )
 
@@ -287,11 +296,38 @@ class JobLayout:
 
     def chunks(self, stage: int) -> tuple[tuple[StageSlice, ...], ...]:
         """Return the part of each layer stack that each chunk of a stage holds."""
-        spans, is_first, is_last = key = self.stages[stage], stage == 0, stage == self.head_stage
+        spans, is_first, is_last = self.stages[stage], stage == 0, stage == self.head_stage
+        place, last = self.prediction_place, len(spans) - 1
+        predicting = place[1] if place is not None and place[0] == stage else None
         return self.table.once(
-            ("chunks", *key),
-            lambda: tuple(self.table.stage_slices([span], is_first=is_first, is_last=is_last) for span in spans),
+            ("chunks", spans, is_first, is_last, predicting),
+            lambda: tuple(
+                self.table.stage_slices(
+                    [span],
+                    is_first=is_first and chunk == 0,  # others may be empty and begin at layer 0 too
+                    is_last=is_last and chunk == last,
+                    predicts=chunk == predicting,
+                )
+                for chunk, span in enumerate(spans)
+            ),
         )
+
+    @cached_property
+    def prediction_place(self) -> tuple[int, int] | None:
+        """(stage, chunk) of layers of multi-token prediction that run apart from the loss."""
+        layout = find_layout(self.job) if self.table.predictions else None
+        if layout is None:
+            return None
+        chunk, stage = divmod(layout.prediction_parts[0], len(self.stages))
+        return stage, chunk
+
+    def border(self, stage: int, chunk: int, *, after: bool) -> Border:
+        """The tensors that a chunk sends to the next one (after), or receives from the one before."""
+        place, layer = self.prediction_place, self.stages[stage][chunk][after]
+        here = chunk, stage, after
+        predicted = place is not None and here >= (place[1], place[0], True)
+        table = self.table
+        return Border(table.boundary(layer, predicted=predicted), table.boundary_needs(layer, predicted=predicted))
 
     def chunk_slices(self, stage: int, chunk: int) -> tuple[StageSlice, ...]:
         """The part of each layer stack that one chunk of a stage holds."""
@@ -303,13 +339,13 @@ class JobLayout:
 
     def stage_parameters(self, stage: int) -> Iterator[ParameterSpec]:
         """Every parameter of a stage under its global name, once each."""
-        return self.table.stage_weights(self.stages[stage], is_first=stage == 0, is_last=stage == self.head_stage)
+        return named_weights(self.stage_slices(stage))
 
     @cached_property
     def shared_parameters(self) -> Mapping[str, tuple[int, ...]]:
         """Stages of each parameter that several stages hold (a tied word table, a bias that all
         layers of a stack add), by name. Parameters of a single layer are never among them."""
-        return self.table.once(("shared", self.stages, self.head_stage), self._find_shared)
+        return self.table.once(("shared", self.stages, self.head_stage, self.prediction_place), self._find_shared)
 
     def _find_shared(self) -> dict[str, tuple[int, ...]]:
         stages: dict[str, tuple[int, ...]] = {}

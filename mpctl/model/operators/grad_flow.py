@@ -111,7 +111,8 @@ def find_flows(stacks: Sequence[LayerStack], is_frozen: IsFrozen | None = None) 
     flows: list[StackGradFlow] = []
     for stack in stacks:
         shared = _trained(stack.shared, of_ends)
-        entry = _walk(stack.entry, _trained(stack.entry.weights, of_ends), before=False)
+        follows = source and stack.predictions > 0
+        entry = _walk(stack.entry, _trained(stack.entry.weights, of_ends), before=follows)
         walk = _LayerWalk(stack, source=source, joins=bool(shared))
         runs = tuple(_runs(walk, is_frozen, before=entry.after))
         before = runs[-1][1].after if runs else entry.after

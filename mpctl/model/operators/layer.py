@@ -19,7 +19,7 @@ the activation, mlp.experts.down, the combination, and the shared experts' MLP.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple, Protocol, TypeAlias, Union
@@ -282,8 +282,10 @@ class OperatorGroup:
     @cached_property
     def validated(self) -> OperatorGroup:
         """Its operations in a validation, which ends with the first loss: layers of multi-token
-        prediction come after it. All of a group without a loss."""
+        prediction come after it, or are a group without a loss. All of another group without one."""
         losses = [n for n, one in enumerate(self.operations) if isinstance(one, Loss)]
+        if not losses and any(isinstance(one, OperatorGroup) for one in self.operations):
+            return OperatorGroup()
         if not losses or losses[0] + 1 == len(self.operations):
             return self
         return OperatorGroup(self.operations[: losses[0] + 1])
@@ -325,6 +327,11 @@ class OperatorGroup:
         inside = tuple(one for one in self.operations if isinstance(one, OperatorGroup))
         return inside or (self,) * bool(self.branches)
 
+    @property
+    def makes_logits(self) -> bool:
+        """Whether a head is in it."""
+        return any(one.makes_logits for one in self.products)
+
     @cached_property
     def stream(self) -> Dims:
         """Dimensions of the hidden states that a layer reads and writes."""
@@ -351,7 +358,9 @@ class LayerStack:
     from 0 in each stack. blocks: the layers; layers of one kind share one object, and kinds may
     differ in anything (windows, experts). seq: the dimension that the hidden states have for the
     sequence. entry, exit: embedding and head, or nothing. shared: parameters that every stage with
-    a layer of the stack holds (a bias that all layers add).
+    a layer of the stack holds (a bias that all layers add). predictions: layers of multi-token
+    prediction, which are the entry of a stack without others where they run apart from the loss: it
+    reads the result of the stack before.
     """
 
     prefix: str
@@ -360,6 +369,7 @@ class LayerStack:
     entry: OperatorGroup = OperatorGroup()
     exit: OperatorGroup = OperatorGroup()
     shared: tuple[ParameterSpec, ...] = ()
+    predictions: int = 0
 
     def mapped(self, change: Callable[[OperatorGroup], OperatorGroup]) -> LayerStack:
         """The stack with every layer and end changed. Layers of one kind stay one object."""
@@ -411,3 +421,22 @@ def with_packed_rows(stacks: Iterable[LayerStack], packed: PackedAttention) -> t
         return OperatorGroup(tuple(map(changed, group.operations)))
 
     return tuple(stack.mapped(layer) for stack in stacks)
+
+
+def predictions_apart(stacks: Sequence[LayerStack]) -> tuple[LayerStack, ...]:
+    """The stacks of a model whose layers of multi-token prediction run in another stage than the loss: the
+    last stack ends with its norm; behind it comes one of these layers, which ends with all heads and losses."""
+    *before, last = stacks
+    operations, name = last.exit.operations, f"{last.name} mtp".lstrip()
+    starts = [n for n, one in enumerate(operations) if isinstance(one, MatMul) and one.is_lookup]
+    if not starts:
+        return tuple(stacks)
+
+    def is_head(one: Operation) -> bool:
+        return isinstance(one, Loss) or (isinstance(one, MatMul) and one.makes_logits)
+
+    ending = OperatorGroup(tuple(one for one in operations[: starts[0]] if not is_head(one)))
+    layers = OperatorGroup(tuple(one for one in operations[starts[0] :] if not is_head(one)))
+    heads = OperatorGroup(tuple(filter(is_head, operations)))
+    apart = LayerStack(name, (), last.seq, layers, heads, predictions=len(starts))
+    return (*before, replace(last, exit=ending), apart)

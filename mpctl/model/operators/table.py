@@ -8,7 +8,7 @@ knows which gradients each layer and end still computes (grad_flow.py).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
@@ -147,14 +147,19 @@ class OperatorTable:
         """Layers of all stacks together."""
         return sum(stack.layers for stack in self.stacks)
 
-    def boundary(self, layer: int) -> tuple[Dims, ...]:
+    @property
+    def predictions(self) -> int:
+        """Layers of multi-token prediction that run apart from the loss."""
+        return self.stacks[-1].predictions
+
+    def boundary(self, layer: int, *, predicted: bool = False) -> tuple[Dims, ...]:
         """Dimensions of the tensors between layer - 1 and `layer`, which a stage that ends there
         sends on: the hidden states and, inside a stack that is not the first, the result of the
-        stack before.
+        stack before. predicted: behind layers of multi-token prediction, whose results come first.
 
         By hand, T5 of 2 and 2 layers: one tensor of the encoder's at 1 and 2, two at 3.
         """
-        return self._boundaries[layer]
+        return self._boundaries[layer] * (1 + self.predictions * predicted)
 
     @cached_property
     def _boundaries(self) -> list[tuple[Dims, ...]]:
@@ -165,10 +170,11 @@ class OperatorTable:
         met = self.stacks[at : at + 1] if before or not at else ()
         return tuple(("batch", stack.seq, "hidden") for stack in (*met, *self.stacks[max(at - 1, 0) : at]))
 
-    def boundary_needs(self, layer: int) -> tuple[bool, ...]:
+    def boundary_needs(self, layer: int, *, predicted: bool = False) -> tuple[bool, ...]:
         """Whether the gradient of each tensor of `boundary` is sent back: if anything before it is
         trained, whatever the gradient's value."""
-        return self._boundary_needs[layer]
+        further = (self.flows[-1].entry.after,) * (self.predictions * predicted)
+        return (*further, *self._boundary_needs[layer])
 
     @cached_property
     def _boundary_needs(self) -> list[tuple[bool, ...]]:
@@ -189,20 +195,18 @@ class OperatorTable:
         return len(self.stacks) - 1, layer
 
     def stage_slices(
-        self, spans: Sequence[Span], *, is_first: bool = True, is_last: bool = True
+        self, spans: Sequence[Span], *, is_first: bool = True, is_last: bool = True, predicts: bool = True
     ) -> tuple[StageSlice, ...]:
         """The contents of a stage of these layers: a slice for each stack and span that overlap.
 
         spans: [start, stop) in the numbering through all stacks. is_first, is_last: whether it is
         the first or last stage of the pipeline, which has the model's ends even without a layer.
+        predicts: whether it has the layers of multi-token prediction that run apart from the loss.
         """
+        ends = is_first, is_last, predicts and self.predictions > 0
         return self.once(
-            ("slices", tuple(spans), is_first, is_last),
-            lambda: tuple(
-                stage_slice
-                for start, stop in spans
-                for stage_slice in self._in_span(start, stop, is_first=is_first, is_last=is_last)
-            ),
+            ("slices", tuple(spans), *ends),
+            lambda: tuple(part for span in spans for part in self._in_span(*span, *ends)),
         )
 
     def once(self, key: Hashable, make: Callable[[], Value]) -> Value:
@@ -217,11 +221,12 @@ class OperatorTable:
     def _found(self) -> dict[Hashable, Any]:
         return {}
 
-    def _in_span(self, start: int, stop: int, *, is_first: bool, is_last: bool) -> Iterator[StageSlice]:
+    def _in_span(self, start: int, stop: int, is_first: bool, is_last: bool, predicts: bool) -> Iterator[StageSlice]:
         offset = 0
         for stack, flow in zip(self.stacks, self.flows, strict=True):
             layers = range(max(start - offset, 0), min(stop - offset, stack.layers))
             has_entry = is_first and start == 0 if stack is self.stacks[0] else 0 in layers
+            has_entry = has_entry or (predicts and stack.predictions > 0)
             is_end = stack is self.stacks[-1]
             has_exit = is_last and stop == self.layers if is_end else stack.layers - 1 in layers
             if layers or has_entry or has_exit:
@@ -232,12 +237,7 @@ class OperatorTable:
         self, spans: Sequence[Span], *, is_first: bool = True, is_last: bool = True
     ) -> Iterator[ParameterSpec]:
         """Every parameter of a stage by its full name, once; arguments as for stage_slices."""
-        seen: set[str] = set()
-        for stage_slice in self.stage_slices(spans, is_first=is_first, is_last=is_last):
-            for weight in _named(stage_slice):
-                if weight.name not in seen:
-                    seen.add(weight.name)
-                    yield weight
+        return named_weights(self.stage_slices(spans, is_first=is_first, is_last=is_last))
 
     def weights(self) -> Iterator[ParameterSpec]:
         """Every parameter of the model, once."""
@@ -292,7 +292,7 @@ class OperatorTable:
 def _routed(stack: LayerStack) -> Iterator[str]:
     """Names of the branches with experts of a stack."""
     groups = [(f"{stack.prefix}.{layer}.", block) for layer, block in enumerate(stack.blocks)]
-    for prefix, group in (*groups, ("", stack.exit)):
+    for prefix, group in (*groups, ("", stack.entry), ("", stack.exit)):
         for weight in group.weights if group.has_experts else ():
             if weight.name.endswith(ROUTER):
                 yield prefix + weight.name.removesuffix(ROUTER)
@@ -302,6 +302,16 @@ def _after(flow: StackGradFlow, layers: int) -> bool:
     """Whether hidden states need a gradient after `layers` layers of a stack."""
     runs = (run_flow for run, run_flow in flow.runs if layers - 1 in run)
     return next(runs).after if layers else flow.entry.after
+
+
+def named_weights(slices: Iterable[StageSlice]) -> Iterator[ParameterSpec]:
+    """Every parameter of these slices by its full name, once."""
+    seen: set[str] = set()
+    for stage_slice in slices:
+        for weight in _named(stage_slice):
+            if weight.name not in seen:
+                seen.add(weight.name)
+                yield weight
 
 
 def _named(stage_slice: StageSlice) -> Iterator[ParameterSpec]:

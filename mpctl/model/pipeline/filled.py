@@ -34,7 +34,7 @@ class FilledCut(NamedTuple):
 def is_filled(job: JobSpec) -> bool:
     """Whether the job's runtime fills stages this way, and no setting says otherwise."""
     p = job.parallel
-    if p.pp == 1 or p.vpp > 1 or p.stage_balance != "even":
+    if p.pp == 1 or p.vpp > 1 or p.stage_balance != "even" or p.pipeline_layout:
         return False
     if p.first_stage_layers or p.last_stage_layers or p.embedding_is_layer or p.loss_is_layer:
         return False

@@ -4,8 +4,8 @@ Layers go in order through virtual stages 0 .. pp*vpp-1; virtual stage v is chun
 v % pp (interleaving, arXiv 2104.04473 section 2.2). The first and the last stage may have different
 counts; when the embedding or the loss counts as a layer, the end stage holds one layer fewer. With
 `stage_balance` "cost" the layers are split by their cost (balance.py), so that their number need
-not be divisible by the number of stages. The planner and each worker call `job_stages`, whose
-result depends on the job alone.
+not be divisible by the number of stages; `pipeline_layout` says it stage by stage (explicit.py).
+The planner and each worker call `job_stages`, whose result depends on the job alone.
 
 >>> stage_layers(24, pp=4, vpp=2)[1]          # stage 1: a block of the front, one of the back
 [(3, 6), (15, 18)]
@@ -22,6 +22,7 @@ from mpctl.core.errors import Offer
 from mpctl.core.sharding import divisors
 from mpctl.core.units import plural
 from mpctl.model.pipeline.balance import balanced_counts
+from mpctl.model.pipeline.explicit import find_layout, layout_problems
 from mpctl.model.pipeline.filled import is_filled, job_cut
 from mpctl.spec.job import JobSpec
 
@@ -83,7 +84,11 @@ def job_stages(job: JobSpec, layers: int) -> list[list[Span]]:
 
     layers: the number of layers of the model.
     """
-    p = job.parallel
+    p, layout = job.parallel, find_layout(job)
+    if layout is not None:
+        if (problem := next(layout_problems(job, layout), None)) is not None:
+            raise UnevenLayersError(f"pipeline_layout: {problem}", problem.hint)
+        return spans_of([part.layers for part in layout.parts], p.pp)
     if p.stage_balance == "cost":
         return _balanced(job, layers)
     if job.model is not None and is_filled(job):

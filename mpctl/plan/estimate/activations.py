@@ -157,7 +157,11 @@ def _pieces(shapes: ActivationShapes, part: StackPart) -> Iterator[_Piece]:
     """The pieces of a stack in forward order: lookup, source, embedding, layers, exit. The source of
     cross attention, made in this chunk or received, is saved for the products of its layers; a chunk
     that makes it and has no such layer sends it on and keeps nothing."""
-    lookup, embedding = _entry_pieces(shapes, part.entry) if part.entry is not None else (None, None)
+    lookup, embedding = None, None
+    if part.entry is not None and part.entry.layers:  # multi-token prediction, apart from the loss
+        yield from _exit_pieces(shapes, part.entry, part.seq)
+    elif part.entry is not None:
+        lookup, embedding = _entry_pieces(shapes, part.entry)
     if lookup is not None:  # after all that the chunk received has been freed
         yield lookup
     if part.has_cross_attention:
@@ -189,12 +193,16 @@ def _exit_pieces(shapes: ActivationShapes, exit_: OperatorGroup, seq: str) -> tu
         if isinstance(operation, OperatorGroup):
             pieces += [_end_piece(shapes, end, seq), _Piece(*layer_bytes(shapes, operation))]
             end = []
-        elif isinstance(operation, MatMul) and operation.is_lookup:
+        elif isinstance(operation, MatMul) and (operation.is_lookup or (operation.makes_logits and _has_loss(end))):
             pieces.append(_end_piece(shapes, end, seq))
             end = [operation]
         else:
             end.append(operation)
     return (*pieces, _end_piece(shapes, end, seq))
+
+
+def _has_loss(operations: Iterable[Operator]) -> bool:
+    return any(isinstance(one, Loss) for one in operations)
 
 
 def _end_piece(shapes: ActivationShapes, operations: Sequence[Operator], seq: str) -> _Piece:

@@ -223,34 +223,32 @@ def transfers(layout: JobLayout, *, scatters: bool = False) -> Iterator[P2PTrans
     gradients. scatters: each tp rank sends one part of the tensor instead of all of it."""
     parallel = layout.job.parallel
     virtual = [
-        (StageChunk(stage, chunk), span)
-        for chunk, row in enumerate(zip(*layout.stages, strict=True))
-        for stage, span in enumerate(row)
+        StageChunk(stage, chunk) for chunk in range(len(layout.stages[0])) for stage in range(len(layout.stages))
     ]
     split = parallel.tp if parallel.sequence_parallel else 1
     is_unsharded = split == 1 and parallel.tensor_mode == "1d"
     parts = parallel.tp if scatters and is_unsharded else 1
     elements = local_sizes(layout)
-    for (before, (_, layer)), (behind, _) in pairwise(virtual):
-        sizes, needs = _handed_on(layout, elements, before.stage, layer)
+    for before, behind in pairwise(virtual):
+        sizes, needs = _handed_on(layout, elements, before)
         backward = tuple(size for size, is_trained in zip(sizes, needs, strict=True) if is_trained)
         yield _transfer(before, behind, tuple(sizes), parts, is_forward=True)
         yield _transfer(behind, before, backward, parts, is_forward=False)
 
 
-def _handed_on(layout: JobLayout, elements: Sizes, stage: int, layer: int) -> tuple[list[int], tuple[bool, ...]]:
-    """Bytes of the tensors that a stage sends to the next, and whether each has a gradient.
+def _handed_on(layout: JobLayout, elements: Sizes, place: StageChunk) -> tuple[list[int], tuple[bool, ...]]:
+    """Bytes of the tensors that a chunk sends to the next, and whether each has a gradient.
 
-    elements: `local_sizes`. layer: the first one of the next stage. Where the loss is on a stage after
+    elements: `local_sizes`. Where the loss is on a stage after
     the head's, logits go there, as float32 from a stage that only casts them; after the loss nothing is
     sent.
     """
-    parallel, table = layout.job.parallel, layout.table
+    parallel, stage = layout.job.parallel, place.stage
     if stage < layout.head_stage or parallel.vpp > 1:
         split = parallel.tp if parallel.sequence_parallel else 1
         width = layout.job.training.value_bytes
-        sizes = [prod([elements[dim] for dim in dims]) * width // split for dims in table.boundary(layer)]
-        return sizes, table.boundary_needs(layer)
+        border = layout.border(*place, after=True)
+        return [prod([elements[dim] for dim in dims]) * width // split for dims in border.dims], border.needs
     if stage >= layout.loss_stage:
         return [], ()
     casts = 1 if stage == layout.head_stage else 2

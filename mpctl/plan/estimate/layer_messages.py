@@ -319,7 +319,11 @@ class LayerMessages:
         rows = self.sizes["batch"] * self.layout.job.training.value_bytes
         queries, keys = rows * self.sizes[core.queries], rows * self.sizes[core.keys]
         heads = model.heads // p.tp
-        kv = heads * (model.qk_size + model.v_size) if core.latent else 2 * max(1, model.kv_heads // p.tp) * model.head_size
+        kv = (
+            heads * (model.qk_size + model.v_size)
+            if core.latent
+            else 2 * max(1, model.kv_heads // p.tp) * model.head_size
+        )
         return ExchangedBytes(queries * heads * model.qk_size, keys * kv, queries * heads * model.v_size)
 
     def _head_bytes(self, core: AttentionOp) -> int:

@@ -229,8 +229,9 @@ class LayoutMemory:
             gathered = shapes.stream_bytes()
             lasting += layout.profile.memory.gather_buffers * gathered
         if layout.job.parallel.pp > 1:
-            ends = {layer for span in layout.stages[stage] for layer in span}
-            dims = {dims for layer in ends for dims in layout.table.boundary(layer)}
+            places = range(len(layout.stages[stage]))
+            borders = (layout.border(stage, chunk, after=after) for chunk in places for after in (False, True))
+            dims = {dims for border in borders for dims in border.dims}
             message = max(message_bytes(layout, own) for own in dims)
             split = shapes.tp if shapes.splits else 1
             work += (MAX_SENDS_IN_FLIGHT + 1) * message / split
@@ -246,12 +247,12 @@ def spare_bytes(layout: JobLayout, stage: int, shapes: ActivationShapes) -> floa
     spare = layout.profile.memory.spare_receives
     if not spare:
         return 0.0
-    table, kinds = (layout.table, set[tuple[bool, int, Dims]]())  # is of forward, number of the tensor
-    for first, end in layout.stages[stage]:
-        if first > 0:
-            kinds |= {(True, n, dims) for n, dims in enumerate(table.boundary(first))}
-        if end < table.layers:
-            pairs = zip(table.boundary(end), table.boundary_needs(end), strict=True)
+    kinds, chunks = set[tuple[bool, int, Dims]](), len(layout.stages[stage])  # is of forward, number of the tensor
+    for chunk in range(chunks):
+        if stage or chunk:
+            kinds |= {(True, n, dims) for n, dims in enumerate(layout.border(stage, chunk, after=False).dims)}
+        if stage < layout.last_stage or chunk < chunks - 1:
+            pairs = zip(*layout.border(stage, chunk, after=True), strict=True)
             kinds |= {(False, n, dims) for n, (dims, is_sent) in enumerate(pairs) if is_sent}
     whole = spare * sum(message_bytes(layout, dims) for *_, dims in kinds)
     return whole / (shapes.tp if shapes.splits else 1)

@@ -27,6 +27,7 @@ from mpctl.core.units import DTYPE_BYTES
 from mpctl.model.layout.buckets import padded_numel, part_numel
 from mpctl.model.layout.job_layout import AMAX_BYTES, JobLayout
 from mpctl.model.operators.matmul import ParameterSpec
+from mpctl.model.operators.table import named_weights
 from mpctl.plan.estimate.attention import kernels_of
 from mpctl.plan.estimate.base_weights import WeightKinds, WeightWidths, count_weights, gathered_bytes, held_weights
 from mpctl.plan.estimate.communication import local_parameters
@@ -235,8 +236,7 @@ def whole_gradients(layout: JobLayout, stage: int) -> tuple[float, ...]:
     if kernels_of(layout).slices_buckets or not keeps_gathered(layout):
         return ()
     is_frozen, each = layout.table.is_frozen, layout.job.training.reduced_bytes
-    ends = {"is_first": stage == 0, "is_last": stage == layout.head_stage}
-    chunks = (layout.table.stage_weights([span], **ends) for span in layout.stages[stage])
+    chunks = map(named_weights, layout.chunks(stage))
     return tuple(float(each * _numel([w for w in chunk if not is_frozen(w.name)], layout.views)) for chunk in chunks)
 
 

@@ -15,12 +15,14 @@ from mpctl.model.layout.draft import LayoutDraft
 from mpctl.model.layout.link_levels import LinkLevel, topology_levels
 from mpctl.model.layout.topology import other_views, replicas
 from mpctl.model.pipeline.balance import balanced_counts
+from mpctl.model.pipeline.explicit import find_layout, layout_problems
 from mpctl.model.pipeline.filled import is_filled
 from mpctl.model.pipeline.schedule.legality import schedule_conflicts
 from mpctl.model.pipeline.stages import UnevenLayersError, spans_of
 from mpctl.plan.rules.check import Check, listed, refusal
 from mpctl.plan.rules.sizes import are_neighbours, stays_in_domain
 from mpctl.spec.job import JobSpec
+from mpctl.spec.layout_text import PipelineLayout
 from mpctl.spec.model import ModelSpec
 
 LARGEST_WORLD = 2**24  # its groups are still listed in seconds
@@ -162,9 +164,23 @@ def pipeline_rules(draft: LayoutDraft) -> Iterator[Check]:
     job, p = draft.job, draft.job.parallel
     for conflict in schedule_conflicts(p.schedule, stages=p.pp, microbatches=job.num_microbatches, chunks=p.vpp):
         yield refusal(conflict.rule, conflict.setting, conflict.message, *conflict.offers, more=conflict.hint)
+    if (layout := find_layout(job)) is not None:
+        yield from _layout_checks(job, layout)
+        return
     if job.model is None or (p.stage_balance == "cost" and not is_countable(job.model)):
         return
     yield _stage_check(draft, "model.layers", job.model.all_layers)
+
+
+def _layout_checks(job: JobSpec, layout: PipelineLayout) -> Iterator[Check]:
+    """Every error of an explicit layout, or what it deals out."""
+    rule, where = "pipeline-layout", "parallel.pipeline_layout"
+    problems = list(layout_problems(job, layout))
+    yield from (Check(rule, "error", where, str(problem), problem.hint) for problem in problems)
+    if not problems:
+        counts = sorted({part.layers for part in layout.parts})
+        over = f"{plural(len(layout.parts), 'part')} over pp {job.parallel.pp}"
+        yield Check(rule, "ok", where, f"{over}: {listed(counts)} layers each")
 
 
 def _stage_check(draft: LayoutDraft, where: str, layers: int) -> Check:
@@ -203,7 +219,7 @@ def _is_chosen(job: JobSpec) -> bool:
     fills stages by cost."""
     p = job.parallel
     given = p.first_stage_layers or p.last_stage_layers or p.embedding_is_layer or p.loss_is_layer
-    return bool(given) or p.stage_balance == "cost" or is_filled(job)
+    return bool(given) or p.stage_balance == "cost" or p.pipeline_layout is not None or is_filled(job)
 
 
 def is_countable(model: ModelSpec) -> bool:

@@ -282,7 +282,8 @@ def weighted_sum(losses: Tensor, weights: Tensor) -> Tensor:
 
 
 class SingleStackModule(FamilyModule):
-    """Base of the families with one stack; a stage holds some layers, and either end or none.
+    """Base of the families with one stack; a stage holds some layers, either end, or none of them: it
+    then hands on what it receives.
 
     IS_CAUSAL: whether a token sees earlier ones only. HAS_FINAL_NORM: whether a norm follows the
     last layer, where layers do not end with one. Subclasses define `embed` and `compute_loss`;
@@ -295,25 +296,27 @@ class SingleStackModule(FamilyModule):
     HAS_FINAL_NORM: ClassVar[bool] = True
 
     def __init__(
-        self, model: ModelSpec, training: TrainingSpec, shard_context: ShardContext, stage_slice: StageSlice
+        self, model: ModelSpec, training: TrainingSpec, shard_context: ShardContext, *stage_slices: StageSlice
     ) -> None:
         super().__init__()
-        self.model, self.shard_context, self.stage_slice = model, shard_context, stage_slice
+        self.model, self.shard_context = model, shard_context
         self.is_linear, self.loss_chunks = training.cross_entropy == "linear", training.cross_entropy_chunks
+        own = next((part for part in stage_slices if not part.stack.predictions), None)
+        self.has_entry = own is not None and own.has_entry
+        self.has_exit = any(part.has_exit and part.stack.exit.makes_logits for part in stage_slices)
         self.embedding: Embedding | None = None
-        reads_words = model.tied_embeddings or model.mtp_layers > 0
-        if stage_slice.has_entry or (stage_slice.has_exit and reads_words):
-            tables = self.tables(model) if stage_slice.has_entry else {}
+        used = {w.name.removesuffix(".weight") for part in stage_slices for end in part.ends for w in end.part.weights}
+        if self.has_entry or "embedding.word" in used:
+            tables = self.tables(model) if self.has_entry else {}
             self.embedding = Embedding(model, training, shard_context, tables=tables)
         self.layers = self_attention_layers(
-            partial(self.layer_config, training), shard_context, stage_slice.layers, prefix="layers"
+            partial(self.layer_config, training), shard_context, own.layers if own else (), prefix="layers"
         )
         like = torch.empty(0, dtype=shard_context.dtype, device=shard_context.device)
         for layer in self.layers.values():  # made here, so that each step takes the same memory
             self._table(layer, model.seq_length // shard_context.cp.size, like)
-        has_exit = stage_slice.has_exit
-        self.head = output_head(model, training, shard_context) if has_exit else None
-        has_norm = has_exit and self.HAS_FINAL_NORM and model.norm_order != "post"
+        self.head = output_head(model, training, shard_context) if self.has_exit else None
+        has_norm = own is not None and own.has_exit and self.HAS_FINAL_NORM and model.norm_order != "post"
         self.final_norm = model_norm(model, shard_context) if has_norm else nn.Identity()
 
     def tables(self, model: ModelSpec) -> Mapping[str, int]:
@@ -333,9 +336,9 @@ class SingleStackModule(FamilyModule):
 
     def stage_forward(self, state: State, batch: Batch, rng: CounterRNG | None) -> State:
         """See FamilyModule: the stage's state is the hidden states [b, s/c, h]."""
-        hidden = self.embed(batch, rng) if self.stage_slice.has_entry else state[0]
+        hidden = self.embed(batch, rng) if self.has_entry else state[0]
         hidden = self._transform(hidden, batch, rng)
-        return (self.compute_loss(hidden, batch),) if self.stage_slice.has_exit else (hidden,)
+        return (self.compute_loss(hidden, batch) if self.has_exit else self.final_norm(hidden),)
 
     def forward(self, batch: Batch, rng: CounterRNG | None = None) -> Any:
         """Logits of this rank's words, in the form of `logits`, of a model in one stage."""

@@ -69,8 +69,8 @@ class PipelinePartition:
     @cached_property
     def borders(self) -> list[tuple[StageBoundary, StageBoundary]]:
         """The boundaries before and after each chunk."""
-        spans = self.layout.stages[self.stage]
-        borders = [(self._border(start), self._border(stop)) for start, stop in spans]
+        chunks = range(len(self.layout.stages[self.stage]))
+        borders = [(self._border(chunk, after=False), self._border(chunk, after=True)) for chunk in chunks]
         if self.stage == 0:
             borders[0] = StageBoundary(), borders[0][1]
         if self.stage == self.layout.last_stage:
@@ -112,7 +112,7 @@ class PipelinePartition:
         layout = self.layout
         return {w.name: layout.views[w.view] for w in layout.stage_parameters(self.stage)}
 
-    def _border(self, layer: int) -> StageBoundary:
+    def _border(self, chunk: int, *, after: bool) -> StageBoundary:
         p, model = self.job.parallel, self.model
         parts = p.cp * (p.tp if p.sequence_parallel else 1)
         whole = {"seq": model.seq_length, "decoder_seq": model.decoder_seq_length or 0}
@@ -120,9 +120,9 @@ class PipelinePartition:
         hidden = local_size(model.hidden, parts=self.layout.grid.hidden_parts)
         sizes = {**local, "hidden": hidden}
         # [b, s, h] -> [s/c, h], or [s/(ct), h] under sequence parallelism; h/q or h/l on a grid
-        table = self.layout.table
-        shapes = (tuple(sizes[dim] for dim in dims[1:]) for dims in table.boundary(layer))
-        return StageBoundary(tuple(shapes), table.boundary_needs(layer))
+        border = self.layout.border(self.stage, chunk, after=after)
+        shapes = (tuple(sizes[dim] for dim in dims[1:]) for dims in border.dims)
+        return StageBoundary(tuple(shapes), border.needs)
 
 
 def stage_model(chunks: Sequence[FamilyModule]) -> nn.Module:

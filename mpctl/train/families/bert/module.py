@@ -37,13 +37,13 @@ class BERT(SingleStackModule):
     IS_CAUSAL = False
 
     def __init__(
-        self, model: ModelSpec, training: TrainingSpec, shard_context: ShardContext, stage_slice: StageSlice
+        self, model: ModelSpec, training: TrainingSpec, shard_context: ShardContext, *stage_slices: StageSlice
     ) -> None:
-        super().__init__(model, training, shard_context, stage_slice)
+        super().__init__(model, training, shard_context, *stage_slices)
         is_post = model.norm_order == "post"
-        if self.embedding is not None and stage_slice.has_entry:
+        if self.embedding is not None and self.has_entry:
             self.embedding.norm = model_norm(model, shard_context) if is_post else nn.Identity()
-        if stage_slice.has_exit:
+        if self.has_exit:
             h, init = model.hidden, Init("normal", training.init_std)
             self.transform = shard_context.replicated_linear(h, h, init=init)
             self.activation = activation_of(model.activation)

@@ -9,6 +9,7 @@ from the seed whatever the layout.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -35,13 +36,13 @@ class GPT(SingleStackModule):
     that only learned positions start anew."""
 
     def __init__(
-        self, model: ModelSpec, training: TrainingSpec, shard_context: ShardContext, stage_slice: StageSlice
+        self, model: ModelSpec, training: TrainingSpec, shard_context: ShardContext, *stage_slices: StageSlice
     ) -> None:
-        super().__init__(model, training, shard_context, stage_slice)
-        has_norm = stage_slice.has_entry and model.embedding_norm
-        self.embedding_norm = model_norm(model, shard_context) if has_norm else None
-        count = model.mtp_layers if stage_slice.has_exit else 0
+        super().__init__(model, training, shard_context, *stage_slices)
+        self.embedding_norm = model_norm(model, shard_context) if self.has_entry and model.embedding_norm else None
         self.prediction_scale = training.mtp_loss_coeff / max(1, model.mtp_layers)
+        predicts = any(end.part.layers for part in stage_slices for end in part.ends)
+        count = model.mtp_layers if predicts else 0
         self.mtp = nn.ModuleDict({str(n): self._prediction(training, n) for n in range(count)})
 
     def _prediction(self, training: TrainingSpec, number: int) -> PredictionLayer:
@@ -86,25 +87,41 @@ class GPT(SingleStackModule):
     def stage_forward(self, state: State, batch: Batch, rng: CounterRNG | None) -> State:
         """See FamilyModule. The gradients of layers of multi-token prediction are those of their
         losses, of which the result has no part."""
-        if not self.mtp or not torch.is_grad_enabled():
+        if len(state) > 1:  # predicted in a stage before
+            *predicted, normed = state
+        elif self.mtp:
+            hidden = self.embed(batch, rng) if self.has_entry else state[0]
+            normed, predicted = self.final_norm(self._transform(hidden, batch, rng)), []
+        else:
             return super().stage_forward(state, batch, rng)
-        hidden = self.embed(batch, rng) if self.stage_slice.has_entry else state[0]
-        normed = self.final_norm(self._transform(hidden, batch, rng))
+        if not self.has_exit:
+            targets = batch["targets"]
+            return (*(predicted or [found for _, found in self._predicted(normed, targets, rng)]), normed)
         loss = self._mean_loss(normed, batch)
-        further = self._further_losses(normed, batch["targets"], rng)
+        if not torch.is_grad_enabled():
+            return (loss,)
+        further = self._further_losses(predicted, normed, batch["targets"], rng)
         return (loss + (further - further.detach()),)
 
-    def _further_losses(self, normed: Tensor, targets: Tensor, rng: CounterRNG | None) -> Tensor:
-        """The weighted losses of tokens behind the next one, summed over samples."""
-        total = torch.zeros((), dtype=torch.float32, device=normed.device)
+    def _predicted(self, normed: Tensor, targets: Tensor, rng: CounterRNG | None) -> Iterator[tuple[int, Tensor]]:
+        """The distance and the result of each layer of multi-token prediction; where nothing is trained,
+        what it would read."""
         rows = targets.shape[1]
         for distance, layer in enumerate(self.mtp.values(), 1):
             assert isinstance(layer, PredictionLayer) and self.embedding is not None
-            ahead = self.scaled(self.embedding(tokens_ahead(targets, distance - 1)))
-            cos_sin = self._table(layer, rows, normed)
-            normed = layer.predict(normed, ahead, rng, cos_sin)
-            wanted = tokens_ahead(targets, distance)
-            losses = self.head_losses(normed, wanted)
+            if torch.is_grad_enabled():
+                ahead = self.scaled(self.embedding(tokens_ahead(targets, distance - 1)))
+                normed = layer.predict(normed, ahead, rng, self._table(layer, rows, normed))
+            yield distance, normed
+
+    def _further_losses(
+        self, predicted: Sequence[Tensor], normed: Tensor, targets: Tensor, rng: CounterRNG | None
+    ) -> Tensor:
+        """The weighted losses of tokens behind the next one, summed over samples. predicted: results of layers
+        of a stage before, if they run there."""
+        total = torch.zeros((), dtype=torch.float32, device=normed.device)
+        for distance, found in enumerate(predicted, 1) if predicted else self._predicted(normed, targets, rng):
+            losses = self.head_losses(found, tokens_ahead(targets, distance))
             total = total + mean_of_predictions(losses, distance)
         return total * self.prediction_scale
 
