@@ -17,7 +17,8 @@ from typing import Any, Literal
 from typing_extensions import TypedDict  # pydantic needs it to validate them before Python 3.12
 
 from mpctl import __version__
-from mpctl.model.pipeline.schedule.orders import Action, StageChunk, show, target
+from mpctl.model.pipeline.placement import StageChunk
+from mpctl.model.pipeline.schedule.orders import Action, show, target
 from mpctl.plan.estimate.timeline import StepLine
 
 Event = dict[str, Any]

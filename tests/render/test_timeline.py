@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mpctl.model.pipeline.schedule.orders import StageChunk
+from mpctl.model.pipeline.placement import StageChunk
 from mpctl.plan.estimate.makespan import ChunkTimes, PipelineTiming
 from mpctl.plan.estimate.timeline import StepLine, find_step_line, handed_over, play
 from mpctl.plan.planning.plan import Plan, load_plan

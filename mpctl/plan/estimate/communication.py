@@ -24,7 +24,7 @@ from mpctl.model.layout.job_layout import JobLayout
 from mpctl.model.operators.flops import sequence_sizes
 from mpctl.model.operators.layer import LayerStack
 from mpctl.model.operators.matmul import Dims, ParameterSpec
-from mpctl.model.pipeline.schedule.orders import StageChunk
+from mpctl.model.pipeline.placement import StageChunk
 from mpctl.plan.estimate.routing import expert_load
 from mpctl.spec.runtime import RuntimeProfile
 from mpctl.spec.training import TrainingSpec

@@ -18,7 +18,8 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
-from mpctl.model.pipeline.schedule.orders import Kind, StageChunk, actions
+from mpctl.model.pipeline.placement import StageChunk
+from mpctl.model.pipeline.schedule.orders import Kind, actions
 from mpctl.model.pipeline.schedule.replay import Turns
 from mpctl.spec.parallel import ScheduleName
 from mpctl.spec.schedules import SCHEDULES

@@ -15,7 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mpctl.model.layout.job_layout import JobLayout
-from mpctl.model.pipeline.schedule.orders import StageChunk, actions
+from mpctl.model.pipeline.placement import StageChunk
+from mpctl.model.pipeline.schedule.orders import actions
 from mpctl.model.pipeline.schedule.replay import Timeline, replay
 from mpctl.plan.estimate.communication import transfers
 from mpctl.plan.estimate.kernels import MissingFigure

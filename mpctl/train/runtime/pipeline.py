@@ -31,7 +31,8 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from mpctl.model.layout.job_layout import MAX_SENDS_IN_FLIGHT
-from mpctl.model.pipeline.schedule.orders import Action, StageChunk
+from mpctl.model.pipeline.placement import StageChunk
+from mpctl.model.pipeline.schedule.orders import Action
 from mpctl.model.pipeline.schedule.program import Program, Step, program
 from mpctl.train.families.implementation import Batch, FamilyModule, State
 from mpctl.train.kernels.counter_rng import CounterRNG, StepKeys

@@ -16,7 +16,7 @@ from mpctl.measure.bench.trace import (
     trace_report,
     trace_rows,
 )
-from mpctl.model.pipeline.schedule.orders import StageChunk
+from mpctl.model.pipeline.placement import StageChunk
 from mpctl.plan.estimate.makespan import ChunkTimes, PipelineTiming
 from mpctl.plan.estimate.timeline import play
 from mpctl.records.rundir.profile_files import ProfiledStep, profile_path

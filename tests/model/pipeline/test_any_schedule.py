@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpctl.model.pipeline.schedule.orders import Action, Kind, actions, most_in_flight, peak_in_flight, source, target
+from mpctl.model.pipeline.placement import StageChunk
+from mpctl.model.pipeline.schedule.orders import FREES, Action, Kind, actions, most_in_flight, peak_in_flight, source, target
 from mpctl.model.pipeline.schedule.program import Program, Step, programs, transfers
 from mpctl.model.pipeline.schedule.replay import Seconds, replay
 from mpctl.spec.parallel import ScheduleName
@@ -39,11 +40,17 @@ class Case:
     def programs(self) -> list[Program]:
         return programs(self.name, **self.sizes)
 
+    @property
+    def is_v(self) -> bool:
+        return SCHEDULES[self.name].is_v
+
     def beside(self, stage: int) -> dict[str, int]:
-        return {"stage": stage, "stages": self.stages, "chunks": self.chunks}
+        return {"stage": stage, "stages": self.stages, "chunks": self.chunks, "is_v": self.is_v}
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
+        if self.name == "dualpipev":
+            return ("forward", "backward", "backward_input", "backward_weight")
         if SCHEDULES[self.name].splits_backward:
             return ("forward", "backward_input", "backward_weight")
         return ("forward", "backward")
@@ -58,8 +65,9 @@ def cases(draw: st.DrawFn) -> Case:
     stages = draw(st.integers(1, 8))
     name = draw(st.sampled_from([n for n in SCHEDULES if chunk_counts(n, stages)]))
     chunks = draw(st.sampled_from(chunk_counts(name, stages)))
-    if chunks == 1:
-        return Case(name, stages, draw(st.integers(1, 24)))
+    if chunks == 1 or SCHEDULES[name].is_v:
+        least = max(1, SCHEDULES[name].microbatches_a_stage * stages)
+        return Case(name, stages, draw(st.integers(least, least + 23)), chunks)
     return Case(name, stages, stages * draw(st.integers(1, 4)), chunks)
 
 
@@ -77,6 +85,11 @@ def timed_cases(draw: st.DrawFn) -> tuple[Case, Seconds]:
     return case, some_times(draw, case)
 
 
+def message(action: Action, chunk: int | None = None) -> tuple[bool, int, int]:
+    """What an action hands over, be its backward split or not; chunk: at the other end."""
+    return action.kind == "forward", action.microbatch, action.chunk if chunk is None else chunk
+
+
 # ---------------------------------------------------------------- orders
 
 
@@ -84,31 +97,35 @@ def timed_cases(draw: st.DrawFn) -> tuple[Case, Seconds]:
 def test_each_pass_once_in_its_order_and_those_of_a_chunk_by_micro_batch(case: Case) -> None:
     """So that every schedule sums gradients alike."""
     for order in case.orders:
-        passes = product(case.kinds, range(case.microbatches), range(case.chunks))
-        assert sorted(order) == sorted(Action(*one) for one in passes)
         at = {action: place for place, action in enumerate(order)}
-        for microbatch, chunk in product(range(case.microbatches), range(case.chunks)):
-            places = [at[Action(kind, microbatch, chunk)] for kind in case.kinds]
-            assert places == sorted(places)
-        for kind, chunk in product(case.kinds, range(case.chunks)):
-            summed = [a.microbatch for a in order if (a.kind, a.chunk) == (kind, chunk)]
+        assert len(at) == len(order)
+        gone = defaultdict[tuple[int, int], list[Kind]](list)
+        for action in order:
+            gone[action.microbatch, action.chunk].append(action.kind)
+        assert sorted(gone) == [*product(range(case.microbatches), range(case.chunks))]
+        whole, in_two = ["forward", "backward"], ["forward", "backward_input", "backward_weight"]
+        allowed = [whole, in_two] if case.name == "dualpipev" else [[*case.kinds]]
+        assert all(kinds in allowed for kinds in gone.values())
+        for ends, chunk in product((("forward",), ("backward", "backward_input"), FREES), range(case.chunks)):
+            summed = [a.microbatch for a in order if a.kind in ends and a.chunk == chunk]
             assert summed == list(range(case.microbatches))
 
 
 @given(cases())
 def test_source_and_target_are_two_ends_of_a_message(case: Case) -> None:
-    sent, taken = set(), set()
+    sent, taken = set[Any](), set[Any]()
     for stage, order in enumerate(case.orders):
         for action in order:
             to = target(action, **case.beside(stage))
             at = source(action, **case.beside(stage))
             if to is not None:
-                sent.add((stage, action, to.stage, action._replace(chunk=to.chunk)))
+                sent.add((stage, message(action), to.stage, message(action, to.chunk)))
             if at is not None:
-                taken.add((at.stage, action._replace(chunk=at.chunk), stage, action))
+                taken.add((at.stage, message(action, at.chunk), stage, message(action)))
     assert sent == taken
     assert len(sent) == 2 * case.microbatches * (case.stages * case.chunks - 1)
-    assert all(abs(a - b) in (1, case.stages - 1) for a, _, b, _ in sent)
+    steps = (0, 1) if case.is_v else (1, case.stages - 1)
+    assert all(abs(a - b) in steps for a, _, b, _ in sent)
 
 
 # ---------------------------------------------------------------- replay
@@ -117,11 +134,12 @@ def test_source_and_target_are_two_ends_of_a_message(case: Case) -> None:
 @given(timed_cases(), st.integers(0, 5))
 def test_actions_start_when_stage_and_input_are_there(timed: tuple[Case, Seconds], transfer: int) -> None:
     case, seconds = timed
-    line = replay(case.orders, seconds, transfer=transfer)
+    line = replay(case.orders, seconds, transfer=transfer, is_v=case.is_v)
     done = {
-        (stage, action): end
+        (stage, *message(action)): end
         for stage, order in enumerate(line.orders)
         for action, end in zip(order, line.ends[stage], strict=True)
+        if action.kind != "backward_weight"
     }
     for stage, order in enumerate(case.orders):
         assert list(line.orders[stage]) == order
@@ -130,39 +148,39 @@ def test_actions_start_when_stage_and_input_are_there(timed: tuple[Case, Seconds
             sender = source(action, **case.beside(stage))
             there: float = 0
             if sender is not None:
-                there = done[sender.stage, action._replace(chunk=sender.chunk)] + transfer
+                there = done[sender.stage, *message(action, sender.chunk)] + transfer * (sender.stage != stage)
             assert start == max(free, there)
             assert end == start + seconds(stage, action.chunk, action.kind)
             free = end
             if action.kind != "forward":
-                assert start >= done[stage, action._replace(kind="forward")]
+                assert start >= done[stage, *message(action._replace(kind="forward"))]
             if action.kind == "backward_weight":
-                assert start >= done[stage, action._replace(kind="backward_input")]
+                assert start >= done[stage, *message(action)]
         assert line.busy[stage] + line.idle[stage] == line.makespan >= line.ends[stage][-1]
-    assert line.makespan == max(done.values())
+    assert line.makespan == max(max(ends) for ends in line.ends)
 
 
 @given(cases())
 def test_peaks_are_those_of_counting(case: Case) -> None:
     counted = [most_in_flight(order) for order in case.orders]
     law = [peak_in_flight(case.name, stage=s, **case.sizes) for s in range(case.stages)]
-    assert law == counted == list(replay(case.orders, lambda s, c, k: 1).in_flight)
+    assert law == counted == list(replay(case.orders, lambda s, c, k: 1, is_v=case.is_v).in_flight)
 
 
 # ---------------------------------------------------------------- messages
 
 
-def made(step: Step) -> Action:
-    """The message of a send or receive, as the action that makes it."""
+def made(step: Step) -> tuple[bool, int, int]:
+    """The message of a send or receive, as what makes it."""
     assert step.peer is not None
-    return step.action if step.verb == "send" else step.action._replace(chunk=step.peer.chunk)
+    return message(step.action, None if step.verb == "send" else step.peer.chunk)
 
 
 def blocking_run(every: Sequence[Program], buffers: int) -> bool:
     """Whether all programs end when a send waits for its receive, or for room in the buffers of
     its direction; each stage receives what its neighbour sends next, whatever that is."""
     at = [0] * len(every)
-    sent: dict[tuple[int, int], list[Action]] = defaultdict(list)
+    sent: dict[tuple[int, int], list[Any]] = defaultdict(list)
 
     def current(stage: int) -> Step | None:
         return every[stage][at[stage]] if at[stage] < len(every[stage]) else None
@@ -176,12 +194,12 @@ def blocking_run(every: Sequence[Program], buffers: int) -> bool:
         other = current(peer)
         if buffers:
             room = len(sent[stage, peer]) < buffers
-            sent[stage, peer] += [step.action] * room
+            sent[stage, peer] += [made(step)] * room
             return room
         waits = other is not None and other.verb == "receive" and other.peer is not None
         if not waits or other is None or other.peer is None or other.peer.stage != stage:
             return False
-        assert made(other) == step.action
+        assert made(other) == made(step)
         at[peer] += 1
         return True
 
@@ -203,6 +221,7 @@ def all_cases(stages: int) -> list[Case]:
         for name in SCHEDULES
         for chunks in chunk_counts(name, stages)
         for microbatches in ((*range(1, 12), 17) if chunks == 1 else (stages, 2 * stages, 3 * stages))
+        if microbatches >= SCHEDULES[name].microbatches_a_stage * stages
     ]
 
 
@@ -217,14 +236,19 @@ def test_blocking_sends_never_hang(stages: int) -> None:
         assert blocking_run(case.programs, 1), case
 
 
+def sent_to(place: StageChunk | None, stage: int) -> StageChunk | None:
+    """The other end of a message; None where a stage hands over to itself."""
+    return None if place is None or place.stage == stage else place
+
+
 def naive(case: Case) -> list[Program]:
     """Each input received just before its action, each result sent just after."""
     found: list[Program] = []
     for stage, order in enumerate(case.orders):
         steps = []
         for action in order:
-            before = source(action, **case.beside(stage))
-            after = target(action, **case.beside(stage))
+            before = sent_to(source(action, **case.beside(stage)), stage)
+            after = sent_to(target(action, **case.beside(stage)), stage)
             steps += [Step("receive", action, before)] if before else []
             steps += [Step("compute", action)]
             steps += [Step("send", action, after)] if after else []
@@ -257,17 +281,22 @@ def test_both_ends_have_the_same_messages_in_the_same_order(stages: int) -> None
 @pytest.mark.parametrize("stages", STAGES)
 def test_messages_are_sent_in_the_order_in_which_they_are_needed(stages: int) -> None:
     """Each direction by the two stages' actions alone, without a program: no message overtakes
-    another, so that a queue a direction does, with 2 stages and chunks too."""
+    another, so that a queue a direction does, with 2 stages and chunks too. In a V activations and
+    gradients go the same way between two stages, each in their order (p2p.py has a link for both)."""
     for case in all_cases(stages):
-        sent: dict[tuple[int, int], list[Action]] = defaultdict(list)
-        needed: dict[tuple[int, int], list[Action]] = defaultdict(list)
+        sent: dict[tuple[int, int], list[Any]] = defaultdict(list)
+        needed: dict[tuple[int, int], list[Any]] = defaultdict(list)
         for stage, steps in enumerate(naive(case)):
             for step in steps:
                 if step.peer is not None:
                     is_sent = step.verb == "send"
                     ends = (stage, step.peer.stage) if is_sent else (step.peer.stage, stage)
                     (sent if is_sent else needed)[ends].append(made(step))
-        assert sent == needed == transfers(case.name, **case.sizes), case
+        named = {ends: [message(one) for one in made_] for ends, made_ in transfers(case.name, **case.sizes).items()}
+        found = [{**each} for each in (sent, needed, named)]
+        if case.is_v:
+            found = [{(e, way): [m for m in ms if m[0] == way] for e, ms in one.items() for way in (True, False)} for one in found]
+        assert found[0] == found[1] == found[2], case
 
 
 @given(cases())
@@ -277,8 +306,8 @@ def test_programs_are_the_orders_with_inputs_before_and_results_after(case: Case
         at = {(step.verb, step.action): place for place, step in enumerate(steps)}
         assert len(at) == len(steps)
         for action in order:
-            comes = source(action, **case.beside(stage))
-            goes = target(action, **case.beside(stage))
+            comes = sent_to(source(action, **case.beside(stage)), stage)
+            goes = sent_to(target(action, **case.beside(stage)), stage)
             for verb, peer, way in (("receive", comes, -1), ("send", goes, 1)):
                 place = at.get((verb, action))
                 assert (place is None) == (peer is None)
@@ -346,6 +375,6 @@ def asynchronous_run(case: Case, seconds: Seconds, *, shared: bool) -> float:
 @given(timed_cases())
 def test_an_asynchronous_run_takes_the_replays_time(timed: tuple[Case, Seconds]) -> None:
     case, seconds = timed
-    line = replay(case.orders, seconds)
+    line = replay(case.orders, seconds, is_v=case.is_v)
     assert asynchronous_run(case, seconds, shared=False) == line.makespan
     assert asynchronous_run(case, seconds, shared=True) >= line.makespan

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpctl.model.pipeline.schedule.orders import StageChunk, actions
+from mpctl.model.pipeline.placement import StageChunk
+from mpctl.model.pipeline.schedule.orders import actions
 from mpctl.model.pipeline.schedule.replay import replay
 from mpctl.plan.estimate.makespan import ChunkTimes, PipelineTiming
 from mpctl.spec.parallel import ScheduleName

@@ -4,8 +4,10 @@ Planning checks this as a rule (plan/rules/layout.py), the search before it esti
 orders.py before it makes a schedule:
 
     chunks         several chunks a stage need several stages
-    micro batches  with several chunks they run in groups of p, the number of stages: p divides m
-    schedules      run one chunk a stage, several or both, as their row says (spec/schedules.py)
+    micro batches  with several chunks they run in groups of p, the number of stages: p divides m;
+                   in a V any number does, for dualpipev from 2p on
+    schedules      run one chunk a stage, several, both or two as a V, as their row says
+                   (spec/schedules.py)
 
 >>> [conflict.rule for conflict in schedule_conflicts("1f1b", stages=4, microbatches=6, chunks=2)]
 ['microbatches-fill-pipeline']
@@ -55,7 +57,7 @@ def schedule_conflicts(
             f"vpp is {chunks}, {chunks} chunks a stage, but pp is 1: there is no pipeline",
             (Offer("parallel.vpp", (1,), "vpp"), Offer("parallel.pp", tuple(range(2, 17)), "pp", near=2)),
         )
-    elif chunks > 1 and microbatches % stages:
+    elif chunks > 1 and microbatches % stages and not SCHEDULES[name].is_v:
         yield ScheduleConflict(
             "microbatches-fill-pipeline",
             "training.global_batch_size",
@@ -64,9 +66,19 @@ def schedule_conflicts(
             hint=f"use a global batch of a multiple of {stages} micro batches",
         )
     if not SCHEDULES[name].runs(chunks):
+        message = f"{name} cannot run with {plural(chunks, 'chunk')} a stage"
+        if SCHEDULES[name].is_v:
+            offer = Offer("parallel.vpp", (2,), "vpp")
+            yield ScheduleConflict("schedule-vpp", "parallel.schedule", message, (offer,) * (stages > 1), "or use 1f1b")
+        else:
+            hint = "use interleaved or 1f1b with vpp 2 or more, any other schedule with vpp 1"
+            yield ScheduleConflict("schedule-vpp", "parallel.schedule", message, hint=hint)
+    least = SCHEDULES[name].microbatches_a_stage * stages
+    if stages > 1 and microbatches < least:
         yield ScheduleConflict(
-            "schedule-vpp",
-            "parallel.schedule",
-            f"{name} cannot run with {plural(chunks, 'chunk')} a stage",
-            hint="use interleaved or 1f1b with vpp 2 or more, any other schedule with vpp 1",
+            "microbatches-fill-pipeline",
+            "training.global_batch_size",
+            f"{plural(microbatches, 'micro batch', 'micro batches')} on {stages} stages: {name} needs {least} at least",
+            (Offer("parallel.schedule", ("zbv",), "schedule"),),
+            hint=f"or use a global batch of {least} micro batches or more",
         )

@@ -1,9 +1,10 @@
 """The order in which a pipeline stage runs forwards and backwards of micro batches and chunks.
 
 The schedules and their warm-up (forwards before the first backward) are a table, spec/schedules.py.
-Chunk c of stage s, of p stages, is virtual stage c p + s, as in stages.py. Where a schedule splits
+Which virtual stage a chunk is, placement.py says. Where a schedule of one chunk a stage splits
 backward, the weight gradients of micro batch j follow the input gradients of micro batch j + s. A
 stage holds the activations of at most warm-up + 1 chunks, and of s more where backward is split.
+Schedules in the shape of a V are listed piece by piece (v_shaped.py).
 Under every schedule the backwards of a chunk run in the order of micro batches, so that gradients
 are summed in the same order.
 
@@ -20,10 +21,12 @@ are summed in the same order.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Literal, NamedTuple
 
+from mpctl.model.pipeline.placement import Placement, StageChunk
 from mpctl.model.pipeline.schedule.legality import schedule_conflicts
+from mpctl.model.pipeline.schedule.v_shaped import v_order
 from mpctl.spec.parallel import ScheduleName
 from mpctl.spec.schedules import SCHEDULES
 
@@ -32,7 +35,12 @@ Kind = Literal["forward", "backward", "backward_input", "backward_weight"]
 LETTERS: dict[Kind, str] = {"forward": "F", "backward": "B", "backward_input": "B", "backward_weight": "W"}
 # The direction in which a result goes along the virtual stages; a weight gradient stays.
 DIRECTIONS: dict[Kind, int] = {"forward": 1, "backward": -1, "backward_input": -1}
+PIECES: dict[str, Kind] = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_weight"}
+"""The kinds of a V's pieces of work (v_shaped.py)."""
 FREES: frozenset[Kind] = frozenset({"backward", "backward_weight"})
+
+FEW_OF_V = 4
+"""Micro batches for each stage after which a V holds no more than before."""
 
 
 class ScheduleError(ValueError):
@@ -45,13 +53,6 @@ class Action(NamedTuple):
     kind: Kind
     microbatch: int
     chunk: int = 0
-
-
-class StageChunk(NamedTuple):
-    """A chunk of a stage; it is virtual stage chunk x stages + stage."""
-
-    stage: int
-    chunk: int
 
 
 def show(order: Iterable[Action]) -> str:
@@ -67,6 +68,8 @@ def show(order: Iterable[Action]) -> str:
 def actions(name: ScheduleName, *, stage: int, stages: int, microbatches: int, chunks: int = 1) -> Iterator[Action]:
     """The actions of `stage` in one step, in order; raises ScheduleError."""
     ahead = warmup(name, stage=stage, stages=stages, microbatches=microbatches, chunks=chunks)
+    if SCHEDULES[name].is_v:
+        return _of_v(name, stage, stages, microbatches)
     splits = SCHEDULES[name].splits_backward
     last_first = range(chunks - 1, -1, -1)
     order = _in_turn(
@@ -85,6 +88,9 @@ def warmup(name: ScheduleName, *, stage: int, stages: int, microbatches: int, ch
     for conflict in schedule_conflicts(name, stages=stages, microbatches=microbatches, chunks=chunks):
         raise ScheduleError(conflict.message)
     assert 0 <= stage < stages, f"stage {stage} of {stages}"
+    if SCHEDULES[name].is_v:
+        order = _of_v(name, stage, stages, min(microbatches, FEW_OF_V * stages))
+        return sum(1 for _ in takewhile(lambda action: action.kind == "forward", order))
     if chunks == 1:
         return SCHEDULES[name].warmup(stage, stages, microbatches)
     return min(2 * (stages - stage - 1) + (chunks - 1) * stages, microbatches * chunks)
@@ -98,6 +104,8 @@ def peak_in_flight(name: ScheduleName, *, stage: int, stages: int, microbatches:
     on each further stage.
     """
     ahead = warmup(name, stage=stage, stages=stages, microbatches=microbatches, chunks=chunks)
+    if SCHEDULES[name].is_v:
+        return most_in_flight(_of_v(name, stage, stages, min(microbatches, FEW_OF_V * stages)))
     deferred = stage if SCHEDULES[name].splits_backward else 0
     return min(ahead + 1 + deferred, microbatches * chunks)
 
@@ -117,23 +125,31 @@ def most_in_flight(order: Iterable[Action]) -> int:
     return peak
 
 
-def source(action: Action, *, stage: int, stages: int, chunks: int = 1) -> StageChunk | None:
-    """The chunk whose result an action needs, received as a message; None if it needs none."""
-    return _neighbour(action, stage, stages, chunks, -1)
+def source(
+    action: Action, *, stage: int, stages: int, chunks: int = 1, is_v: bool = False
+) -> StageChunk | None:
+    """The chunk whose result an action needs: as a message if it is on another stage; None if it
+    needs none."""
+    return _neighbour(action, stage, Placement(stages, chunks, is_v), -1)
 
 
-def target(action: Action, *, stage: int, stages: int, chunks: int = 1) -> StageChunk | None:
-    """The chunk to which an action's result is sent; None if it is not sent."""
-    return _neighbour(action, stage, stages, chunks, 1)
+def target(
+    action: Action, *, stage: int, stages: int, chunks: int = 1, is_v: bool = False
+) -> StageChunk | None:
+    """The chunk that needs an action's result, which is sent if it is on another stage; None if
+    none does."""
+    return _neighbour(action, stage, Placement(stages, chunks, is_v), 1)
 
 
-def _neighbour(action: Action, stage: int, stages: int, chunks: int, way: int) -> StageChunk | None:
+def _neighbour(action: Action, stage: int, placement: Placement, way: int) -> StageChunk | None:
     if action.kind not in DIRECTIONS:
         return None
-    virtual = action.chunk * stages + stage + way * DIRECTIONS[action.kind]
-    if not 0 <= virtual < stages * chunks:
-        return None
-    return StageChunk(virtual % stages, virtual // stages)
+    return placement.neighbour(StageChunk(stage, action.chunk), way * DIRECTIONS[action.kind])
+
+
+def _of_v(name: ScheduleName, stage: int, stages: int, microbatches: int) -> Iterator[Action]:
+    for piece, microbatch in v_order(name, stage=stage, stages=stages, microbatches=microbatches):
+        yield Action(PIECES[piece[1]], microbatch, "ab".index(piece[0]))
 
 
 def _passes(kind: Kind, chunks: range, stages: int, microbatches: int) -> Iterator[Action]:

@@ -27,9 +27,11 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Literal, NamedTuple
 
-from mpctl.model.pipeline.schedule.orders import Action, Kind, StageChunk, actions, show, source, target
+from mpctl.model.pipeline.placement import StageChunk
+from mpctl.model.pipeline.schedule.orders import Action, Kind, actions, show, source, target
 from mpctl.model.pipeline.schedule.replay import Timeline, replay
 from mpctl.spec.parallel import ScheduleName
+from mpctl.spec.schedules import SCHEDULES
 
 Verb = Literal["compute", "send", "receive"]
 
@@ -99,6 +101,7 @@ class _Line:
     """
 
     chunks: int
+    is_v: bool
     timeline: Timeline
     ends: tuple[dict[Action, float], ...]
 
@@ -108,9 +111,10 @@ class _Line:
             actions(name, stage=stage, stages=stages, microbatches=microbatches, chunks=chunks)
             for stage in range(stages)
         ]
-        timeline = replay(orders, _usual_seconds)
+        is_v = SCHEDULES[name].is_v
+        timeline = replay(orders, _usual_seconds, is_v=is_v)
         pairs = zip(timeline.orders, timeline.ends, strict=True)
-        return cls(chunks, timeline, tuple(dict(zip(*pair, strict=True)) for pair in pairs))
+        return cls(chunks, is_v, timeline, tuple(dict(zip(*pair, strict=True)) for pair in pairs))
 
     def program(self, stage: int) -> Program:
         return [step for _, step in sorted(self._events(stage), key=itemgetter(0))]
@@ -120,18 +124,27 @@ class _Line:
 
         The sender's number orders messages of the same time; a sender makes one at a time.
         """
-        timeline, stages = self.timeline, len(self.ends)
+        timeline = self.timeline
+        place = {"stage": stage, "stages": len(self.ends), "chunks": self.chunks, "is_v": self.is_v}
         starts = zip(timeline.orders[stage], timeline.starts[stage], strict=True)
         for action, start in starts:
             yield (start, True, stage), Step("compute", action)
-            sender = source(action, stage=stage, stages=stages, chunks=self.chunks)
-            if sender is not None:
-                made = Action(action.kind, action.microbatch, sender.chunk)
-                sent = self.ends[sender.stage][made]
+            sender = source(action, **place)
+            if sender is not None and sender.stage != stage:
+                sent = self.ends[sender.stage][self._made(action, sender)]
                 yield (sent, False, sender.stage), Step("receive", action, sender)
-            receiver = target(action, stage=stage, stages=stages, chunks=self.chunks)
-            if receiver is not None:
+            receiver = target(action, **place)
+            if receiver is not None and receiver.stage != stage:
                 yield (self.ends[stage][action], False, stage), Step("send", action, receiver)
+
+    def _made(self, action: Action, sender: StageChunk) -> Action:
+        """The action that made what `action` needs; a schedule may split the backward of one of the two alone."""
+        ends = self.ends[sender.stage]
+        made = Action(action.kind, action.microbatch, sender.chunk)
+        if made in ends:
+            return made
+        other: Kind = "backward" if action.kind == "backward_input" else "backward_input"
+        return made._replace(kind=other)
 
 
 def _usual_seconds(stage: int, chunk: int, kind: Kind) -> int:

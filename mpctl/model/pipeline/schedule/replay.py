@@ -31,7 +31,8 @@ from functools import cached_property
 from operator import sub
 from typing import NamedTuple
 
-from mpctl.model.pipeline.schedule.orders import Action, Kind, StageChunk, most_in_flight, show, source
+from mpctl.model.pipeline.placement import Placement, StageChunk
+from mpctl.model.pipeline.schedule.orders import Action, Kind, most_in_flight, show, source
 
 Seconds = Callable[[int, int, Kind], float]  # of (stage, chunk, kind); asked once for each
 Transfer = Callable[[StageChunk, StageChunk], float]  # of (sender, receiver); asked once for each and kind
@@ -74,7 +75,7 @@ class Timeline:
 
 class Pass(NamedTuple):
     """The actions of one kind and chunk on a stage. sender: the stage that sends the result that
-    they need; None if the stage computes it itself or none is needed."""
+    they need; None if the chunk computes it itself or none is needed."""
 
     stage: int
     chunk: int
@@ -83,7 +84,7 @@ class Pass(NamedTuple):
 
     def delay(self, transfer: float | Transfer) -> float:
         """Seconds until the needed result arrives."""
-        if self.sender is None:
+        if self.sender is None or self.sender.stage == self.stage:
             return 0
         place = StageChunk(self.stage, self.chunk)
         return transfer(self.sender, place) if callable(transfer) else transfer
@@ -108,12 +109,13 @@ class Turns(NamedTuple):
     results: int
 
     @classmethod
-    def of(cls, orders: Iterable[Iterable[Action]]) -> Turns:
-        """The turns of stages 0, 1, ... Raises DeadlockError if not all actions can be done."""
+    def of(cls, orders: Iterable[Iterable[Action]], *, is_v: bool = False) -> Turns:
+        """The turns of stages 0, 1, ... is_v: their virtual stages go forward and back. Raises
+        DeadlockError if not all actions can be done."""
         played = tuple(map(tuple, orders))
         work = [action for order in played for action in order]
         chunks = 1 + max((action.chunk for action in work), default=0)
-        shape = _Shape(len(played), chunks, 1 + max((action.microbatch for action in work), default=0))
+        shape = _Shape(len(played), chunks, 1 + max((action.microbatch for action in work), default=0), is_v)
         rows: list[dict[tuple[Kind, int], _Row]] = []
         passes: list[Pass] = []
         for stage, order in enumerate(played):
@@ -172,6 +174,7 @@ class _Shape(NamedTuple):
     stages: int
     chunks: int
     microbatches: int
+    is_v: bool = False
 
     @property
     def results(self) -> int:
@@ -180,12 +183,12 @@ class _Shape(NamedTuple):
     def number(self, kind: Kind, place: StageChunk) -> int:
         """Number of the result of micro batch 0: activations first, then gradients, then dW."""
         part = {"forward": 0, "backward_weight": 2}.get(kind, 1)
-        virtual = place.chunk * self.stages + place.stage
+        virtual = Placement(self.stages, self.chunks, self.is_v).virtual(place)
         return (part * self.chunks * self.stages + virtual) * self.microbatches
 
     def row(self, index: int, kind: Kind, place: StageChunk) -> _Row:
         action, gives = Action(kind, 0, place.chunk), self.number(kind, place)
-        sender = source(action, stage=place.stage, stages=self.stages, chunks=self.chunks)
+        sender = source(action, stage=place.stage, stages=self.stages, chunks=self.chunks, is_v=self.is_v)
         if sender is not None:
             return _Row(index, self.number(kind, sender), gives, sender)
         if kind == "forward":
@@ -194,13 +197,16 @@ class _Shape(NamedTuple):
         return _Row(index, self.number(own, place), gives, None)
 
 
-def replay(orders: Iterable[Iterable[Action]], seconds: Seconds, *, transfer: float | Transfer = 0) -> Timeline:
+def replay(
+    orders: Iterable[Iterable[Action]], seconds: Seconds, *, transfer: float | Transfer = 0, is_v: bool = False
+) -> Timeline:
     """Simulate the actions of stages 0, 1, ...
 
     seconds: of an action, by (stage, chunk, kind). transfer: seconds of a message, the same for all
-    or a function of (sender, receiver). Raises DeadlockError if not all actions can be done.
+    or a function of (sender, receiver). is_v: the virtual stages go forward and back (placement.py).
+    Raises DeadlockError if not all actions can be done.
     """
-    return Turns.of(orders).timeline(seconds, transfer)
+    return Turns.of(orders, is_v=is_v).timeline(seconds, transfer)
 
 
 def _in_order_of_need(
