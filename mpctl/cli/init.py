@@ -29,6 +29,7 @@ ABOUT = (
     "A job for mpctl. Every key is listed with its bounds in docs/reference.md; a flag or",
     "--set KEY=VALUE overrides one for a single command.",
 )
+EXAMPLES = "megatron-bridge-26.06, nemo:26.06, megatron-core-0.16"
 SAMPLES_PER_GPU = 4  # so that every dp divides the batch, and gradients may be accumulated
 
 
@@ -49,7 +50,8 @@ FamilyOption = Annotated[
 RuntimeOption = Annotated[
     str | None,
     _option(
-        "Software that will train the model: mpctl, megatron-core, torchtitan, ...", complete.preset_of("runtimes")
+        f"Software that will train the model: mpctl, megatron-core, torchtitan, ...; or its release: {EXAMPLES}.",
+        complete.preset_of("runtimes"),
     ),
 ]
 SchedulerOption = Annotated[
@@ -182,8 +184,9 @@ def _ask_runtime(answers: Answers, cluster: ClusterSpec, settings: dict[str, Any
 
     if answers.is_given("runtime") or (answers.asks and not _is_cpu(cluster)):
         about = "The software that trains it, and that the layout is chosen for:"
-        about = f"{about} {DEFAULT_RUNTIME}, {_runtimes(cluster)}."
-        settings["training.runtime"] = answers.take("runtime", DEFAULT_RUNTIME, about, _read_runtime)
+        about = f"{about} {DEFAULT_RUNTIME}, {_runtimes(cluster)}; or its release: {EXAMPLES}."
+        runtime = answers.take("runtime", DEFAULT_RUNTIME, about, _read_runtime)
+        settings["training.runtime"] = _with_release(answers, runtime) if answers.asks else runtime
     elif not _is_cpu(cluster):
         answers.rows.append(("runtime", f"{DEFAULT_RUNTIME} (default); or {_runtimes(cluster)}"))
 
@@ -196,10 +199,23 @@ def _runtimes(cluster: ClusterSpec) -> str:
 
 
 def _read_runtime(text: str) -> str:
+    from mpctl.spec.releases import preset_named
     from mpctl.spec.runtime import get_profile
 
-    get_profile(text)
+    get_profile(preset_named(text))
     return text
+
+
+def _with_release(answers: Answers, runtime: str) -> str:
+    """The release of software whose releases have several presets, asked for; another runtime unchanged."""
+    from mpctl.spec.releases import releases
+
+    known = next((software for software in releases() if runtime in software.names), None)
+    if known is None or len(known.first) == 1:
+        return runtime
+    about = f"Its release decides the figures: {' or '.join(known.first)} and later, up to {known.latest}."
+    release = answers.take("release", known.latest, about, lambda text: _read_runtime(f"{runtime}-{text}"))
+    return str(release)
 
 
 def _read_length_of(shape: ModelSpec) -> Callable[[str], int]:

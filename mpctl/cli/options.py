@@ -113,7 +113,7 @@ FLAGS = (
         "training.runtime",
         str,
         "Software that trains the job; a plan assumes its speed and memory: mpctl, megatron-core, "
-        "torchtitan, ...; `mpctl presets runtimes` lists them.",
+        "torchtitan, ..., or a release: megatron-bridge-26.06, nemo:26.06; `mpctl presets runtimes` lists them.",
     ),
     Flag("--steps", "training.steps", int, "Number of training steps."),
     Flag(

@@ -76,7 +76,10 @@ def _find(kinds: tuple[Kind, ...], name: str) -> list[PresetFile]:
     from mpctl.core.errors import InputError
     from mpctl.spec.paths import is_hub_id, is_path
     from mpctl.spec.presets import KINDS, find_file, get_file, nearest_names, preset_names
+    from mpctl.spec.releases import preset_named
 
+    if "runtimes" in kinds and (preset := preset_named(name)) != name:
+        kinds, name = ("runtimes",), preset
     if len(kinds) > 1 and is_hub_id(name):
         kinds = ("models",)
     if len(kinds) == 1:

@@ -177,7 +177,12 @@ def emit_plan(plan: Plan, target: str) -> EmittedPlan:
 def launcher_runtime(job: JobSpec, target: str) -> str | None:
     """The runtime that a job is planned under before it is written for a launcher; None where there
     is none whose figures are the launcher's on the job's devices, by default NVIDIA's."""
-    return runtime_of(target, job.device_kind or "cuda") or get_launcher(target).runtime or None
+    device = job.cluster.device
+    return (
+        runtime_of(target, job.device_kind or "cuda", device.peak_flops if device else ())
+        or get_launcher(target).runtime
+        or None
+    )
 
 
 def _runtime_note(plan: Plan, launcher: ForeignLauncher) -> Iterator[str]:

@@ -107,7 +107,7 @@ def read_bridge(text: str, typed: Overrides = NO_SETTINGS) -> ReadJob:
     if apart := [name for name in left if name not in rest]:
         hint = "the shape is that of --model; data, checkpoints and logging do not change the plan"
         reader.warn("flags", "--from", f"{', '.join(apart)}: ignored", hint)
-    return reader.job("megatron-core", (" ".join((name, *values[name])) for name in rest))
+    return reader.job("megatron-bridge", (" ".join((name, *values[name])) for name in rest))
 
 
 def _read_adapter(reader: KeyReader) -> None:

@@ -19,6 +19,7 @@ from mpctl.render.parts import Part, Sentence, table_of
 from mpctl.render.terminal import print_parts
 from mpctl.spec.load import load_job
 from mpctl.spec.presets import Kind, PresetFile, hub_ids
+from mpctl.spec.releases import releases_of
 
 
 class UserPreset(TypedDict):
@@ -30,7 +31,8 @@ class UserPreset(TypedDict):
 
 class PresetsDocument(TypedDict):
     """Schema mpctl.presets/1: names by kind. files: the path of each, None for a bundled one; hub_ids: names of
-    models' presets by id; not_launched: the keys because of which a model is only planned; user: the user's."""
+    models' presets by id; not_launched: the keys because of which a model is only planned; releases: of software
+    that a runtime stands for; user: the user's."""
 
     schema: Literal["mpctl.presets/1"]
     devices: NotRequired[list[str]]
@@ -41,6 +43,7 @@ class PresetsDocument(TypedDict):
     files: dict[Kind, dict[str, str | None]]
     hub_ids: NotRequired[dict[str, str]]
     not_launched: NotRequired[dict[str, list[str]]]
+    releases: NotRequired[dict[str, list[str]]]
     user: NotRequired[dict[Kind, dict[str, UserPreset]]]
 
 
@@ -78,6 +81,8 @@ def presets_document(listing: Mapping[Kind, Mapping[str, PresetFile]]) -> Preset
         document["hub_ids"] = hub_ids()
         keys = {name: not_launched_keys(name) for name in models}
         document["not_launched"] = {name: found for name, found in keys.items() if found}
+    if runtimes := listing.get("runtimes"):
+        document["releases"] = {name: found for name in runtimes if (found := releases_of(name))}
     if any(user.values()):
         document["user"] = {kind: named for kind, named in user.items() if named}
     return document
@@ -98,12 +103,23 @@ def presets_parts(kinds: Mapping[Kind, Mapping[str, PresetFile]], *, show_all: b
     for kind, every in kinds.items():
         left_out = [] if show_all or kind != "runtimes" else [n for n in RARE if n in every and every[n].is_bundled]
         files = {name: file for name, file in every.items() if name not in left_out}
-        trains = ["trains"][: kind == "models"]
-        columns = ("name", "from", *trains, "what")
-        rows = ((name, _origin(file), *(_trains(name) for _ in trains), _summary(file)) for name, file in files.items())
+        more = {"models": ["trains"], "runtimes": ["releases"]}.get(kind, [])
+        about = _trains if kind == "models" else _releases
+        columns = ("name", "from", *more, "what")
+        rows = ((name, _origin(file), *(about(name) for _ in more), _summary(file)) for name, file in files.items())
         yield table_of(kind, columns, rows, left=columns, whole=1)
+        if kind == "runtimes":
+            yield Sentence(RELEASES, "note")
         if left_out:
             yield Sentence(f"and {', '.join(left_out)} (--all)", "note")
+
+
+RELEASES = "--runtime takes a release too: megatron-bridge-26.06, nemo:26.06, megatron-core-0.16"
+
+
+def _releases(name: str) -> str:
+    """The releases of software that a runtime's figures stand for."""
+    return ", ".join(releases_of(name))
 
 
 def _trains(name: str) -> str:

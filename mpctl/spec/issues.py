@@ -15,6 +15,7 @@ from mpctl.spec.families import family_synonyms
 from mpctl.spec.model import DERIVED
 from mpctl.spec.names import TABLES, keys_at, tables_with
 from mpctl.spec.presets import preset_names
+from mpctl.spec.releases import release_hint
 from mpctl.spec.synonyms import LLAMA, LLAMAS, MEANT, NOT_OFFERED, VALUES
 
 LONGEST_VALUE = 60
@@ -134,6 +135,8 @@ def _value_hint(where: str, value: Any, legal: list[str]) -> str:
     if where == "model.family" and plain.replace("_", "").replace(".", "") in LLAMAS:
         presets = [name for name in preset_names("models") if "llama" in name]
         return f"{LLAMA}: {', '.join(presets)}"
+    if where == "training.runtime" and (near := release_hint(text)):
+        return f"use {near}"
     synonyms = family_synonyms() if where == "model.family" else VALUES.get(where, {})
     meant = [ours for ours, names in synonyms.items() if plain in names]
     meant += [word for word in legal if word.replace("-", "_") == plain]

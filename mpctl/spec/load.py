@@ -51,12 +51,14 @@ from mpctl.spec.presets import (
     PRESET_TABLES,
     Kind,
     PresetFile,
+    bundled_names,
     find_file,
     get_file,
     nearest_presets,
     places_text,
     require_valid,
 )
+from mpctl.spec.releases import find_release
 
 Raw = dict[str, Any]
 Where = tuple[str, ...]
@@ -81,7 +83,8 @@ class LoadedJob:
 
     job: without the keys that were refused, None where nothing remains; issues: every error;
     tables_with_errors: those where a default stands for a value that was refused; open_settings:
-    those that were left open and follow from the others; warnings: keys under a former name; presets: the
+    those that were left open and follow from the others; warnings: keys under a former name, a runtime
+    named by its release; presets: the
     user's presets that the job starts from.
     """
 
@@ -156,7 +159,28 @@ def _merged(raw: Raw, overrides: Mapping[str, Any], notes: Notes) -> Raw:
             merged["data"] = with_prepared_chat(data)
         except InputError as error:
             notes.issues.extend(error.issues)
-    return merged
+    return _with_runtime(merged, notes)
+
+
+def _with_runtime(raw: Raw, notes: Notes) -> Raw:
+    """The tables with the runtime preset that was fitted to the release that they name, if they name one."""
+    training = raw.get("training")
+    text = training.get("runtime") if isinstance(training, dict) else None
+    if not isinstance(text, str) or text in bundled_names("runtimes"):
+        return raw
+    try:
+        release = find_release(text)
+    except InputError as error:
+        notes.issues.extend(error.issues)
+        return without(raw, ["training", "runtime"])
+    if release is None:
+        return raw
+    cluster = raw.get("cluster")
+    device = cluster.get("device") if isinstance(cluster, dict) else None
+    rates = device.get("peak_flops") if isinstance(device, dict) else None
+    preset = release.preset_for(rates if isinstance(rates, dict) else None)
+    notes.warnings.append(release.warning(preset))
+    return {**raw, "training": {**raw["training"], "runtime": preset}}
 
 
 def partial_from_raw(raw: Raw, overrides: Mapping[str, Any]) -> LoadedJob:

@@ -6,6 +6,7 @@ runtimes; its figures come from the software's sources and papers, those under [
 from a fit to published runs. No figure depends on a model.
 """
 
+from collections.abc import Collection
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -256,6 +257,11 @@ class RuntimeSupport(StrictModel):
     )
     deepspeed: bool = Field(False, description="DeepSpeed shards its runs, which files for a Trainer then say")
     kinds: list[str] = Field([], description="kinds of device that it runs on (cuda, rocm, ...); any when empty")
+    needs: DType | None = Field(
+        None,
+        description="it is what its launchers run on devices that multiply this data type (nvfp4: Blackwell), and "
+        "offered for no others; all when absent",
+    )
     schedules: Annotated[list[ScheduleName], MinLen(1)] = Field(
         ["1f1b"], description="pipeline schedules that a search tries, each with one chunk a stage"
     )
@@ -309,6 +315,10 @@ class RuntimeSupport(StrictModel):
     def runs_on(self, kind: str | None) -> bool:
         """Whether it runs on devices of this kind; None: the kind is not known."""
         return kind is None or not self.kinds or kind in self.kinds
+
+    def is_for(self, dtypes: Collection[str] | None) -> bool:
+        """Whether it is offered for devices that multiply these data types; None: the device is not known."""
+        return self.needs is None or dtypes is None or self.needs in dtypes
 
     def has_axis(self, axis: Axis) -> bool:
         """Whether it runs several ranks along an axis of parallelism."""

@@ -114,7 +114,7 @@ def test_its_yaml_names_the_class() -> None:
     read = read_bridge(text + "megatron.bridge.peft.lora.LoRA, dim: 64}, mixed_precision: bf16_mixed}", TUNED)
     s = read.settings
     assert (s["parallel.tp"], s["training.adapter.rank"], s["training.adapter.alpha"]) == (4, 64, 32)
-    assert (s["training.dtype"], s["training.runtime"]) == ("bf16", "megatron-core")
+    assert (s["training.dtype"], s["training.runtime"]) == ("bf16", "megatron-bridge")
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,7 @@ def read_request(
     if data.mean_length is not None:  # attention stays inside of a sample
         base["data.chat.mean_length"] = data.mean_length
     priced, job = read_prices(prices, named), load_job(None, base)
+    base["training.runtime"] = job.training.runtime  # the preset of a release
     _require_trainable(job)
     return FitRequest(model, job, named, base, settings, tuple(methods), data, priced, why)
 

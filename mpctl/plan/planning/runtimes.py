@@ -7,7 +7,7 @@ GPUs without a named runtime reports this, with the step time under the others.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from mpctl.core.errors import InputError
@@ -19,6 +19,7 @@ from mpctl.plan.rules.runtime import not_run
 from mpctl.spec.cluster import ClusterSpec
 from mpctl.spec.job import JobSpec
 from mpctl.spec.presets import PresetFile, get_file, preset_files
+from mpctl.spec.releases import preset_named
 from mpctl.spec.runtime import RuntimeProfile, get_profile
 
 ALL = "all"
@@ -88,13 +89,13 @@ def other_runtimes(job: JobSpec) -> list[str]:
 def runtimes_of_today(cluster: ClusterSpec, kind: str | None) -> list[str]:
     """The current runtimes that run on devices of a kind: first those whose figures were measured
     on the cluster's device."""
-    device = cluster.device.name if cluster.device else ""
+    device, rates = (cluster.device.name, cluster.device.peak_flops) if cluster.device else ("", None)
     files = preset_files("runtimes")
     current = (name for name, file in files.items() if _names_a_launcher(file))
     profiles = {
         name: profile
         for name, profile in _readable(current)
-        if profile.runs.is_used_today and profile.runs.runs_on(kind)
+        if profile.runs.is_used_today and profile.runs.runs_on(kind) and profile.runs.is_for(rates)
     }
     return sorted(profiles, key=lambda name: (device not in profiles[name].seen.devices, name))
 
@@ -118,24 +119,29 @@ def _readable(names: Iterable[str]) -> Iterator[tuple[str, RuntimeProfile]]:
             continue
 
 
-def runtime_of(launcher: str, kind: str) -> str | None:
-    """The runtime whose figures are those of a launcher of `--emit` on devices of a kind; None
-    where no preset has them. Bundled presets come first."""
+def runtime_of(launcher: str, kind: str, dtypes: Collection[str] = ()) -> str | None:
+    """The runtime whose figures are those of a launcher of `--emit` on devices of a kind that multiply these
+    data types; None where no preset has them. Bundled presets come first, of them those for such devices alone."""
     files = preset_files("runtimes")
-    names = sorted(files, key=lambda name: not files[name].is_bundled)
-    found = (name for name, profile in _readable(names) if launcher in profile.runs.emit and profile.runs.runs_on(kind))
-    return next(found, None)
+    found = [
+        (not files[name].is_bundled, profile.runs.needs is None, name)
+        for name, profile in _readable(files)
+        if launcher in profile.runs.emit and profile.runs.runs_on(kind) and profile.runs.is_for(dtypes)
+    ]
+    return min(found)[-1] if found else None
 
 
 def named_runtimes(text: str, job: JobSpec) -> list[str]:
-    """The runtimes that `--runtimes` names: `megatron-core,torchtitan`, or with `all` the current
+    """The runtimes that `--runtimes` names: `megatron-core,megatron-bridge-26.06`, or with `all` the current
     ones that run on the job's devices. Raises InputError for an unknown name."""
     if text == ALL:
         return runtimes_of_today(job.cluster, job.device_kind)
-    names = list(dict.fromkeys(text.split(",")))
-    for name in names:
+    device = job.cluster.device
+    names = (preset_named(name, device.peak_flops if device else None) for name in text.split(","))
+    runtimes = list(dict.fromkeys(names))
+    for name in runtimes:
         get_file("runtimes", name, where="--runtimes")
-    return names
+    return runtimes
 
 
 def same_layout(plan: Plan, runtimes: Sequence[str]) -> list[UnderRuntime]:

@@ -40,10 +40,13 @@ def test_every_launcher_that_a_preset_names_is_one_of_emit() -> None:
     assert {launcher for emit in named.values() for launcher in emit} <= {*TARGETS}
     for launcher in TARGETS:
         for kind in ("cuda", "rocm"):
-            theirs = [n for n, emit in named.items() if launcher in emit and get_profile(n).runs.runs_on(kind)]
+            runs = {n: get_profile(n).runs for n, emit in named.items() if launcher in emit}
+            theirs = [n for n, found in runs.items() if found.runs_on(kind) and not found.needs]
             assert len(theirs) <= 1, (launcher, kind)
             assert runtime_of(launcher, kind) == next(iter(theirs), None)
     assert runtime_of("megatron", "cuda") == "megatron-core"
+    assert runtime_of("megatron-bridge", "cuda", {"bf16": 1e15}) == "megatron-core"
+    assert runtime_of("megatron-bridge", "cuda", {"bf16": 1e15, "nvfp4": 1e16}) == "megatron-core-graphs"
     assert runtime_of("megatron", "rocm") == "amd-megatron"
     assert runtime_of("megatron", "cpu") is None
 
@@ -63,6 +66,8 @@ def test_others_are_those_of_today_that_run_on_such_devices() -> None:
     assert nvidia[0] == "megatron-core"  # measured on an H100
     assert {"torchtitan", "nanotron", "fsdp2"} <= {*nvidia}
     assert not {"mpctl", "amd-megatron", "megatron-2021"} & {*nvidia}
+    assert "megatron-core-graphs" not in nvidia
+    assert "megatron-core-graphs" in other_runtimes(load_job(None, {**H100, "cluster": "dgx-gb200"}))
     amd = other_runtimes(load_job(None, {**H100, "cluster": "mi300x-node"}))
     assert "amd-megatron" in amd and "megatron-core" not in amd
 
