@@ -193,6 +193,11 @@ class ExpertCosts(StrictModel):
         description="share of the rows on their way to experts, and of their gradients on the way "
         "back, that is sent while the shared experts' products run",
     )
+    overlapped: Share = Field(
+        0.65,
+        description="share of what `hidden` leaves of the messages of rows, and of `wait`, that training.moe_overlap "
+        "sends while another micro batch is computed",
+    )
     wait: Seconds = Field(
         1e-3,
         description="seconds that an accelerator stands still in a layer's forward, and in its "
@@ -282,6 +287,9 @@ class RuntimeSupport(StrictModel):
     )
     pipeline: bool = Field(True, description="pipeline parallelism (parallel.pp above 1)")
     experts: bool = Field(False, description="expert parallelism (parallel.ep above 1)")
+    expert_overlap: bool = Field(
+        False, description="one micro batch's rows sent to experts while another is computed (training.moe_overlap)"
+    )
     expert_tensor: bool = Field(False, description="tensor parallelism of experts (parallel.etp above 1)")
     by_cost: bool = Field(False, description="stages of equal compute (parallel.stage_balance)")
     ends_as_layers: bool = Field(

@@ -28,6 +28,7 @@ from mpctl.model.pipeline.schedule.orders import actions, peak_in_flight
 from mpctl.plan.estimate.activation_shapes import activation_shapes, is_cuda
 from mpctl.plan.estimate.activations import ChunkBytes, stage_chunks
 from mpctl.plan.estimate.communication import message_bytes
+from mpctl.plan.estimate.expert_overlap import more_saved
 from mpctl.plan.estimate.libraries import Communicators, workspace_bytes
 from mpctl.plan.estimate.states import StateBytes, find_states, weight_buffers, whole_gradients
 from mpctl.plan.estimate.unsharded import Unsharded, find_unsharded, with_unsharded
@@ -183,6 +184,9 @@ class LayoutMemory:
         kept, peak, in_flight = peak_activations(*place, contents.chunks)
         if contents.gradients:
             peak = max(peak, peak_with_gradients(*place, contents.chunks, contents.gradients))
+        if self.layout.job.training.moe_overlap:
+            more = more_saved(self.layout, stage, contents.chunks, in_flight)
+            kept, peak = kept + more, peak + more
         states, activations = contents.states, round(kept)
         work = round(max(peak - kept + contents.work, states.stepping - kept))
         bare = states.parameters + states.gradients + states.optimizer

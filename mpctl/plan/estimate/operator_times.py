@@ -260,9 +260,17 @@ class OperatorTimer:
         for _ in routed_layers(flow):
             self._passes(work, costs.permute, rows, flow)
             self._passes(work, costs.inner, inner, flow)
-            wait = 0.0 if self.speed.waits else costs.wait
-            work.forward += wait
-            work.dgrad += wait * flow.after
+        work.forward += self.waits(flow)
+        work.dgrad += self.waits(flow) * flow.after
+
+    def waits(self, flow: GradFlow) -> float:
+        """Seconds that a layer's forward waits for the numbers of experts' rows, and its backward too."""
+        return 0.0 if self.speed.waits else len(routed_layers(flow)) * self.profile.experts.wait
+
+    @cached_property
+    def overlapped(self) -> float:
+        """The share of exposed rows and waits that another micro batch's kernels hide."""
+        return self.profile.experts.overlapped if self.job.training.moe_overlap and not self.speed.waits else 0.0
 
     def _shared_seconds(self, flow: GradFlow) -> tuple[float, float]:
         """Seconds of the shared experts' products, forward and backward."""

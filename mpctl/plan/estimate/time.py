@@ -24,6 +24,7 @@ from math import log
 
 from mpctl.model.layout.job_layout import JobLayout
 from mpctl.plan.estimate.communication import Message, local_parameters
+from mpctl.plan.estimate.expert_overlap import overlap, paired_share
 from mpctl.plan.estimate.flops import model_and_hardware_flops
 from mpctl.plan.estimate.kernels import MissingFigure, OpTimes, cover_backwards, device_speed, pace
 from mpctl.plan.estimate.makespan import ChunkPass, ChunkTimes, PipelineTiming
@@ -188,10 +189,11 @@ class StepTimeModel:
         return self.layout.of_stages(lambda stage: [self._pass(stage, chunk) for chunk in range(len(stages[stage]))])
 
     def _pass(self, stage: int, chunk: int) -> ChunkPass:
-        work = OpTimes()
+        work, waits = OpTimes(), 0.0
         for part in self.layout.chunk_slices(stage, chunk):
             for layers, flow in part.blocks:
                 work.add(self.operators.block(part.stack, flow), layers)
+                waits += layers * self.operators.waits(flow) * self.operators.factor
                 work.host_forward += layers * self._crossing
                 work.host_backward += layers * 2 * flow.after * self._crossing
             for end in part.ends:
@@ -199,6 +201,9 @@ class StepTimeModel:
         if self.layout.head_stage != self.layout.loss_stage:
             held = (stage == self.layout.loss_stage) - (stage == self.layout.head_stage)
             work.add(self.operators.loss(self.layout.table.flows[-1].exit), held)
+        if share := self.operators.overlapped:
+            paired = share * paired_share(self.layout, stage)
+            overlap(work, paired, waits, self.operators.profile.overlap.drag)
         return self._paced(work, self.messages.gradients.chunk(stage, chunk), self._uploads[stage])
 
     @cached_property

@@ -275,6 +275,35 @@ def balance_rules(draft: LayoutDraft) -> Iterator[Check]:
         )
 
 
+def overlap_rules(draft: LayoutDraft) -> Iterator[Check]:
+    """What Megatron asks of one micro batch's forward beside another's backward (combined_1f1b.py)."""
+    job, where = draft.job, "training.moe_overlap"
+    p, t, model = job.parallel, job.training, job.model
+    if not t.moe_overlap:
+        return
+    rule, off = "moe-overlap", "moe_overlap false"
+    if not job.has_experts or p.ep == 1:
+        yield refusal(rule, where, f"true with ep {p.ep}: no rows are sent over ep", more=f"ep above 1, or {off}")
+        return
+    if p.pp > 1 and p.vpp == 1:
+        message = f"true with pp {p.pp} and vpp 1: a stage needs several chunks, one forward and one backward"
+        yield refusal(rule, where, message, more=f"vpp above 1, or {off}")
+    dispatcher = t.moe_dispatcher or draft.profile.experts.dispatcher
+    if dispatcher == "allgather":
+        message = "true with moe_dispatcher allgather: rows are sent by an all-to-all, or once to each rank"
+        offer = Offer("training.moe_dispatcher", ("alltoall", "deepep", "hybridep"), "moe_dispatcher")
+        yield refusal(rule, where, message, offer, more=off)
+    if t.recompute == "full":
+        message = "true with recompute full: the backward would send its rows again"
+        yield refusal(rule, where, message, Offer("training.recompute", ("selective", "none"), "recompute"), more=off)
+    if model is not None and model.mtp_layers > 1:
+        message = f"true with mtp_layers {model.mtp_layers}: at most one layer of multi-token prediction"
+        yield refusal(rule, where, message, Offer("model.mtp_layers", (0, 1), "mtp_layers"), more=off)
+    if t.chosen_dtype in ("fp64", "fp32", "tf32"):
+        message = f"true with dtype {t.chosen_dtype}: parameters of 16 bits"
+        yield refusal(rule, where, message, Offer("training.dtype", ("bf16", "fp16"), "dtype"), more=off)
+
+
 def latent_rules(draft: LayoutDraft) -> Iterator[Check]:
     """Latent attention has its widths, an even part of a head with positions, and no setting of
     heads with keys and values of their own; other attention has none of its widths."""

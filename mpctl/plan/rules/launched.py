@@ -198,6 +198,9 @@ def settings_not_launched(job: JobSpec) -> Iterator[Check]:
                 f"{dtype} is planned, not run by `mpctl launch`",
                 f"use {listed(run)}; {AS_MEGATRON}",
             )
+    if training.moe_overlap:
+        message = "true: one micro batch's rows beside another's are planned, not run by `mpctl launch`"
+        yield Check(JOB_RULE, "warning", "training.moe_overlap", message, "use false")
     for where, message, hint in (*states_not_launched(training), *loss_not_launched(job)):
         yield Check(JOB_RULE, "warning", where, message, hint)
     yield from fp8_not_launched(job)

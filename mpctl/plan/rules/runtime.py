@@ -55,6 +55,7 @@ def not_run(job: JobSpec, profile: RuntimeProfile) -> Iterator[tuple[str, str]]:
         ("parallel.zero", f"zero {zero}", zero in (0, *runs.zero)),
         ("parallel.zero_size", f"zero_size {p.zero_size}", zero_copies(job) == 1 or runs.zero_sizes),
         ("training.recompute", f"recompute {training.recompute}", training.recompute in ("none", *runs.recompute)),
+        ("training.moe_overlap", "moe_overlap", not training.moe_overlap or runs.expert_overlap),
         (
             "training.cross_entropy",
             f"cross_entropy {training.cross_entropy}",

@@ -26,6 +26,7 @@ from mpctl.core.sharding import DENSE, EXPERTS
 from mpctl.model.layout.job_layout import JobLayout
 from mpctl.model.operators.grad_flow import GradFlow
 from mpctl.plan.estimate.base_weights import gathered_numel
+from mpctl.plan.estimate.expert_overlap import least
 from mpctl.plan.estimate.gradient_messages import ReplicaGroup, sent_zero_stage
 from mpctl.plan.estimate.kernels import OpTimes, cover_backwards
 from mpctl.plan.estimate.network import MissingLink
@@ -173,7 +174,10 @@ class StepTimeBound:
             for stack, flow in zip(table.stacks, table.flows, strict=True):
                 for run, kind in flow.runs:
                     if id(kind) not in kinds:
-                        work = pass_bound(operators.block(stack, kind), slow)
+                        block = operators.block(stack, kind)
+                        if share := operators.overlapped:
+                            block = least(block, share, operators.waits(kind) * operators.factor)
+                        work = pass_bound(block, slow)
                         held = self._held(layout, kind, job_layout)
                         kinds[id(kind)] = LayerKind(work, held, kind.after)
                     layers.append((len(run), kinds[id(kind)].work))

@@ -18,7 +18,50 @@ LATENT = {
 PP_INSIDE = {**SPLIT, "parallel.pp": 2, "parallel.order": "tp-cp-ep-pp-dp"}
 ACROSS = {**TWO_NODES, **EXPERTS, "model.experts": 16}
 
+OVERLAP = {**EXPERTS, **TWO_NODES, "parallel.ep": 8, "training.moe_overlap": True, "training.dtype": "bf16"}
+STAGED = {"parallel.pp": 2, "parallel.ep": 4, "training.global_batch_size": 64}
+
 CASES = (
+    Case(
+        "moe-overlap",
+        OVERLAP,
+        {**OVERLAP, "parallel.ep": 1},
+        "training.moe_overlap",
+        ("true with ep 1",),
+        r"^ep above 1, or moe_overlap false$",
+    ),
+    Case(
+        "moe-overlap",
+        {**OVERLAP, **STAGED, "parallel.vpp": 2},
+        {**OVERLAP, **STAGED},
+        "training.moe_overlap",
+        ("true with pp 2 and vpp 1",),
+        r"^vpp above 1, or moe_overlap false$",
+    ),
+    Case(
+        "moe-overlap",
+        {**OVERLAP, "training.moe_dispatcher": "hybridep"},
+        {**OVERLAP, "training.moe_dispatcher": "allgather"},
+        "training.moe_overlap",
+        ("true with moe_dispatcher allgather",),
+        r"moe_dispatcher alltoall, deepep or hybridep; or moe_overlap false$",
+    ),
+    Case(
+        "moe-overlap",
+        {**OVERLAP, "training.recompute": "selective"},
+        {**OVERLAP, "training.recompute": "full"},
+        "training.moe_overlap",
+        ("true with recompute full",),
+        r"recompute selective or none; or moe_overlap false$",
+    ),
+    Case(
+        "moe-overlap",
+        OVERLAP,
+        {**OVERLAP, "training.dtype": "fp32"},
+        "training.moe_overlap",
+        ("true with dtype fp32",),
+        r"use dtype bf16 or fp16; or moe_overlap false$",
+    ),
     Case(
         "axis-order",
         {"parallel.order": "tp-cp-ep-dp-pp"},
