@@ -10,7 +10,7 @@ QUICK := -m "not slow and not cluster"
 # Kept, also where the environment forbids it: every process of the tests imports the same modules.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test collected test-all test-matrix test-clusters lint types bench gpu soak reference readme docs constraints clean
+.PHONY: demo test collected test-all test-matrix test-clusters lint types accuracy bench gpu soak reference readme docs constraints clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "mpctl needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
@@ -59,6 +59,11 @@ lint: $(READY)
 
 types: $(READY)
 	$(BIN)/mypy
+
+# Plans beside published runs, source by source; fails if one got worse than at the last release by more than a
+# point (tests/recorded/accuracy_released.json). Half a minute of one core.
+accuracy: $(READY)
+	$(BIN)/python -m benchmarks.accuracy_gate
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.plan_speed

@@ -2,7 +2,8 @@
 
 published_runs.json: A100, V100 and a few H100 and B200 runs. published_runs_modern.json: H100 to
 GB300 and MI355X. nanotron.tsv: a sweep of layouts on H100 (tests/nanotron.py).
-published_runs_experts.json: mixtures of experts on the same machines.
+published_runs_experts.json: mixtures of experts on the same machines. published_runs_mlperf6.json: both
+kinds, of MLPerf Training 6.0.
 """
 
 from __future__ import annotations
@@ -96,10 +97,21 @@ def expert_rows() -> tuple[dict[str, Any], ...]:
     return _rows("published_runs_experts.json")
 
 
+def mlperf6_rows() -> tuple[dict[str, Any], ...]:
+    """Rows of MLPerf Training 6.0, dense models and mixtures of experts, B200 to GB300, MI350X and MI355X."""
+    return _rows("published_runs_mlperf6.json")
+
+
+@cache
+def mlperf6_runs() -> tuple[Run, ...]:
+    """These rows, ready to be estimated, with what details say of the software."""
+    return tuple(read_runs(map(with_software, mlperf6_rows())))
+
+
 def with_software(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row whose job also says what `details` say of the software, as far as keys have it: the
-    dispatcher, a load that is forced to be even, and the profile of runs that capture a whole
-    iteration."""
+    dispatcher and its overlap, a load that is forced to be even, and the profile of runs that capture a
+    whole iteration."""
     details, training = row["details"], dict(row["job"]["training"])
     if (dispatcher := details.get("dispatcher")) in get_args(Dispatcher):
         training["moe_dispatcher"] = dispatcher
@@ -107,6 +119,8 @@ def with_software(row: Mapping[str, Any]) -> dict[str, Any]:
         training["moe_load"] = 1.0
     if details.get("cuda_graph") == "full_iteration":
         training["runtime"] = "megatron-core-graphs"
+    if details.get("ep_overlap"):
+        training["moe_overlap"] = True
     return {**row, "job": {**row["job"], "training": training}}
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from mpctl.plan.batch.answers import answers
 from tests.nanotron import nanotron_rows
-from tests.published import expert_rows, published_rows
+from tests.published import expert_rows, mlperf6_rows, published_rows
 
 
 def test_the_sweep_of_nanotron_is_read_as_rows() -> None:
@@ -26,8 +26,8 @@ def test_the_sweep_of_nanotron_is_read_as_rows() -> None:
 
 def test_every_row_has_its_own_name_and_a_source() -> None:
     rest = [*nanotron_rows("soft"), *nanotron_rows("failed")]
-    rows = [*published_rows(), *expert_rows(), *rest]
-    assert len({row["id"] for row in rows}) == len(rows) == 209 + 196 + 95 + 1630
+    rows = [*published_rows(), *expert_rows(), *mlperf6_rows(), *rest]
+    assert len({row["id"] for row in rows}) == len(rows) == 209 + 196 + 95 + 19 + 1630
     assert [row["id"] for row in rows if not row["source"]] == []
     assert not any("experts" in row["job"]["model"] for row in published_rows())
 
