@@ -8,7 +8,7 @@ bytes more or fewer, counted from kernels (WAYS):
                          quotient, each over float32; backward in place and a cast
     fused                fused_vocab_parallel_cross_entropy: the same in three kernels
     te                   Transformer Engine: reads bf16 logits twice and stores the gradient in float32
-    linear               fused kernels over each chunk
+    linear               fused kernels over each chunk (Liger, Megatron, mpctl)
 
 Linear makes the head's logits again in backward, or both gradients in forward (memory.loss_gradients).
 
@@ -57,8 +57,10 @@ def logit_bytes(training: TrainingSpec, profile: RuntimeProfile, kernels: Kernel
 
 
 def loss_passes(passes: MemoryPasses, way: CrossEntropy, own: CrossEntropy) -> MemoryPasses:
-    """The passes of `way`. passes: those of the runtime's own way."""
+    """The passes of `way`. passes: those of the runtime's own way; a runtime whose own way is linear runs the
+    kernels of an unfused loss over each chunk (torchtitan), and its figures are theirs."""
     if way == own:
         return passes
-    forward, backward = (mine / theirs for mine, theirs in zip(WAYS[way], WAYS[own], strict=True))
+    base: CrossEntropy = "unfused" if own == "linear" else own
+    forward, backward = (mine / theirs for mine, theirs in zip(WAYS[way], WAYS[base], strict=True))
     return MemoryPasses(forward=passes.forward * forward, backward=passes.backward * backward)
