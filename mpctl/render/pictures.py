@@ -80,7 +80,7 @@ def write_search_page(
     answers = (("suggested", result.suggested), ("fastest", result.fastest))
     names = {choice.layout: name for name, choice in answers if choice}
     points = [
-        FrontPoint(names.get(p.layout, ""), p.seconds, p.bytes, p.layout in front, layout_text(p.layout))
+        FrontPoint(names.get(p.layout, ""), p.step_seconds, p.bytes, p.layout in front, layout_text(p.layout))
         for p in result.seen
     ]
     search = list(search_parts(document, points))

@@ -69,7 +69,7 @@ def answers(document: SearchDocument) -> Iterator[tuple[str, str]]:
     if best is None:
         return
     name = best_name(document)
-    yield name, f"{best['layout']}: {seconds_text(best['step_seconds'])} a step, {best['verdict']}"
+    yield name, f"{best['layout']}: {seconds_text(best['step_seconds'])} a step, {_verdict(best)}"
     if suggested and document["suggestion"]:
         step = seconds_text(suggested["step_seconds"])
         yield "suggested", f"{suggested['layout']}: {step} a step, {document['suggestion']}"
@@ -108,6 +108,8 @@ def notes(document: SearchDocument) -> Iterator[Sentence]:
     far = ", extrapolated" if best["extrapolates"] else ""
     yield Sentence(f"9 of 10 runs of the {best_name(document)} take {low} to {high} a step{far}", "note")
     if document["fastest"] and len(document["rows"]) > 1:
+        if document["tied"]:
+            yield Sentence(tie_text(document), "note")
         share = "7" if best["step_seconds_high"] / best["step_seconds_low"] >= WIDE_BAND else "6"
         error = f"{100 * document['ranking_error']:g} %"
         order = f"differences below {error} are ranked correctly {share} times out of 10: measure close ones"
@@ -125,6 +127,28 @@ def notes(document: SearchDocument) -> Iterator[Sentence]:
     yield Sentence(
         f"the lowest of many estimates tends to be too low: in published sweeps by {low} to {high} %", "note", on="page"
     )
+
+
+def tie_text(document: SearchDocument) -> str:
+    """Say which rows the estimate cannot tell apart, and which to measure first.
+
+    `no. 1, 2 and 4 are equal within the 10 % that estimates cannot tell apart: measure no. 2 first, which
+    leaves most memory free, then no. 1 and 4`.
+    """
+    first, *others = document["tied"]
+    every, then = (_numbers(ranks) for ranks in (sorted(document["tied"]), others))
+    error = f"{100 * document['ranking_error']:g} %"
+    order = f"measure no. {first} first, which leaves most memory free, then no. {then}"
+    return f"no. {every} are equal within the {error} that estimates cannot tell apart: {order}"
+
+
+def _numbers(ranks: Sequence[int]) -> str:
+    *others, last = map(str, ranks)
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def _verdict(entry: LayoutEntry) -> str:
+    return "; ".join(filter(None, (entry["verdict"], entry["room"])))
 
 
 def best_name(document: SearchDocument) -> str:
@@ -166,9 +190,10 @@ def has_price(entry: LayoutEntry | NoLayoutEntry) -> bool:
 
 
 def row_text(entry: LayoutEntry, name: str = "") -> str:
-    """A layout in words after its name, and how many similarly fast ones it represents."""
+    """A layout in words after its name, how many similarly fast ones it represents, and what lack of room costs."""
     text = f"{name}: {entry['layout']}" if name else entry["layout"]
-    return "; ".join(filter(None, (text, entry["alike_text"])))
+    room = f"{entry['slowdown'] - 1:.1%} for room" if entry["room"] else ""
+    return "; ".join(filter(None, (text, entry["alike_text"], room)))
 
 
 def names_of(document: SearchDocument) -> dict[str, str]:

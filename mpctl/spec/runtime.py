@@ -137,6 +137,10 @@ class OverlapShares(StrictModel):
         "equal slices; else all of a stage in one message, or one layer's where ZeRO sends in "
         "every micro batch",
     )
+    chained: bool = Field(
+        False,
+        description="in a pipeline nothing hides ZeRO 0's sums of gradients, and a stage's waits for the next stage's",
+    )
     scatters: bool = Field(False, description="tp ranks each send a part of a message between stages, then gather it")
 
 

@@ -107,7 +107,7 @@ class Pool:
         if (mode := layout.tensor_mode) not in self._spreads:
             self._spreads[mode] = self._spread(layout)
         slopes = tuple(_slope(evaluator, point, step) for evaluator, step in self._moved)
-        return Candidate(layout, point.seconds, self._spreads[mode], point.bytes, slopes)
+        return Candidate(layout, point.step_seconds, self._spreads[mode], point.bytes, slopes)
 
     @cached_property
     def _spreads(self) -> dict[str, float]:
@@ -147,7 +147,7 @@ class Pool:
 
 def _slope(evaluator: LayoutEvaluator, point: EvaluatedLayout, step: float) -> float:
     """The change of the logarithm of a layout's seconds for one standard deviation of a figure."""
-    return log((evaluator.step_seconds(point.layout) or point.seconds) / point.seconds) / step
+    return log((evaluator.step_seconds(point.layout) or point.step_seconds) / point.step_seconds) / step
 
 
 def _evaluator(space: SearchSpace, cluster: ClusterSpec, profile: RuntimeProfile | None) -> LayoutEvaluator:

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from math import log
 
 from mpctl.model.layout.job_layout import JobLayout
@@ -287,13 +288,23 @@ class StepTimeModel:
 
     @cached_property
     def _closing(self) -> list[ClosingTimes]:
-        return self.layout.of_stages(self._closing_of)
+        stages = self.layout.of_stages(self._closing_of)
+        if not self._is_chained:
+            return stages
+        sums = [*accumulate(stage.dp_cp for stage in reversed(stages))][::-1]
+        return [stage._replace(dp_cp=seconds) for stage, seconds in zip(stages, sums, strict=True)]
+
+    @cached_property
+    def _is_chained(self) -> bool:
+        """Whether the sums of gradients of all stages follow one another (`overlap.chained`)."""
+        parallel = self.job.parallel
+        return self.operators.profile.overlap.chained and parallel.pp > 1 and not parallel.zero
 
     def _closing_of(self, stage: int) -> ClosingTimes:
         """Gradients overlap with the last backward, parameters with that or the first forward; the
         rest comes after."""
         operators = self.operators
-        back = self._overlap_share(self._last_backward(stage))
+        back = 0.0 if self._is_chained else self._overlap_share(self._last_backward(stage))
         ahead = self._overlap_share(sum(p.chunk.forward for p in self.passes[stage]))
         messages = self.messages.once_a_step(stage)
         return closing_times(messages, operators.network, operators.profile.overlap, back, ahead)

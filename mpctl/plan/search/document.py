@@ -13,12 +13,13 @@ from typing_extensions import TypedDict  # pydantic needs it to validate them be
 from mpctl.core.errors import Issue, IssueEntry
 from mpctl.core.records import Json, to_json
 from mpctl.model.layout.draft import LayoutDraft
-from mpctl.plan.planning.layout_settings import LayoutSettings, SettingValue, layout_text
+from mpctl.plan.planning.layout_settings import SettingValue, layout_text
 from mpctl.plan.planning.summary import TrainingEntry, training_settings
 from mpctl.plan.rules.launched import why_not_launched
 from mpctl.plan.rules.runtime import runtime_rules
 from mpctl.plan.rules.training import slow_dtype
-from mpctl.plan.search.result import LayoutReport, difference_text, given_reason
+from mpctl.plan.search.find import EvaluatedLayout
+from mpctl.plan.search.result import LayoutReport, difference_text, given_reason, tied
 from mpctl.spec.figure_sources import FigureSource, figure_sources
 from mpctl.spec.runtime import is_launched
 
@@ -43,11 +44,12 @@ CommandLine = Callable[[LayoutReport], str]  # the line to type for a layout
 class LayoutEntry(TypedDict):
     """One layout: its settings, its figures, and the command that runs or plans it.
 
-    step_seconds_low, step_seconds_high: 9 of 10 measured steps are between them. peak_bytes: on the
-    device of the fullest rank. breakdown: seconds of the step by part. layout: the settings in
-    words. alike: layouts that this one represents, the fastest first, with the same keys. difference:
-    from the fastest layout, in words; empty for that one. price: only if that of a GPU-hour is known.
-    run: of `--tokens` (WholeRun).
+    step_seconds_low, step_seconds_high: 9 of 10 measured steps are between them. peak_bytes: on the device of
+    the fullest rank. slowdown: by how much an order by time counts the step longer, since a device so full may
+    make the allocator retry; 1 with room; room: that in words. breakdown: seconds of the step by part. layout:
+    the settings in words. alike: layouts that this one represents, the fastest first, with the same keys.
+    difference: from the fastest layout, in words; empty for that one. price: only if that of a GPU-hour is
+    known. run: of `--tokens` (WholeRun).
     """
 
     fits: bool
@@ -61,6 +63,8 @@ class LayoutEntry(TypedDict):
     tokens_per_second: float
     mfu: float
     peak_bytes: int
+    slowdown: float
+    room: str
     gpu_hours_per_billion_tokens: float
     price_per_billion_tokens: NotRequired[float]
     run: NotRequired[Json]
@@ -85,18 +89,19 @@ class SearchDocument(TypedDict):
     """Schema mpctl.search/3: what `mpctl search --json` prints.
 
     training: settings that all layouts share. figures_from: the user's presets behind the figures. fixed:
-    settings of a layout that the request fixes. has_balanced_steps: seconds are with balanced routing to experts,
-    bytes with the load that memory holds. searched: those that varied. estimated: number of layouts
-    whose step was estimated, estimated_here of them on the GPUs of the rows. too_large:
-    number of layouts left out for their memory, of those that no bound on time had ruled out
-    before. is_complete: false after Ctrl-C. fastest: the fastest layout. suggested: the plainest of those
-    that estimates cannot tell from the fastest, whose difference is at most the share ranking_error;
-    suggestion: what it costs and saves, in words, empty where it is the fastest. Both layouts are null for
-    the objective memory. rows: the best layouts and the suggested one, in the order of sort; each has a
-    different combination of tp, pp, ep and tensor mode. unsorted: rows left out because a row below beat
-    them in time and memory. own: the layout of the job as written, if it sets one. front: the estimated
-    layouts that no other beats in time and memory, the fastest first. by_gpus: with `--gpus`, the fastest
-    layout of each number of GPUs. changes: with `--from`, what to change in the launcher's own keys.
+    settings of a layout that the request fixes. has_balanced_steps: seconds are with balanced routing to
+    experts, bytes with the load that memory holds. searched: those that varied. estimated: number of layouts
+    whose step was estimated, estimated_here of them on the GPUs of the rows. too_large: number of layouts left
+    out for their memory, of those that no bound on time had ruled out before. is_complete: false after Ctrl-C.
+    fastest: the fastest layout. suggested: the plainest of those that estimates cannot tell from the fastest,
+    whose difference is at most the share ranking_error; suggestion: what it costs and saves, in words, empty
+    where it is the fastest. Both layouts are null for the objective memory. rows: the best layouts and the
+    suggested one, in the order of sort; each has a different combination of tp, pp, ep and tensor mode. tied:
+    places of the rows within ranking_error of the fastest, whose order is open, those to measure first in
+    front; empty without a tie. unsorted: rows left out because a row below beat them in time and memory. own:
+    the layout of the job as written, if it sets one. front: the estimated layouts that no other beats in time
+    and memory, the fastest first. by_gpus: with `--gpus`, the fastest layout of each number of GPUs. changes:
+    with `--from`, what to change in the launcher's own keys.
     """
 
     schema: Literal["mpctl.search/3"]
@@ -126,6 +131,7 @@ class SearchDocument(TypedDict):
     suggested: LayoutEntry | None
     suggestion: str
     rows: list[LayoutEntry]
+    tied: list[int]
     unsorted: int
     own: LayoutEntry | None
     own_reason: str | None
@@ -171,6 +177,7 @@ def search_document(result: SearchResult, command: CommandLine) -> SearchDocumen
         "suggested": entry(result.suggested) if result.suggested else None,
         "suggestion": result.suggestion,
         "rows": list(map(entry, result.rows)),
+        "tied": tied(result),
         "unsorted": result.unsorted,
         "own": entry(given) if given else None,
         "own_reason": given_reason(best, given) if given and best else None,
@@ -208,10 +215,12 @@ def _layout_entry(choice: LayoutReport, best: LayoutReport | None, command: Comm
         "tokens_per_second": choice.tokens_per_second,
         "mfu": time.mfu,
         "peak_bytes": choice.bytes,
+        "slowdown": choice.slowdown,
+        "room": choice.room_text,
         "gpu_hours_per_billion_tokens": choice.gpu_hours_per_billion,
         "breakdown": time.parts(),
         "layout": layout_text(choice.layout),
-        "alike": [_alike_entry(*point) for point in choice.alike],
+        "alike": [_alike_entry(point) for point in choice.alike],
         "alike_text": choice.alike_text,
         "difference": difference_text(best, choice) if best and choice.layout != best.layout else "",
         "command": command(choice),
@@ -223,8 +232,9 @@ def _layout_entry(choice: LayoutReport, best: LayoutReport | None, command: Comm
     return entry
 
 
-def _alike_entry(seconds: float, size: int, layout: LayoutSettings) -> Json:
-    return {"settings": layout._asdict(), "step_seconds": seconds, "peak_bytes": size, "layout": layout_text(layout)}
+def _alike_entry(point: EvaluatedLayout) -> Json:
+    settings, layout = point.layout._asdict(), layout_text(point.layout)
+    return {"settings": settings, "step_seconds": point.step_seconds, "peak_bytes": point.bytes, "layout": layout}
 
 
 def csv_rows(document: SearchDocument) -> Iterator[list[object]]:

@@ -92,6 +92,7 @@ class LayoutEvaluator:
         self.system: System = find_system(job.cluster, self.profile)
         self.speed: Speed = device_speed(job.cluster, job.training.chosen_dtype, self.system.factor)
         self.usable_memory: int = job.cluster.usable_bytes or 0
+        self.device_memory: int = job.cluster.device.memory_bytes
         self.cache: dict[Hashable, Any] = {}
         self.known_memory = KnownMemory({}, {})
 

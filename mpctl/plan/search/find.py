@@ -15,6 +15,8 @@ Users cannot choose between five spellings of one layout. So a search looks for 
 with the same tp, pp, ep and tensor mode. Of a class it keeps the layouts within ALIKE of the fastest
 one, which stands for them.
 
+Seconds by which layouts are ordered include what a nearly full device costs in expectation (room.py).
+
 An estimate cannot tell layouts apart that differ by less than its own error. So there is a second
 answer beside the fastest layout: the plainest of all layouts within that error of it (plain.py). A
 second queue, the plainest sizes first, finds it.
@@ -43,6 +45,7 @@ from mpctl.plan.planning.layout_settings import LayoutSettings
 from mpctl.plan.search.bound import StepTimeBound
 from mpctl.plan.search.evaluate import LayoutEvaluator
 from mpctl.plan.search.plain import complexity, least_complexity
+from mpctl.plan.search.room import expected_slowdown
 from mpctl.plan.search.space import SearchSpace
 
 Objective = Literal["tokens", "memory"]
@@ -72,11 +75,18 @@ class LayoutClass(NamedTuple):
 
 
 class EvaluatedLayout(NamedTuple):
-    """A layout with its seconds a step and the bytes on the device of its fullest rank."""
+    """A layout with the seconds a step by which it is ordered and the bytes on the device of its fullest rank.
+    slowdown: how much these seconds are longer than its step, for the room that it lacks (room.py)."""
 
     seconds: float
     bytes: int
     layout: LayoutSettings
+    slowdown: float = 1.0
+
+    @property
+    def step_seconds(self) -> float:
+        """The seconds of its step, as `mpctl plan` states them."""
+        return self.seconds if self.slowdown == 1 else significant(self.seconds / self.slowdown)
 
 
 class LayoutGroup(NamedTuple):
@@ -150,7 +160,7 @@ def significant(seconds: float) -> float:
 def non_dominated(points: Iterable[EvaluatedLayout]) -> list[EvaluatedLayout]:
     """Return the points that no other beats in time and memory, the fastest first."""
     front: list[EvaluatedLayout] = []
-    for point in sorted(points):
+    for point in sorted(points, key=lambda p: (p.step_seconds, p.bytes, p.layout)):
         if not front or point.bytes < front[-1].bytes:
             front.append(point)
     return front
@@ -371,7 +381,8 @@ class BranchAndBound:
         seconds = self.evaluator.step_seconds(layout)
         if seconds is None or not self.evaluator.is_legal(layout):
             return None
-        point = EvaluatedLayout(significant(seconds), size, layout)
+        slowdown = expected_slowdown(size / self.evaluator.device_memory)
+        point = EvaluatedLayout(significant(seconds * slowdown), size, layout, slowdown)
         self.evaluated.append(point)
         if self.on_note:
             self.fastest = min(self.fastest, point.seconds)

@@ -36,6 +36,7 @@ from mpctl.plan.search.find import (
 from mpctl.plan.search.nearest import nothing_fits
 from mpctl.plan.search.plain import complexity, savings
 from mpctl.plan.search.request import OVER_COUNTS, SearchRequest, gpu_counts, read_request, require_answerable, varied
+from mpctl.plan.search.room import expected_slowdown
 from mpctl.spec.cluster import link_hint
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import Source
@@ -85,12 +86,28 @@ class LayoutReport:
         return fit_text(self.job.cluster, self.bytes, "the fullest rank")
 
     @property
+    def slowdown(self) -> float:
+        """By how much a search counts the step longer, for the room that the device lacks (room.py)."""
+        return expected_slowdown(self.bytes / self.device_memory)
+
+    @property
+    def expected_seconds(self) -> float:
+        """The seconds by which a search orders."""
+        return significant(self.time.total * self.slowdown)
+
+    @property
+    def room_text(self) -> str:
+        """How much longer the step counts for want of room, in words; empty with room."""
+        more = self.slowdown - 1
+        return f"counted {more:.1%} longer: so full, the allocator may have to retry" if more else ""
+
+    @property
     def alike_text(self) -> str:
         """`3 similar ones within 0.2 %`: the largest difference in step time between this layout
         and those alike; empty without any."""
         if not self.alike:
             return ""
-        most = max(abs(one.seconds / self.time.total - 1) for one in self.alike)
+        most = max(abs(one.step_seconds / self.time.total - 1) for one in self.alike)
         count = plural(len(self.alike), "similar one")
         return f"{count} within {100 * max(most, 0.001):.1f} %"
 
@@ -151,7 +168,7 @@ def suggestion_text(fastest: LayoutReport, suggested: LayoutReport, error: float
     `4.1% slower than the fastest, within the 10 % that estimates cannot tell apart; no pipeline, 12.4 GiB less`.
     """
     plain = get_profile(suggested.job.training.runtime).plain
-    slower = suggested.time.total / fastest.time.total - 1
+    slower = suggested.expected_seconds / fastest.expected_seconds - 1
     saved = savings(fastest.layout, suggested.layout, plain)
     more = suggested.bytes - fastest.bytes
     saved.append(f"{bytes_text(abs(more))} {'less' if more < 0 else 'more'}")
@@ -242,19 +259,25 @@ class SearchResult:
         return suggestion_text(self.fastest, self.suggested, self.error)
 
 
+def tied(result: SearchResult) -> list[int]:
+    """Return the places of the rows whose order the estimate leaves open, those to measure first in front:
+    with most memory free, then the plainest. Empty where the first row has no tie."""
+    if result.fastest is None:
+        return []
+    most = result.fastest.expected_seconds * (1 + result.error)
+    rows = [(row.bytes, _complexity(row), at) for at, row in enumerate(result.rows, 1) if row.expected_seconds <= most]
+    return [at for *_, at in sorted(rows)] if len(rows) > 1 else []
+
+
 def in_order(rows: Iterable[LayoutReport], sort: Sort) -> tuple[list[LayoutReport], int]:
     """Return the rows in this order, without those that a row below beats in time and memory, and how many
     these were."""
     every = sorted(rows, key=_ORDERS[sort])
     kept: list[LayoutReport] = []
     for row in reversed(every):
-        if not any(_seconds(one) < _seconds(row) and one.bytes < row.bytes for one in kept):
+        if not any(one.expected_seconds < row.expected_seconds and one.bytes < row.bytes for one in kept):
             kept.append(row)
     return kept[::-1], len(every) - len(kept)
-
-
-def _seconds(row: LayoutReport) -> float:
-    return significant(row.time.total)
 
 
 def _complexity(row: LayoutReport) -> float:
@@ -262,10 +285,10 @@ def _complexity(row: LayoutReport) -> float:
 
 
 _ORDERS: dict[Sort, Callable[[LayoutReport], tuple[float, ...]]] = {
-    "time": lambda row: (_seconds(row), row.bytes),
-    "memory": lambda row: (row.bytes, _seconds(row)),
+    "time": lambda row: (row.expected_seconds, row.bytes),
+    "memory": lambda row: (row.bytes, row.expected_seconds),
     "cost": lambda row: (significant(row.gpu_hours_per_billion), row.bytes),
-    "plain": lambda row: (_complexity(row), _seconds(row), row.bytes),
+    "plain": lambda row: (_complexity(row), row.expected_seconds, row.bytes),
 }
 
 

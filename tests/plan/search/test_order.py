@@ -19,7 +19,7 @@ from mpctl.spec.runtime import get_profile
 RUNTIMES = ("megatron-core", "torchtitan", "fsdp2", "nanotron", "mpctl")
 SORTS: tuple[Sort, ...] = get_args(Sort)
 FIGURES = {
-    "time": lambda row: significant(row.time.total),
+    "time": lambda row: row.expected_seconds,
     "memory": lambda row: row.bytes,
     "cost": lambda row: significant(row.gpu_hours_per_billion),
     "plain": lambda row: complexity(row.layout, plain_of(row)),
