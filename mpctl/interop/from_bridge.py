@@ -15,6 +15,7 @@ import re
 from mpctl.interop.bridge_peft import MODULES, read_bridge_adapter
 from mpctl.interop.config_text import Flags, flat_values, python_calls, read_yaml, unreadable
 from mpctl.interop.mapping import NO_SETTINGS, ForeignKey, KeyReader, ReadJob
+from mpctl.interop.megatron_experts import DISPATCHERS
 from mpctl.interop.megatron_flags import FSDP_STRATEGIES, LR_SCHEDULES
 from mpctl.plan.planning.plan import Overrides
 
@@ -30,6 +31,9 @@ ROWS = (
     ForeignKey("model.num_layers_in_last_pipeline_stage", "parallel.last_stage_layers", int),
     ForeignKey("model.account_for_embedding_in_pipeline_split", "parallel.embedding_is_layer", bool),
     ForeignKey("model.account_for_loss_in_pipeline_split", "parallel.loss_is_layer", bool),
+    ForeignKey("model.overlap_moe_expert_parallel_comm", "training.moe_overlap", bool),
+    ForeignKey("comm_overlap.overlap_moe_expert_parallel_comm", "training.moe_overlap", bool),
+    ForeignKey("model.moe_expert_rank_capacity_factor", "training.moe_capacity", float),
     ForeignKey("model.seq_length", "model.seq_length", int),
     ForeignKey("model.recompute_granularity", "training.recompute", words={"full": "full", "selective": "selective"}),
     ForeignKey("model.distribute_saved_activations", "training.partition_activations", bool),
@@ -56,8 +60,12 @@ STRATEGY, ZERO, REDUCED = (
     "ddp.use_distributed_optimizer",
     "ddp.grad_reduce_in_fp32",
 )
+KIND, BACKEND = "model.moe_token_dispatcher_type", "model.moe_flex_dispatcher_backend"
+STASH, STASHED = "model.moe_paged_stash", "model.moe_paged_stash_buffer_size_factor_cuda"
+EVEN = "model.moe_router_force_load_balancing"
 MAPPING = "dist.use_tp_pp_dp_mapping"
 READ = (
+    *(KIND, BACKEND, STASH, STASHED, EVEN),
     *(
         STRATEGY,
         ZERO,
@@ -94,6 +102,7 @@ def read_bridge(text: str, typed: Overrides = NO_SETTINGS) -> ReadJob:
         s["training.gradient_dtype"] = "bf16"
     if s.get("parallel.tp") == 1:
         s["parallel.sequence_parallel"] = False
+    _read_experts(reader)
     _read_adapter(reader)
     if "model" not in typed and "model.layers" not in typed:
         reader.nearest("model", "the recipe's shape is not in the text", "name it: --model NAME")
@@ -108,6 +117,22 @@ def read_bridge(text: str, typed: Overrides = NO_SETTINGS) -> ReadJob:
         hint = "the shape is that of --model; data, checkpoints and logging do not change the plan"
         reader.warn("flags", "--from", f"{', '.join(apart)}: ignored", hint)
     return reader.job("megatron-bridge", (" ".join((name, *values[name])) for name in rest))
+
+
+def _read_experts(reader: KeyReader) -> None:
+    """How rows reach experts, how many there is room for, and whether they are forced to be even."""
+    s = reader.settings
+    if kind := reader.value(KIND, "flex" if reader.has(BACKEND) else ""):
+        found = reader.value(BACKEND, "deepep") if kind == "flex" else kind
+        if found not in DISPATCHERS:
+            reader.wrong(
+                BACKEND if kind == "flex" else KIND, f"{found!r} is not read", "use deepep or hybridep of flex"
+            )
+        s["training.moe_dispatcher"] = found
+    if reader.is_on(STASH):
+        s["training.moe_stash"] = reader.number(STASHED, float, 1.1)
+    if reader.is_on(EVEN):
+        s["training.moe_load"] = 1.0
 
 
 def _read_adapter(reader: KeyReader) -> None:

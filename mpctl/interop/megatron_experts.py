@@ -97,8 +97,22 @@ KERNELS = (
     "--moe-expert-capacity-factor",
 )
 """Flags of how experts are computed and reached, and of how many tokens they take."""
+OVERLAP, DELAYED, SHARED_BESIDE = (
+    "--overlap-moe-expert-parallel-comm",
+    "--delay-wgrad-compute",
+    "--moe-shared-expert-overlap",
+)
+FUSER = "--use-transformer-engine-op-fuser"
+CAPACITY, STASH, STASHED = (
+    "--moe-expert-rank-capacity-factor",
+    "--moe-paged-stash",
+    "--moe-paged-stash-buffer-size-factor-cuda",
+)
+EVEN = "--moe-router-force-load-balancing"
+ROOM = (OVERLAP, DELAYED, CAPACITY, STASH, STASHED, EVEN, FUSER)
+"""Flags of what runs beside rows, and of how many there is room for."""
 POSITIONS = ("--rope-type", "--rotary-scaling-factor", "--mscale", "--mscale-all-dim")
-READ = (*(flag.key for flag in ALL_FLAGS), *COMBINED, *KERNELS, *POSITIONS, "--multi-latent-attention")
+READ = (*(flag.key for flag in ALL_FLAGS), *COMBINED, *KERNELS, *ROOM, *POSITIONS, "--multi-latent-attention")
 
 
 def expert_flags(job: JobSpec) -> Iterator[tuple[str, Value]]:
@@ -131,6 +145,14 @@ def expert_flags(job: JobSpec) -> Iterator[tuple[str, Value]]:
     yield from (("--moe-router-dtype", "fp32"), ("--moe-grouped-gemm", True))
     yield "--moe-permute-fusion", True
     yield from DISPATCHERS[t.moe_dispatcher or get_profile(t.runtime).experts.dispatcher].items()
+    if t.moe_overlap:
+        yield OVERLAP, True
+    if t.moe_capacity is not None:
+        yield CAPACITY, t.moe_capacity
+        yield FUSER, True
+    if t.moe_stash is not None:
+        yield STASH, True
+        yield STASHED, t.moe_stash
 
 
 def latent_flags(job: JobSpec) -> Iterator[tuple[str, Value]]:
@@ -209,6 +231,8 @@ def expert_notes(job: JobSpec) -> Iterator[str]:
             f"{job.expert_sizes['edp']} x pp {job.parallel.pp}; without its flag etp would be tp"
         )
         yield "no token is dropped: no capacity factor"
+        if job.training.moe_overlap:
+            yield "one micro batch's rows beside another's need CUDA_DEVICE_MAX_CONNECTIONS above 1, such as 32"
     if model.is_mla and model.yarn_scaling is None:
         yield "positions of latent attention are yarn of factor 1, which is plain rotary"
 
@@ -277,6 +301,7 @@ def read_experts(reader: KeyReader) -> None:
         _read_router(reader)
         _read_layers(reader)
         _read_kernels(reader)
+        _read_room(reader)
     else:
         flags = (*(flag.key for flag in (*EXPERT_FLAGS[1:], *OTHER_FLAGS)), *COMBINED)
         _say_nothing(reader, flags, "--num-experts")
@@ -384,6 +409,28 @@ def _read_dispatcher(reader: KeyReader) -> None:
         reader.wrong(flag, f"{found!r} is none of those that a job can say", f"use {known}")
     elif found != get_profile(RUNTIME).experts.dispatcher:
         reader.settings["training.moe_dispatcher"] = found
+
+
+def _read_room(reader: KeyReader) -> None:
+    """Read what runs beside the rows of experts, how many there is room for, and whether they are forced to be even."""
+    s = reader.settings
+    if reader.has(OVERLAP):
+        s["training.moe_overlap"] = True
+        if reader.has(SHARED_BESIDE):
+            reader.wrong(SHARED_BESIDE, f"{SOFTWARE} ends on it with {OVERLAP}", "leave one of them out")
+    if reader.has(DELAYED):
+        if reader.has(OVERLAP):
+            reader.nearest(DELAYED, "weights' gradients are planned beside those of inputs; the guide has 0.4 % for it")
+        else:
+            reader.wrong(DELAYED, f"{SOFTWARE} ends on it without {OVERLAP}", "add that, or leave this out")
+    if reader.has(EVEN):
+        s["training.moe_load"] = 1.0
+    if reader.has(CAPACITY):
+        s["training.moe_capacity"] = reader.number(CAPACITY, float, 1.0)
+    elif reader.has(FUSER):
+        reader.nearest(FUSER, "planned with the kernels of the runtime's figures")
+    if reader.has(STASH):
+        s["training.moe_stash"] = reader.number(STASHED, float, 1.1)
 
 
 def _read_latent(reader: KeyReader) -> None:

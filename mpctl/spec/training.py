@@ -192,6 +192,16 @@ class TrainingSpec(StrictModel):
         description="experts: send one micro batch's tokens while another one is computed, forward beside backward; "
         "planned",
     )
+    moe_capacity: Load | None = Field(
+        None,
+        description="experts: rows that the buffers of a rank of experts hold over the mean, whatever is routed there "
+        "(Megatron's --moe-expert-rank-capacity-factor); what is routed when absent; planned",
+    )
+    moe_stash: Load | None = Field(
+        None,
+        description="moe_capacity: rows kept for backward over the mean, copied to pages of that room "
+        "(Megatron's paged stash); moe_capacity when absent; planned",
+    )
     cross_entropy: CrossEntropy | None = Field(
         None,
         description="loss over logits of all tokens, in float32 passes (unfused) or one kernel (fused; te: "

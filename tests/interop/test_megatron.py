@@ -182,6 +182,14 @@ SHAPE = (
 
 
 EXPERTS = "--num-experts 8 --disable-bias-linear"
+BESIDE = (
+    f"{EXPERTS} --expert-model-parallel-size 2 --bf16 --moe-token-dispatcher-type alltoall "
+    "--overlap-moe-expert-parallel-comm"
+)
+FIXED = (
+    f"{EXPERTS} --expert-model-parallel-size 2 --moe-token-dispatcher-type flex --moe-flex-dispatcher-backend hybridep "
+    "--moe-expert-rank-capacity-factor 4"
+)
 GROUPED = f"{EXPERTS} --moe-grouped-gemm --moe-permute-fusion --moe-router-dtype fp32"
 LATENT = "--multi-latent-attention --position-embedding-type rope --disable-bias-linear"
 
@@ -228,6 +236,12 @@ def test_what_the_flags_leave_out_is_what_megatron_takes() -> None:
         ("--window-size '(127,0)'", "model.attention_window", 128),
         ("--mtp-num-layers 2", "model.mtp_layers", 2),
         ("--num-experts 8", "model.experts", 8),
+        (BESIDE, "training.moe_overlap", True),
+        (f"{BESIDE} --delay-wgrad-compute", "training.moe_overlap", True),
+        (FIXED, "training.moe_capacity", 4.0),
+        (f"{FIXED} --moe-paged-stash", "training.moe_stash", 1.1),
+        (f"{FIXED} --moe-paged-stash --moe-paged-stash-buffer-size-factor-cuda 1.5", "training.moe_stash", 1.5),
+        (f"{EXPERTS} --moe-router-force-load-balancing", "training.moe_load", 1.0),
         ("--num-experts 8", "model.experts_per_token", 2),
         ("--num-experts 8", "training.moe_load_balancing", "micro_batch"),
         ("--num-experts 8", "training.moe_aux_loss_coeff", 0.0),
@@ -277,6 +291,11 @@ def test_a_flag_is_read(flags: str, setting: str, value: object) -> None:
         ("--moe-router-topk 4", "--moe-router-topk"),
         ("--kv-lora-rank 64", "--kv-lora-rank"),
         ("--num-experts 8 --moe-router-topk 1", "--moe-router-topk"),
+        ("--num-experts 8 --delay-wgrad-compute", "--delay-wgrad-compute"),
+        (
+            "--num-experts 8 --overlap-moe-expert-parallel-comm --moe-shared-expert-overlap",
+            "--moe-shared-expert-overlap",
+        ),
         ("--num-experts 8 --moe-expert-capacity-factor 1.25", "--moe-expert-capacity-factor"),
         ("--num-experts 8 --moe-pad-expert-input-to-capacity", "--moe-pad-expert-input-to-capacity"),
         ("--num-experts 8 --moe-router-load-balancing-type sinkhorn", "--moe-router-load-balancing-type"),

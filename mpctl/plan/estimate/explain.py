@@ -25,7 +25,15 @@ from mpctl.plan.estimate.host_memory import host_memory
 from mpctl.plan.estimate.kernels import MissingFigure, OpTimes
 from mpctl.plan.estimate.memory import StageMemory, layout_memory
 from mpctl.plan.estimate.network import MissingLink
-from mpctl.plan.estimate.routing import HELD_LOAD, LOADS, expert_load, largest_of_normals, loaded_layout, rank_tokens
+from mpctl.plan.estimate.routing import (
+    HELD_LOAD,
+    LOADS,
+    buffered_layout,
+    expert_load,
+    largest_of_normals,
+    loaded_layout,
+    rank_tokens,
+)
 from mpctl.plan.estimate.saved import layer_activations
 from mpctl.plan.estimate.step import PARTS, StepTime
 from mpctl.plan.estimate.system import find_system, unknown_parts
@@ -302,7 +310,7 @@ PAPER, ZERO_PAPER = "arXiv 2205.05198", "arXiv 1910.02054"
 def explain_memory(layout: JobLayout) -> Iterator[Figure]:
     """Figures of the last layer of each stack, and of the first where only one of them has experts,
     tensor by tensor, and of every stage."""
-    layout = loaded_layout(layout)
+    layout = buffered_layout(loaded_layout(layout))
     form = activation_shapes(layout)
     for stack in layout.table.stacks:
         first, last = stack.block_of(0), stack.block_of(stack.layers - 1)

@@ -30,6 +30,7 @@ from mpctl.plan.estimate.activations import ChunkBytes, stage_chunks
 from mpctl.plan.estimate.communication import message_bytes
 from mpctl.plan.estimate.expert_overlap import more_saved
 from mpctl.plan.estimate.libraries import Communicators, workspace_bytes
+from mpctl.plan.estimate.routing import buffered_layout
 from mpctl.plan.estimate.states import StateBytes, find_states, weight_buffers, whole_gradients
 from mpctl.plan.estimate.unsharded import Unsharded, find_unsharded, with_unsharded
 from mpctl.spec.cluster import ClusterSpec
@@ -127,7 +128,7 @@ class KnownMemory(NamedTuple):
 
 def layout_memory(layout: JobLayout) -> list[StageMemory]:
     """The memory of one rank of each stage; the heaviest decides whether the job fits."""
-    shapes, groups = activation_shapes(layout), Communicators(layout)
+    shapes, groups = activation_shapes(buffered_layout(layout)), Communicators(layout)
     memory = LayoutMemory(layout, shapes, communicators=groups)
     return [memory.of_stage(stage) for stage in range(len(layout.stages))]
 
@@ -240,9 +241,23 @@ class LayoutMemory:
             split = shapes.tp if shapes.splits else 1
             work += (MAX_SENDS_IN_FLIGHT + 1) * message / split
             work += spare_bytes(layout, stage, shapes)
-        chunks = with_unsharded(stage_chunks(layout, stage, shapes), weights.unsharded)
+        saved = stage_chunks(layout, stage, shapes)
+        work += unstashed_bytes(layout, stage, saved)
+        chunks = with_unsharded(saved, weights.unsharded)
         whole = whole_gradients(layout, stage)
         return StageContents(weights.states, chunks, round(lasting), work, whole)
+
+
+def unstashed_bytes(layout: JobLayout, stage: int, chunks: Sequence[ChunkBytes]) -> float:
+    """Bytes of the buffers of one layer with experts at their capacity, less what a paged stash keeps of it.
+    chunks: those of the stage with what the stash keeps."""
+    t = layout.job.training
+    if t.moe_capacity is None or t.moe_stash is None:
+        return 0.0
+    whole = stage_chunks(layout, stage, activation_shapes(layout.with_moe_load(t.moe_capacity)))
+    routed = [sum(layout.model.has_experts(layer) for layer in range(*span)) for span in layout.stages[stage]]
+    pairs = zip(whole, chunks, routed, strict=True)
+    return max((most.saved - kept.saved) / layers for most, kept, layers in pairs if layers) if any(routed) else 0.0
 
 
 def spare_bytes(layout: JobLayout, stage: int, shapes: ActivationShapes) -> float:

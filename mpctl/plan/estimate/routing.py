@@ -104,6 +104,13 @@ def loaded_layout(layout: JobLayout) -> JobLayout:
     return layout if found.held == found.load else layout.with_moe_load(found.held)
 
 
+def buffered_layout(layout: JobLayout) -> JobLayout:
+    """The layout at the load of the rows that are kept for backward, where buffers have a capacity whatever is
+    routed; itself where they have none."""
+    t = layout.job.training
+    return layout if t.moe_capacity is None else layout.with_moe_load(t.moe_stash or t.moe_capacity)
+
+
 def balanced_layout(layout: JobLayout) -> JobLayout:
     """The layout with balanced routing; itself where the job states no higher load."""
     if layout.model.experts is None or layout.job.training.moe_load is None:

@@ -304,6 +304,28 @@ def overlap_rules(draft: LayoutDraft) -> Iterator[Check]:
         yield refusal(rule, where, message, Offer("training.dtype", ("bf16", "fp16"), "dtype"), more=off)
 
 
+def capacity_rules(draft: LayoutDraft) -> Iterator[Check]:
+    """Buffers of experts' rows have room for what is routed to them, and the kernels that fill them; a stash keeps no
+    more than they hold."""
+    t, rule, where = draft.job.training, "moe-capacity", "training.moe_capacity"
+    capacity, stash = t.moe_capacity, t.moe_stash
+    if capacity is None:
+        if stash is not None:
+            more = "give training.moe_capacity, or leave it out"
+            yield refusal(rule, "training.moe_stash", f"{stash:g}, and buffers have no capacity", more=more)
+        return
+    dispatcher = t.moe_dispatcher or draft.profile.experts.dispatcher
+    if draft.job.model is not None and draft.job.model.experts is None:
+        yield refusal(rule, where, f"{capacity:g}, and there are no experts", more="leave it out")
+    elif dispatcher != "hybridep":
+        message = f"{capacity:g} with moe_dispatcher {dispatcher}: of those planned hybridep alone has fixed buffers"
+        yield refusal(rule, where, message, Offer("training.moe_dispatcher", ("hybridep",), "moe_dispatcher"))
+    for key, value in (("moe_load", t.moe_load), ("moe_stash", stash)):
+        if value is not None and value > capacity:
+            message = f"{capacity:g} is below {key} {value:g}: the step would run again without it"
+            yield refusal(rule, where, message, more=f"use {value:g} or more")
+
+
 def latent_rules(draft: LayoutDraft) -> Iterator[Check]:
     """Latent attention has its widths, an even part of a head with positions, and no setting of
     heads with keys and values of their own; other attention has none of its widths."""

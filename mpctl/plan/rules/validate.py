@@ -75,6 +75,7 @@ RULES: tuple[Rule, ...] = (
     Rule(experts.router_rules, {"model"}),
     Rule(experts.latent_rules, {"model"}),
     Rule(experts.overlap_rules, SHAPE | BATCH),
+    Rule(experts.capacity_rules, BATCH | {"model"}),
     Rule(experts.balance_rules, {"model", "training"}, WARNING),
     Rule(model.decoder_rules, SHAPE),
     Rule(model.relative_rules, {"model"}),

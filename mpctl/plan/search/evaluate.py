@@ -33,7 +33,7 @@ from mpctl.plan.estimate.memory import KnownMemory, LayoutMemory, peak_bytes
 from mpctl.plan.estimate.messages import StepMessages
 from mpctl.plan.estimate.network import MissingLink, Network
 from mpctl.plan.estimate.operator_times import KnownTimes, OperatorTimer, casts_shared
-from mpctl.plan.estimate.routing import loaded_layout
+from mpctl.plan.estimate.routing import buffered_layout, loaded_layout
 from mpctl.plan.estimate.step import StepTime
 from mpctl.plan.estimate.system import System, find_system
 from mpctl.plan.estimate.time import StepTimeModel
@@ -260,7 +260,7 @@ class LayoutEvaluator:
         job_layout = self.job_layout(layout)
         shapes: ActivationShapes = self.cached(
             (layout.layer_key, "shapes", adds_products(job_layout)),
-            lambda: activation_shapes(loaded_layout(job_layout)),
+            lambda: activation_shapes(buffered_layout(loaded_layout(job_layout))),
         )
         return LayoutMemory(job_layout, shapes, self.known_memory, communicators)
 

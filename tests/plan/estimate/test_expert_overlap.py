@@ -1,4 +1,4 @@
-"""Experts' rows of one micro batch sent beside another's kernels."""
+"""Experts' rows of one micro batch sent beside another's kernels, and buffers of a fixed capacity."""
 
 from typing import Any
 
@@ -69,6 +69,31 @@ def test_no_more_is_hidden_than_the_other_direction_takes() -> None:
     assert (bound.ep_forward, bound.ep_backward) == (5.0, 1.5)
 
 
+def test_buffers_hold_their_capacity_and_a_stash_keeps_less_of_it() -> None:
+    """By hand: of a layer's rows 2 h and 6 f bytes each are kept, k T x load rows."""
+    routed = 8 * 4096 * (2 * 2048 + 6 * 768)  # bytes of a layer at load 1, of 48
+    fixed = {"training.moe_dispatcher": "hybridep"}
+    at = [
+        _bytes(**fixed, **own)
+        for own in (
+            {"training.moe_load": 1.0},
+            {"training.moe_load": 1.0, "training.moe_capacity": 2.0},
+            {"training.moe_load": 1.0, "training.moe_capacity": 2.0, "training.moe_stash": 1.0},
+        )
+    ]
+    assert (at[1] - at[0]) / (48 * routed) == pytest.approx(1, rel=0.02)
+    assert at[2] - at[0] == pytest.approx(routed, rel=0.02)
+    even = {**fixed, "training.moe_load": 1.0}
+    assert _seconds(_plan(**even)) == _seconds(_plan(**even, **{"training.moe_capacity": 2.0}))
+
+
+def _bytes(**settings: Any) -> float:
+    estimate = _plan(**settings).estimate
+    assert estimate is not None
+    return estimate.memory[0].activation_bytes + estimate.memory[0].working_bytes
+
+
 def test_it_is_planned_not_launched() -> None:
-    job = load_job(None, {"model": "demo-moe", "training.moe_overlap": True})
-    assert "training.moe_overlap" in [check.where for check in settings_not_launched(job)]
+    job = load_job(None, {"model": "demo-moe", "training.moe_overlap": True, "training.moe_capacity": 2.0})
+    where = [check.where for check in settings_not_launched(job)]
+    assert {"training.moe_overlap", "training.moe_capacity"} <= {*where}

@@ -18,10 +18,35 @@ LATENT = {
 PP_INSIDE = {**SPLIT, "parallel.pp": 2, "parallel.order": "tp-cp-ep-pp-dp"}
 ACROSS = {**TWO_NODES, **EXPERTS, "model.experts": 16}
 
+ROOMY = {**EXPERTS, "training.moe_dispatcher": "hybridep", "training.moe_capacity": 4.0, "training.moe_stash": 1.5}
 OVERLAP = {**EXPERTS, **TWO_NODES, "parallel.ep": 8, "training.moe_overlap": True, "training.dtype": "bf16"}
 STAGED = {"parallel.pp": 2, "parallel.ep": 4, "training.global_batch_size": 64}
 
 CASES = (
+    Case(
+        "moe-capacity",
+        ROOMY,
+        {**ROOMY, "training.moe_dispatcher": "alltoall"},
+        "training.moe_capacity",
+        ("4 with moe_dispatcher alltoall",),
+        r"^use moe_dispatcher hybridep$",
+    ),
+    Case(
+        "moe-capacity",
+        ROOMY,
+        {**ROOMY, "training.moe_load": 5.0},
+        "training.moe_capacity",
+        ("4 is below moe_load 5",),
+        r"^use 5 or more$",
+    ),
+    Case(
+        "moe-capacity",
+        ROOMY,
+        {**EXPERTS, "training.moe_stash": 1.5},
+        "training.moe_stash",
+        ("1.5, and buffers have no capacity",),
+        r"^give training.moe_capacity, or leave it out$",
+    ),
     Case(
         "moe-overlap",
         OVERLAP,
