@@ -33,6 +33,7 @@ PANELS = {
         "explain": "explain:explain",
         "emit": "emit:emit",
         "batch": "batch:batch",
+        "ui": "ui:ui",
         "why": "why:why",
     },
     "Run": {

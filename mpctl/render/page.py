@@ -69,6 +69,12 @@ def page_text(
     return f"<!doctype html>\n{el('html', _head(title, script), body, lang='en')}\n"
 
 
+def fragment(parts: Iterable[Part]) -> Raw:
+    """A document's parts as a page has them, to stand inside of another page."""
+    drawn = [part for part in parts if getattr(part, "on", "both") != "terminal"]
+    return join(el("h2", part.title) if isinstance(part, Section) else _drawn(part) for part in drawn)
+
+
 def _section(part: Section, content: Sequence[Raw]) -> Raw:
     key = f"h-{part.key}"
     below = [details(part.folded, *content)] if part.folded else content

@@ -1,0 +1,237 @@
+"""What the page asks: controls are words, as flags of the command line have them without their dashes.
+
+    {"model": "llama-3-70b", "gpus": "64xh100", "tp": "8", "sequence-parallel": "true"}
+
+Every answer is made of what commands show: a plan's parts, the rules' words, a search's rows. Refused input comes
+back as the issues of InputError, each with the control at fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from typing_extensions import TypedDict
+
+from mpctl.cli.options import FLAGS, JobSource, command_line
+from mpctl.core.errors import InputError, Issue, IssueEntry
+from mpctl.core.sharding import divisors
+from mpctl.plan.planning.plan import Plan, load_plan
+from mpctl.spec.gpus import CLUSTERS, read_gpus
+from mpctl.spec.load import load_partial
+
+SETTINGS = {flag.option.split("/")[0].removeprefix("--"): flag for flag in FLAGS}
+BY_SETTING = {flag.setting: name for name, flag in SETTINGS.items()}
+ADAPTERS = {"lora": "lora", "qlora": "qlora"}  # control -> training.adapter.kind; its value is the rank
+NAMES = ["job", "gpus", *SETTINGS, *ADAPTERS]
+"""All controls."""
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "zero": ("0", "1", "2", "3"),
+    "recompute": ("none", "selective", "full"),
+    "sequence-parallel": ("false", "true"),
+}
+SIZES = ("tp", "pp", "cp", "ep", "vpp", "micro-batch-size")
+MOST_CHOICES = 12
+LONGEST = 200  # characters of a control's value
+
+
+class ControlIssue(TypedDict):
+    """An issue and the control at fault; empty where no control stands for it."""
+
+    control: str
+    issue: IssueEntry
+
+
+class PlanAnswer(TypedDict):
+    """A plan. status: what to colour; html: its parts as a page has them; figures: of pins."""
+
+    status: Literal["fits", "over", "unknown", "illegal"]
+    verdict: str
+    command: str
+    html: str
+    figures: dict[str, float | None]
+    issues: list[ControlIssue]
+
+
+def controls_of(job: JobSource) -> dict[str, str]:
+    """The controls of a command line's job."""
+    given = dict(job.overrides)
+    words = {"job": job.source} if job.source else {}
+    counts = given.get("cluster.nodes"), given.get("cluster.gpus_per_node")
+    device = next((name for name, cluster in CLUSTERS.items() if cluster == given.get("cluster")), None)
+    if device and isinstance(counts[0], int) and isinstance(counts[1], int):
+        words["gpus"] = f"{counts[0] * counts[1]}x{device}"
+        given = {where: value for where, value in given.items() if where not in read_gpus(words["gpus"]).settings}
+    kind = given.get("training.adapter.kind")
+    if isinstance(kind, str) and kind in ADAPTERS:
+        words[kind] = str(given.get("training.adapter.rank", 16))
+    return words | {BY_SETTING[where]: _word(value) for where, value in given.items() if where in BY_SETTING}
+
+
+def _word(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def source_of(controls: Mapping[str, str]) -> JobSource:
+    """The job that controls describe. Raises InputError with every wrong one."""
+    issues, overrides = list[Issue](), dict[str, Any]()
+    source = None
+    for name, word in controls.items():
+        if not word:
+            continue
+        if len(word) > LONGEST:
+            issues += InputError.of("too-long", name, f"{len(word)} characters, at most {LONGEST} are read").issues
+        elif name == "job":
+            source = word
+        elif name == "gpus":
+            try:
+                overrides |= read_gpus(word).settings
+            except InputError as error:
+                issues += error.issues
+        elif name in ADAPTERS:
+            overrides |= {"training.adapter.kind": ADAPTERS[name], "training.adapter.rank": _value(int, word)}
+        elif name in SETTINGS:
+            overrides[SETTINGS[name].setting] = _value(SETTINGS[name].type, word)
+        else:
+            issues += InputError.of("no-control", name, "is no control of the page", "leave it out").issues
+    if issues:
+        raise InputError(issues)
+    return JobSource(source, overrides)
+
+
+def _value(kind: type, word: str) -> object:
+    """A word in a setting's type, or the word itself, which the job's schema then refuses by its name."""
+    if kind is bool:
+        return {"true": True, "false": False}.get(word, word)
+    try:
+        return kind(word)
+    except ValueError:
+        return word
+
+
+def plan_answer(controls: Mapping[str, str]) -> PlanAnswer:
+    """The plan of a layout, drawn, or why there is none."""
+    from mpctl.render.page import fragment
+    from mpctl.render.plan import PlanView, plan_parts, verdict
+
+    try:
+        job = source_of(controls)
+        plan = load_plan(job.source, job.overrides)
+        topology = plan.require_legal()
+        html = fragment(plan_parts(plan, topology, PlanView(is_page=True)))
+    except InputError as error:
+        found = [ControlIssue(control=_control(issue.where), issue=issue.as_dict()) for issue in error.issues]
+        words = error.issues[0].message if error.issues else str(error)
+        return PlanAnswer(status="illegal", verdict=words, command="", html="", figures={}, issues=found)
+    status: Literal["fits", "over", "unknown"] = "unknown" if plan.fits is None else "fits" if plan.fits else "over"
+    return PlanAnswer(
+        status=status,
+        verdict=verdict(plan),
+        command=_command(job, controls),
+        html=str(html),
+        figures=_figures(plan),
+        issues=[],
+    )
+
+
+def _command(job: JobSource, controls: Mapping[str, str]) -> str:
+    """The command line of the same plan; GPUs as they were named."""
+    gpus = controls.get("gpus")
+    if not gpus:
+        return command_line("plan", job.source, job.overrides)
+    rest = {key: value for key, value in job.overrides.items() if key not in read_gpus(gpus).settings}
+    return f"{command_line('plan', job.source, rest)} --gpus {gpus}"
+
+
+def _control(where: str) -> str:
+    """The control that a place of the job has, such as `parallel.tp`; empty without one."""
+    flat = where.split(":")[0].strip()
+    found = BY_SETTING.get(flat, flat.removeprefix("--"))
+    return found if found in SETTINGS or found in ("gpus", "job", *ADAPTERS) else ""
+
+
+def _figures(plan: Plan) -> dict[str, float | None]:
+    """What pins are compared by: step and its band, bytes of the fullest rank, tokens a second, MFU."""
+    estimate = plan.estimate
+    if estimate is None:
+        return {}
+    bytes_ = max(stage.device_bytes for stage in estimate.memory)
+    time = estimate.time
+    if isinstance(time, str):
+        return {"bytes": bytes_}
+    tokens = plan.job.training.global_batch_size or 0
+    length = plan.job.model.seq_length if plan.job.model else 0
+    return {
+        "bytes": bytes_,
+        "seconds": time.total,
+        "low": time.low,
+        "high": time.high,
+        "tokens_per_second": tokens * length / time.total,
+        "mfu": time.mfu,
+    }
+
+
+def choices(controls: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """By control its values near the layout, each with the rule's words that refuse it, or empty."""
+    return {
+        name: {value: _refusal({**controls, name: value}) for value in values} for name, values in _values(controls)
+    }
+
+
+def _values(controls: Mapping[str, str]) -> Iterator[tuple[str, list[str]]]:
+    try:
+        job = source_of({name: word for name, word in controls.items() if name not in SIZES})
+    except InputError:
+        return
+    loaded = load_partial(job.source, job.overrides).job
+    world = loaded.world_size if loaded is not None else 1
+    sizes = [size for size in divisors(world) if size & (size - 1) == 0 or size <= 64]
+    for name in SIZES:
+        wanted = range(1, 9) if name == "vpp" else (1, 2, 4, 8, 16) if name == "micro-batch-size" else sizes
+        yield name, [str(size) for size in list(wanted)[:MOST_CHOICES]]
+    for name, words in CHOICES.items():
+        yield name, list(words)
+
+
+def _refusal(controls: Mapping[str, str]) -> str:
+    try:
+        job = source_of(controls)
+        load_plan(job.source, job.overrides).require_legal()
+    except InputError as error:
+        return f"{error.issues[0].where}: {error.issues[0].message}" if error.issues else str(error)
+    return ""
+
+
+def search_answer(controls: Mapping[str, str]) -> dict[str, Any]:
+    """The best layouts of the same model and GPUs: each with the controls that choose it."""
+    from mpctl.plan.planning.layout_settings import changed_settings, layout_of
+    from mpctl.plan.search.request import gpu_counts, read_request
+    from mpctl.plan.search.result import answer_search
+    from mpctl.render.markup import no_progress
+
+    free = {name: word for name, word in controls.items() if name not in (*SIZES, *CHOICES)}
+    job = source_of(free)
+    request = read_request(job.source, job.overrides, [], {}, tokens=None, read={})
+    counts = gpu_counts(None, "tokens", request.job)
+    result = answer_search(
+        request, counts, top=8, objective="tokens", exhaustive=False, on_progress=no_progress, on_note=lambda _: None
+    )
+    rows = []
+    for choice in result.rows:
+        changed = changed_settings(layout_of(request.job), choice.layout)
+        words = {BY_SETTING[key]: _word(value) for key, value in changed.items() if key in BY_SETTING}
+        rows.append({"controls": {**free, **words}, "seconds": choice.time.total, "bytes": choice.bytes})
+    return {"rows": rows}
+
+
+def emit_answer(controls: Mapping[str, str], target: str) -> dict[str, str]:
+    """The plan as flags or config of another launcher, or as a job file."""
+    from mpctl.cli.job_toml import job_toml
+    from mpctl.interop.emitted import emit_plan
+
+    job = source_of(controls)
+    if target == "toml":
+        return {"text": job_toml(job.source, job.overrides, [_command(job, controls)])}
+    plan = load_plan(job.source, job.overrides)
+    plan.require_legal()
+    return {"text": emit_plan(plan, target).text}
