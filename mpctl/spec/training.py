@@ -263,7 +263,7 @@ class TrainingSpec(StrictModel):
     optimizer: Optimizer = Field(
         "adamw",
         description="update rule; 8bit and 4bit: moments in blocks with a scale each; paged: states move to host "
-        "memory where the device needs the room; `mpctl launch` runs adamw, sgd and lion",
+        "memory where the device needs the room; `mpctl launch` runs adamw, sgd, lion and muon",
     )
     muon: MuonSpec = Field(default_factory=MuonSpec, description="optimizer muon: its settings")
     optimizer_dtype: Literal["fp32", "fp16", "bf16", "fp8"] | None = Field(

@@ -48,6 +48,7 @@ from mpctl.plan.estimate.communication import (
     local_parameters,
     shared_parameters,
 )
+from mpctl.plan.estimate.muon import MuonWork
 from mpctl.spec.runtime import RuntimeProfile
 
 # What may hide messages of the replicas: the pass of the layer itself, or once a step the last
@@ -167,14 +168,18 @@ class GradientMessages:
     def step(self, stage: int) -> list[Message]:
         """Messages of a stage once a step, in the order in which they are sent."""
         if not self.profile.overlap.buckets:
-            return list(self._by_stage(stage))
+            return [*self._by_stage(stage), *self.updates(stage)]
         messages: list[Message] = []
         for shape, count in self.layout.bucket_shapes(stage).items():
             alike = (shape.numel, shape.is_trained, shape.partial, shape.stages, shape.view)
             if alike not in self._steps:
                 self._steps[alike] = list(self._bucket_step(shape))
             messages += [message.times(count) for message in self._steps[alike]]
-        return messages
+        return messages + self.updates(stage)
+
+    def updates(self, stage: int) -> list[Message]:
+        """Messages of a stage that an update needs, between those of gradients and of parameters."""
+        return list(MuonWork(self.layout).messages(stage))
 
     @cached_property
     def _steps(self) -> dict[Hashable, list[Message]]:
@@ -198,6 +203,7 @@ class GradientMessages:
                 *(p for p in passes if p.what != "gradients"),
             ]
             yield from (message.times(count) for message in own)
+        yield from self.updates(stage)
 
     def forward(self, stage: int) -> list[Message]:
         """The gathers of one micro batch's forward on a stage, chunk by chunk."""

@@ -6,7 +6,8 @@ what is updated, unless training.optimizer_dtype says otherwise. Optimizers of 8
 code for each element of a moment and a float32 scale for each block (arXiv 2110.02861;
 bitsandbytes 0.50.2, torchao 0.18.0); a tensor of fewer than 4,096 elements, and a word table under
 bitsandbytes as transformers' Trainer sets it up, has moments of 32 bits. Adafactor (arXiv
-1804.04235; transformers) keeps a float32 row and column of each matrix, and a whole vector.
+1804.04235; transformers) keeps a float32 row and column of each matrix, and a whole vector. Muon keeps one
+moment of the matrices of layers and AdamW's two of the rest (model/layout/matrices.py).
 
 By hand, bf16 with masters: adamw 4 + 2 x 4 = 12 bytes a parameter, lion 8, sgd 4. Without masters:
 adamw 4, sgd 0. adamw-8bit of a [64, 64] matrix without a master: 2 (4096 + 4096 / 256 x 4) = 8320
@@ -15,14 +16,17 @@ bytes, 2.03 each; adafactor of it: 4 (64 + 64) = 512.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
 from mpctl.core.sharding import View
 from mpctl.core.units import DTYPE_BYTES
+from mpctl.model.layout.buckets import Bucket
 from mpctl.model.layout.job_layout import JobLayout
+from mpctl.model.layout.matrices import muon_matrices
 from mpctl.model.operators.matmul import ParameterSpec
 from mpctl.plan.estimate.base_weights import adapter_dtype
 from mpctl.spec.runtime import RuntimeMemory
@@ -37,7 +41,8 @@ class OptimizerRule(NamedTuple):
     is not quantised. block: elements with one scale. is_paged: in memory that moves to the host when
     the device needs it. is_factored: rows and columns instead of moments. small_as_parameter: small
     tensors have moments of the parameter's dtype instead of float32. skips_tables: word tables have
-    moments of 32 bits. reads: how often an update reads the gradient."""
+    moments of 32 bits. reads: how often an update reads the gradient. others: moments of what is no matrix
+    of a layer, where these have fewer; 0: as many."""
 
     moments: int
     bits: int = 0
@@ -47,6 +52,7 @@ class OptimizerRule(NamedTuple):
     small_as_parameter: bool = False
     skips_tables: bool = False
     reads: int = 1
+    others: int = 0
 
 
 RULES: dict[Optimizer, OptimizerRule] = {
@@ -59,6 +65,7 @@ RULES: dict[Optimizer, OptimizerRule] = {
     "lion": OptimizerRule(1),
     "lion-8bit": OptimizerRule(1, 8, 256, skips_tables=True),
     "paged-lion-8bit": OptimizerRule(1, 8, 256, is_paged=True, skips_tables=True),
+    "muon": OptimizerRule(1, others=2),
 }
 
 
@@ -97,7 +104,7 @@ class OptimizerStates:
     @property
     def is_elementwise(self) -> bool:
         """Whether every element has as many bytes, whatever tensor it is in."""
-        return not (self.rule.bits or self.rule.is_factored)
+        return not (self.rule.bits or self.rule.is_factored or self.rule.others)
 
     @property
     def width(self) -> int:
@@ -112,9 +119,13 @@ class OptimizerStates:
 
     @property
     def saved(self) -> float:
-        """Bytes of a parameter in a checkpoint: its value and moments; the rows and columns of Adafactor
-        are nothing beside them."""
+        """Bytes of a parameter in a checkpoint: its value and moments, under Muon those of a matrix; the rows and
+        columns of Adafactor are nothing beside them."""
         return self.value + self.rule.moments * self.moment_width
+
+    def saved_of(self, *, is_matrix: bool) -> float:
+        """The same of a parameter that is a matrix of a layer, or is none."""
+        return self.saved + (0 if is_matrix else max(0, self.rule.others - self.rule.moments) * self.moment_width)
 
     @property
     def moved(self) -> float:
@@ -122,9 +133,11 @@ class OptimizerStates:
         twice, the copy once."""
         return 2 * self.saved + (self.copy if self.master else 0)
 
-    def of_tensor(self, shape: tuple[int, ...], *, is_table: bool = False) -> int:
-        """Bytes for a tensor of this shape, without its master."""
+    def of_tensor(self, shape: tuple[int, ...], *, is_table: bool = False, is_matrix: bool = False) -> int:
+        """Bytes for a tensor of this shape, without its master. is_matrix: whether it is one of a layer."""
         rule, numel = self.rule, prod(shape)
+        if rule.others and not is_matrix:
+            return numel * rule.others * self.moment
         if rule.is_factored:
             return 4 * (prod(shape[:-2]) * sum(shape[-2:]) if len(shape) > 1 else numel)
         if not rule.bits:
@@ -162,12 +175,42 @@ def update_factor(training: TrainingSpec, memory: RuntimeMemory) -> float:
 def moments_of(states: OptimizerStates, layout: JobLayout, weights: Iterable[ParameterSpec], view: View) -> int:
     """Bytes of a rank's moments of trained parameters of a view. ZeRO cuts each along its first
     dimension, and the optimizer is given the pieces."""
-    parts, tables = view.zero_size if view.zero else 1, _tables(layout)
+    parts, tables, matrices = view.zero_size if view.zero else 1, _tables(layout), muon_matrices(layout)
     return sum(
-        states.of_tensor(_piece(weight, view, parts), is_table=weight.name in tables)
+        states.of_tensor(_piece(weight, view, parts), is_table=weight.name in tables, is_matrix=weight.name in matrices)
         for weight in weights
         if weight.view == view.name
     )
+
+
+def slice_moments(layout: JobLayout, stage: int) -> int:
+    """Bytes of the moments of mpctl's slices where matrices have fewer than the rest: those of the slice that has
+    most of the rest, padding included, in the buckets of each view."""
+    states, matrices = layout_states(layout), muon_matrices(layout)
+    stepped, rest = 0, dict[str, Counter[int]]()
+    for bucket in layout.buckets(stage):
+        if bucket.is_trained:
+            stepped += bucket.part
+            found, others = rest.setdefault(bucket.view.name, Counter()), [n for n in bucket.names if n not in matrices]
+            if bucket.view.zero == 0:
+                found[0] += sum(size for name, size in zip(bucket.names, bucket.sizes, strict=True) if name in others)
+                continue
+            found.update(_slices_without(bucket, matrices))
+    most = sum(max(found.values(), default=0) for found in rest.values())
+    return states.moment * (stepped * states.rule.moments + most * (states.rule.others - states.rule.moments))
+
+
+def _slices_without(bucket: Bucket, matrices: Collection[str]) -> Counter[int]:
+    """Elements of each slice of a bucket that are of no matrix."""
+    rest, at = Counter[int](), 0
+    spans = [*zip(bucket.names, bucket.sizes, strict=True), ("", bucket.padded - bucket.numel)]
+    for name, size in spans:
+        if name not in matrices:
+            for index in range(at // bucket.part, -(-(at + size) // bucket.part)):
+                first, last = index * bucket.part, (index + 1) * bucket.part
+                rest[index] += max(0, min(at + size, last) - max(at, first))
+        at += size
+    return rest
 
 
 def _piece(weight: ParameterSpec, view: View, parts: int) -> tuple[int, ...]:

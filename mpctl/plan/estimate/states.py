@@ -26,13 +26,15 @@ from mpctl.core.sharding import View, Views
 from mpctl.core.units import DTYPE_BYTES
 from mpctl.model.layout.buckets import padded_numel, part_numel
 from mpctl.model.layout.job_layout import AMAX_BYTES, JobLayout
+from mpctl.model.layout.matrices import muon_matrices
 from mpctl.model.operators.matmul import ParameterSpec
 from mpctl.model.operators.table import named_weights
 from mpctl.plan.estimate.attention import kernels_of
 from mpctl.plan.estimate.base_weights import WeightKinds, WeightWidths, count_weights, gathered_bytes, held_weights
 from mpctl.plan.estimate.communication import local_parameters
+from mpctl.plan.estimate.muon import MuonWork
 from mpctl.plan.estimate.optimizers import RULES as OPTIMIZERS
-from mpctl.plan.estimate.optimizers import OptimizerStates, layout_states, moments_of
+from mpctl.plan.estimate.optimizers import OptimizerStates, layout_states, moments_of, slice_moments
 from mpctl.spec.job import CheckpointSpec
 from mpctl.spec.runtime import RuntimeMemory
 
@@ -55,7 +57,8 @@ class StateBytes:
 
 def find_states(layout: JobLayout, stage: int) -> StateBytes:
     """Return the bytes that one rank of a stage holds between steps."""
-    return _with_host(layout, _all_states(layout, stage))
+    states = _all_states(layout, stage)
+    return _with_host(layout, replace(states, stepping=states.stepping + MuonWork(layout).working(stage)))
 
 
 def _with_host(layout: JobLayout, states: StateBytes) -> StateBytes:
@@ -123,6 +126,8 @@ def _blocks(layout: JobLayout, stage: int) -> int:
     states = layout_states(layout)
     if states.is_elementwise:
         return 0
+    if states.rule.others and kernels_of(layout).slices_buckets:
+        return slice_moments(layout, stage)
     is_frozen = layout.table.is_frozen
     trained = [weight for weight in layout.stage_parameters(stage) if not is_frozen(weight.name)]
     return sum(moments_of(states, layout, trained, view) for view in layout.views.values())
@@ -358,14 +363,15 @@ def _written_by_stage(layout: JobLayout) -> Iterator[Counter[str]]:
     """Yield for each stage the bytes that each rank of a view's first replica writes of its parameters,
     by the name of the view; parameters of several stages count in the first."""
     width = layout.job.training.value_bytes
-    is_frozen, states = layout.table.is_frozen, layout_states(layout)
+    is_frozen, states, matrices = layout.table.is_frozen, layout_states(layout), muon_matrices(layout)
     seen = set[str]()
     for stage in range(len(layout.stages)):
         sizes = Counter[str]()
         for weight in layout.stage_parameters(stage):
             if weight.name not in seen and layout.is_saved(weight.name):
                 seen.add(weight.name)
-                each = width if is_frozen(weight.name) else states.saved
+                is_matrix = weight.name in matrices
+                each = width if is_frozen(weight.name) else states.saved_of(is_matrix=is_matrix)
                 sizes[weight.view] += round(weight.local_numel(layout.views) * each)
         yield sizes
 

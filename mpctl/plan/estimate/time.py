@@ -31,6 +31,7 @@ from mpctl.plan.estimate.kernels import MissingFigure, OpTimes, cover_backwards,
 from mpctl.plan.estimate.makespan import ChunkPass, ChunkTimes, PipelineTiming
 from mpctl.plan.estimate.memory import StageMemory, layout_memory
 from mpctl.plan.estimate.messages import StepMessages
+from mpctl.plan.estimate.muon import MuonWork
 from mpctl.plan.estimate.network import MissingLink, Network, contention_seconds
 from mpctl.plan.estimate.offload import gradients_down, link_seconds, update_and_return
 from mpctl.plan.estimate.operator_times import OperatorTimer, pipeline_host
@@ -327,6 +328,10 @@ class StepTimeModel:
             sum(operators.optimizer_seconds(count) / shares[view] for view, count in held.items())
             for held in self._trained
         ]
+        if t.optimizer == "muon":
+            steps = self.layout.of_stages(MuonWork(self.layout).flops)
+            rate = operators.speed.other.flops
+            seconds = [own + flops / rate for own, flops in zip(seconds, steps, strict=True)]
         if RULES[t.optimizer].is_paged and self._has_host:
             return [own + self._paging(stage) for stage, own in enumerate(seconds)]
         return seconds

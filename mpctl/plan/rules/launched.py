@@ -204,7 +204,7 @@ def settings_not_launched(job: JobSpec) -> Iterator[Check]:
     if training.moe_capacity is not None:
         message = f"{training.moe_capacity:g}: buffers of a fixed size are planned, not run by `mpctl launch`"
         yield Check(JOB_RULE, "warning", "training.moe_capacity", message, "leave it out: buffers grow with the rows")
-    for where, message, hint in (*states_not_launched(training), *loss_not_launched(job)):
+    for where, message, hint in (*states_not_launched(job), *loss_not_launched(job)):
         yield Check(JOB_RULE, "warning", where, message, hint)
     yield from fp8_not_launched(job)
     yield from adapter_not_launched(job)

@@ -36,8 +36,9 @@ MOMENTS: dict[str, tuple[str, ...]] = {
     "adamw": ("exp_avg", "exp_avg_sq"),
     "lion": ("exp_avg",),
     "sgd": ("momentum_buffer",),
+    "muon": ("momentum_buffer",),
 }
-"""torch's names of the moments of each optimizer; SGD has one with momentum alone."""
+"""torch's names of the moments of each optimizer; SGD has one with momentum alone, Muon's are of matrices."""
 USE = (
     "for the copies that checkpoints are written from; use --set checkpoint.asynchronous=false, "
     "which saves between two steps and copies nothing"

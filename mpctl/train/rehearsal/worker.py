@@ -26,8 +26,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
-
 from mpctl.core.topology import Topology
 from mpctl.model.layout.job_layout import JobLayout
 from mpctl.model.layout.topology import job_topology
@@ -229,21 +227,13 @@ class Rehearsal:
         )
         trainer = build_trainer(NO_RUN, layout, self.rank, environment)
         self.building_bytes = tracker.peak
-        _add_moments(trainer)
+        trainer.optimizer.make_states()  # a steady step is measured
         trainer.fp8.load({name: [[1.0, 1.0, 1.0]] for name in trainer.fp8.names})
         for kind, tensors in trainer.state_tensors().items():
             tracker.name(kind, tensors)
         tracker.passing = trainer.passing_tensors
         tracker.restart()
         return trainer
-
-
-def _add_moments(trainer: Trainer) -> None:
-    """Give the optimizer the state that one update leaves: a steady step is measured."""
-    rule = trainer.optimizer.rule
-    for value in trainer.optimizer.values:
-        with torch.no_grad():
-            rule.state_of(value)["step"].fill_(1)
 
 
 def _add_memory(account: RehearsedRank, trainer: Trainer, tracker: MemoryTracker) -> None:

@@ -16,6 +16,7 @@ from torch import nn
 from mpctl.core.errors import RunFailed
 from mpctl.core.sharding import EXPERTS
 from mpctl.model.layout.job_layout import JobLayout, compiles_whole_layers
+from mpctl.model.layout.matrices import muon_matrices
 from mpctl.plan.estimate.states import checkpoint_bytes
 from mpctl.records.checkpoint.folder import DOCUMENTS, list_checkpoints
 from mpctl.records.checkpoint.replicas import layout_replicas, shard_files
@@ -178,6 +179,8 @@ def _assemble(run_dir: Path, partition: PipelinePartition, mesh: Mesh, environme
         publishes_ahead=job.parallel.overlap_gradients and sends_beside,
         before_step=copies.join,
         kernels=environment.kernels,
+        matrices=muon_matrices(layout),
+        groups=mesh.groups,
     )
     scales = fp8_scales(layout, chunks, device)
     saver = Saver(

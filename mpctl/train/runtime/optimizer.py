@@ -6,6 +6,8 @@ updates full parameters, or under ZeRO its slice of every bucket: AdamW, Lion an
 the update is the same. Norms and biases are not decayed (ParameterSpec.decays). Frozen parameters
 (training.freeze) have no gradient, no moments and no master.
 
+Muon updates the matrices of layers, of which it needs all elements (muon.py), and AdamW the rest.
+
 The device's kernels make AdamW's update (train/kernels/adamw.py). Those of a GPU write the parameters of
 16 bits in the same pass; elsewhere `publish` copies them. The others, and AdamW with narrower states, are
 in train/kernels/update.py.
@@ -36,14 +38,17 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from mpctl.model.layout.matrices import Matrix
 from mpctl.spec.training import Optimizer as OptimizerName
 from mpctl.spec.training import TrainingSpec
 from mpctl.train.checkpoint.snapshot import MOMENTS
 from mpctl.train.kernels.adamw import AdamWStep
 from mpctl.train.kernels.backend import TORCH_BACKEND, KernelBackend
 from mpctl.train.kernels.update import RULES, UpdateSettings, update_tensors
+from mpctl.train.runtime.muon import MOMENT, Muon, StepScalars
 from mpctl.train.runtime.zero.gradients import GradientBuffer
 from mpctl.train.runtime.zero.param_store import ParamStore, SlicedParamStore, Zero3ParamStore
+from mpctl.train.transport.group import Group
 
 
 @dataclass(frozen=True)
@@ -178,6 +183,7 @@ class Optimizer:
     sharded. publishes_ahead: whether the gather of updated parameters may still be running until a
     forward waits for it (zero/gather.py). before_step: called before a step changes the tensors; it
     waits for who may still read them, such as a checkpoint's copies. kernels: make the update.
+    matrices: those that Muon updates, by name; groups: by name, whose ranks complete them.
     values: the tensors that are updated; parameters: which parameter each belongs to, None for
     padding.
     """
@@ -192,6 +198,8 @@ class Optimizer:
         publishes_ahead: bool = False,
         before_step: Callable[[], None] = lambda: None,
         kernels: KernelBackend = TORCH_BACKEND,
+        matrices: Mapping[str, Matrix] | None = None,
+        groups: Mapping[str, Group] | None = None,
     ) -> None:
         self.training, self.stores, self.frozen = training, stores, frozen
         self.publishes_ahead, self.before_step = publishes_ahead, before_step
@@ -206,7 +214,9 @@ class Optimizer:
         self.updates = 0  # since this start
         self.earlier_updates: dict[Tensor, int] = {}  # of each parameter, before this start
         decayed = {parameter for store in stores for parameter in store.shard.decayed}
-        pairs = [(v, p in decayed) for v, p in zip(self.values, self.parameters, strict=True)]
+        self.muon = self._make_muon(matrices or {}, groups or {})
+        of_muon = self.muon.of_parameter if self.muon else {}
+        pairs = [(v, p in decayed) for v, p in zip(self.values, self.parameters, strict=True) if p not in of_muon]
         self.rule = UpdateRule(
             [
                 ParameterGroup([v for v, decays in pairs if decays], training.weight_decay),
@@ -217,10 +227,24 @@ class Optimizer:
             training.epsilon,
             kernels,
             {value: copy for store in stores for copy, value in store.copies},
-            optimizer=training.optimizer,
+            state=self.muon.state if self.muon else {},
+            optimizer="adamw" if self.muon else training.optimizer,
             momentum=training.momentum,
-            dtype=TORCH_DTYPES[training.optimizer_dtype] if training.optimizer_dtype else None,
+            dtype=self._moment_dtype,
         )
+
+    @property
+    def _moment_dtype(self) -> torch.dtype | None:
+        return TORCH_DTYPES[self.training.optimizer_dtype] if self.training.optimizer_dtype else None
+
+    def _make_muon(self, matrices: Mapping[str, Matrix], groups: Mapping[str, Group]) -> Muon | None:
+        """Make Muon's part of the update; None if the optimizer is another. Products are in bfloat16 where those of
+        training are in 16 bits or fewer."""
+        t = self.training
+        if t.optimizer != "muon":
+            return None
+        products = torch.bfloat16 if TORCH_DTYPES[t.dtype].itemsize == 2 else None
+        return Muon(self.stores, matrices, groups, t.muon, t.weight_decay, products, self._moment_dtype)
 
     def step(self, step: int, *, factor: Tensor | None = None, is_bad: Tensor | None = None) -> None:
         """Update every parameter at the schedule's rate of `step`, from 0.
@@ -237,7 +261,9 @@ class Optimizer:
             scale = None if self._multiplied(factor) else (1 / factor).float()
         found = None if is_bad is None else is_bad.float()
         rate = learning_rate(self.training, step)
-        has_copied = self.rule.step(rate, grad_scale=scale, found_inf=found)
+        has_copied = self.rule.step(rate, grad_scale=scale, found_inf=found) and self.muon is None
+        if self.muon is not None:
+            self.muon.step(StepScalars(rate, scale, found))
         for value, gradient in zip(self.values, self.gradients, strict=True):
             if gradient.dtype != value.dtype:
                 value.grad = None  # a parameter without a master would have it added to the next one
@@ -260,7 +286,19 @@ class Optimizer:
     def saved_dtypes(self, parameter: Tensor) -> dict[str, torch.dtype]:
         """The data types of what `states` yields of a trained parameter, by name."""
         value = self.store_of[parameter].stepped_dtype
-        return {"value": value, **dict.fromkeys(self.rule.moments, self.rule.dtype or value)}
+        return {"value": value, **dict.fromkeys(self.moments_of(parameter), self.rule.dtype or value)}
+
+    @torch.no_grad()
+    def make_states(self) -> None:
+        """Make the state of every value now, as after an update."""
+        for value, parameter in zip(self.values, self.parameters, strict=True):
+            is_muons = self.muon is not None and parameter in self.muon.of_parameter
+            state_of = self.muon.state_of if self.muon is not None and is_muons else self.rule.state_of
+            state_of(value)["step"].fill_(1)
+
+    def moments_of(self, parameter: Tensor | None) -> tuple[str, ...]:
+        """The names of the moments of a trained parameter, or of padding."""
+        return (MOMENT,) if self.muon is not None and parameter in self.muon.of_parameter else self.rule.moments
 
     @property
     def gathers_states(self) -> bool:
@@ -305,11 +343,17 @@ class Optimizer:
         which is the reverse of the order of buckets.
         """
         for store in reversed(self.stores):
-            local = {"value": [part.values.detach() for part in store.stepped]}
-            local |= {name: [self._moment(part.values, name) for part in store.stepped] for name in self.rule.moments}
-            full = {name: store.gather_full(parts) for name, parts in local.items()}
+            values = [part.values.detach() for part in store.stepped]
+            names = [self.moments_of(part.parameter) for part in store.stepped]
+            most = max(len(self.moments_of(parameter)) for parameter in store.shard.parameters)
+            moments = [
+                [self._moment(part.values, *own[n : n + 1]) for part, own in zip(store.stepped, names, strict=True)]
+                for n in range(most)
+            ]
+            value, *full = (store.gather_full(parts) for parts in (values, *moments))
             for number, parameter in reversed(list(enumerate(store.shard.parameters))):
-                yield parameter, {name: tensors[number] for name, tensors in full.items()}
+                own = zip(self.moments_of(parameter), full, strict=False)
+                yield parameter, {"value": value[number], **{name: tensors[number] for name, tensors in own}}
 
     def frozen_values(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
         """The full values of frozen parameters that are sharded; replicas iterate together, as for
@@ -318,7 +362,8 @@ class Optimizer:
             full = store.gather_full([part.values for part in store.stepped])
             yield from zip(store.shard.parameters, full, strict=True)
 
-    def _moment(self, value: Tensor, name: str) -> Tensor:
+    def _moment(self, value: Tensor, name: str = "") -> Tensor:
+        """A moment of a value; zeros before its first step, and of one that has fewer moments than others."""
         state = self.rule.state.get(value, {})
         moment = state[name] if name in state else torch.zeros_like(value, dtype=self.rule.dtype)
         return moment.detach()
@@ -327,7 +372,7 @@ class Optimizer:
     def load(self, parameter: nn.Parameter, tensors: dict[str, Tensor], *, updates: int) -> None:
         """The inverse of `states`, after so many updates. If moments are absent, since the parameter was
         frozen or another optimizer's, its count of updates starts at 0."""
-        has_moments = tensors.keys() == {"value", *self.rule.moments}
+        has_moments = tensors.keys() == {"value", *self.moments_of(parameter)}
         self.earlier_updates[parameter] = (updates if has_moments else 0) - self.updates
         for owner, start, value in self.store_of[parameter].stepped:
             if owner is not parameter:

@@ -108,7 +108,7 @@ class Trainer:
         """The tensors that persist from step to step, by kind."""
         optimizer = self.optimizer
         rule = optimizer.rule
-        moments = [state[name] for state in rule.state.values() for name in rule.moments]
+        moments = [moment for state in rule.state.values() for name, moment in state.items() if name != "step"]
         stores = (*optimizer.stores, *optimizer.frozen)
         masters = [tensor for store in stores for tensor in store.master_tensors]
         flat = [tensor for store in stores for tensor in store.parameter_tensors]
