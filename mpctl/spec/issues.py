@@ -135,8 +135,8 @@ def _value_hint(where: str, value: Any, legal: list[str]) -> str:
     if where == "model.family" and plain.replace("_", "").replace(".", "") in LLAMAS:
         presets = [name for name in preset_names("models") if "llama" in name]
         return f"{LLAMA}: {', '.join(presets)}"
-    if where == "training.runtime" and (near := release_hint(text)):
-        return f"use {near}"
+    if where == "training.runtime" and (release := release_hint(text)):
+        return f"use {release}"
     synonyms = family_synonyms() if where == "model.family" else VALUES.get(where, {})
     meant = [ours for ours, names in synonyms.items() if plain in names]
     meant += [word for word in legal if word.replace("-", "_") == plain]
