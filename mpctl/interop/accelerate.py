@@ -25,6 +25,7 @@ from mpctl.spec.job import JobSpec
 
 LIMITS = LauncherLimits(
     "accelerate",
+    cp_comm=("p2p", "all_gather"),
     pp=False,
     sequence_parallel=False,
     zero=(0, 2, 3),
@@ -157,7 +158,8 @@ def _parallelism(job: JobSpec) -> Tree:
     }
     tree: dict[str, int | str] = {f"parallelism_config_{key}": n for key, n in sizes.items()}
     if job.sizes["cp"] > 1:
-        tree["parallelism_config_cp_comm_strategy"] = "alltoall"
+        is_gathered = job.parallel.stated_cp_comm == "all_gather"
+        tree["parallelism_config_cp_comm_strategy"] = "allgather" if is_gathered else "alltoall"
     return tree
 
 

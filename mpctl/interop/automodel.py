@@ -33,6 +33,7 @@ from mpctl.spec.job import JobSpec
 
 LIMITS = LauncherLimits(
     "NeMo AutoModel",
+    cp_comm=("all_gather",),
     pp=False,
     dtypes=("fp32", "bf16"),
     zero=(0, 2, 3),

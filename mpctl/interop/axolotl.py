@@ -64,6 +64,7 @@ from mpctl.spec.job import JobSpec
 
 LIMITS = LauncherLimits(
     "Axolotl",
+    cp_comm=("p2p",),
     pp=False,
     sequence_parallel=False,
     dtypes=DTYPES,

@@ -25,6 +25,7 @@ from mpctl.interop.megatron_flags import (
     NORMS,
     ORDERS,
     POSITIONS,
+    cp_sizes,
     layout_by_cost,
     variants,
 )
@@ -98,6 +99,8 @@ def _layout(plan: Plan) -> Fields:
     yield "model.tensor_model_parallel_size", p.tp
     yield "model.pipeline_model_parallel_size", p.pp
     yield "model.context_parallel_size", p.cp
+    yield "model.cp_comm_type", p.stated_cp_comm
+    yield "model.hierarchical_context_parallel_sizes", cp_sizes(plan.job)
     if (by_cost := layout_by_cost(plan.job)) is not None:
         yield "model.pipeline_model_parallel_layout", by_cost
     yield "model.virtual_pipeline_model_parallel_size", p.vpp if p.vpp > 1 else None

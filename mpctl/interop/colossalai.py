@@ -27,6 +27,7 @@ from mpctl.spec.job import JobSpec
 INSIDE, OUTSIDE = "tp-cp-dp-pp", "tp-cp-pp-dp"
 LIMITS = LauncherLimits(
     "Colossal-AI",
+    cp_comm=("p2p", "a2a"),
     orders=(INSIDE, OUTSIDE),
     zero=(0, 1, 2),
     zero_in_pipeline=(0, 1),
@@ -136,7 +137,7 @@ def _arguments(plan: Plan) -> Iterator[tuple[str, Value]]:
         yield "ep_size", p.ep
     if p.cp > 1:
         yield from (("sp_size", p.cp), ("enable_sequence_parallelism", True))
-        yield "sequence_parallelism_mode", "ring_attn"
+        yield "sequence_parallelism_mode", "all_to_all" if p.cp_comm == "a2a" else "ring_attn"
     elif splits_sequence(job):
         yield from (("sp_size", 1), ("enable_sequence_parallelism", True))
         yield "sequence_parallelism_mode", "split_gather"

@@ -41,6 +41,7 @@ from mpctl.spec.training import TrainingSpec
 
 LIMITS = LauncherLimits(
     "DeepSpeed",
+    cp_comm=("a2a",),
     chunks=False,
     sequence_parallel=False,
     zero_in_pipeline=(0, 1),
@@ -228,6 +229,8 @@ def read_deepspeed(text: str, typed: Overrides = NO_SETTINGS) -> ReadJob:
     reader = KeyReader(values, "deepspeed")
     reader.read((*ROWS, *PIPELINE_ROWS))
     s = reader.settings
+    if s.get("parallel.cp", 1) != 1:  # Ulysses
+        s["parallel.cp_comm"] = "a2a"
     _read_precision(reader)
     if (size := int(reader.number(f"{Z}mics_shard_size", int, 0))) > 0:
         s["parallel.zero_size"] = size

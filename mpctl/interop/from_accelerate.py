@@ -127,8 +127,14 @@ def read_sharding(reader: KeyReader) -> str:
     for axis in ("tp", "cp"):
         s[f"parallel.{axis}"] = int(reader.number(f"{SIZES}{axis}_size", int, 1))
     if (size := int(reader.number(f"{SIZES}sp_size", int, 1))) > 1:
-        reader.nearest(f"{SIZES}sp_size", f"{size}: Ulysses is planned as context parallelism of that size")
-        s["parallel.cp"] = size
+        s |= {"parallel.cp": size, "parallel.cp_comm": "a2a"}  # Ulysses, which accelerate runs with DeepSpeed
+    strategy = f"{SIZES}cp_comm_strategy"
+    if reader.has(strategy) and size == 1 and s["parallel.cp"] != 1:
+        known = {"allgather": "all_gather", "alltoall": "p2p"}  # torch's "alltoall" sends around a ring
+        if (word := reader.value(strategy)) in known:
+            s["parallel.cp_comm"] = known[word]
+        else:
+            reader.wrong(strategy, f"{word!r} is not known", f"use {', '.join(known)}")
     if kind == "MEGATRON_LM":
         return _read_megatron(reader)
     if kind == "DEEPSPEED":

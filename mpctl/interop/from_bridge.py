@@ -16,7 +16,7 @@ from mpctl.interop.bridge_peft import MODULES, read_bridge_adapter
 from mpctl.interop.config_text import Flags, flat_values, python_calls, read_yaml, unreadable
 from mpctl.interop.mapping import NO_SETTINGS, ForeignKey, KeyReader, ReadJob
 from mpctl.interop.megatron_experts import DISPATCHERS
-from mpctl.interop.megatron_flags import FSDP_STRATEGIES, LR_SCHEDULES
+from mpctl.interop.megatron_flags import FSDP_STRATEGIES, LR_SCHEDULES, read_cp_comm
 from mpctl.plan.planning.plan import Overrides
 
 ROWS = (
@@ -64,8 +64,10 @@ KIND, BACKEND = "model.moe_token_dispatcher_type", "model.moe_flex_dispatcher_ba
 STASH, STASHED = "model.moe_paged_stash", "model.moe_paged_stash_buffer_size_factor_cuda"
 EVEN = "model.moe_router_force_load_balancing"
 MAPPING = "dist.use_tp_pp_dp_mapping"
+CP_KEYS = ("model.cp_comm_type", "model.hierarchical_context_parallel_sizes")
 READ = (
     *(KIND, BACKEND, STASH, STASHED, EVEN),
+    *CP_KEYS,
     *(
         STRATEGY,
         ZERO,
@@ -90,6 +92,7 @@ def read_bridge(text: str, typed: Overrides = NO_SETTINGS) -> ReadJob:
         message = "a config of Megatron-Bridge has fields of model, train and peft, and this text none"
         raise unreadable(message, "give its YAML, or the Python that sets cfg, as @FILE")
     reader.read(ROWS)
+    read_cp_comm(reader, *CP_KEYS)
     s = reader.settings
     stages = {name: stage for stage, name in FSDP_STRATEGIES.items()}
     if reader.is_on("ddp.use_megatron_fsdp"):

@@ -36,6 +36,8 @@ from mpctl.interop.mapping import NO_SETTINGS, KeyReader, ReadJob, says_ranks
 from mpctl.interop.megatron_flags import (
     BATCH_FLAGS,
     CHUNKS,
+    CP_COMM,
+    CP_SIZES,
     FP16_FLAGS,
     FSDP_STRATEGIES,
     INSTANCES,
@@ -48,6 +50,7 @@ from mpctl.interop.megatron_flags import (
     ROPE_SCALING,
     ROWS,
     TRAINING_FLAGS,
+    read_cp_comm,
     read_variants,
 )
 from mpctl.interop.megatron_others import SOFTWARE, is_apart, is_neutral, parser_flags, refusal_of
@@ -188,6 +191,7 @@ def _read_cluster(reader: KeyReader, launcher: Flags) -> None:
 def _read_layout(reader: KeyReader) -> None:
     reader.read((*LAYOUT_FLAGS, *BATCH_FLAGS, *RECOMPUTE_FLAGS))
     s = reader.settings
+    read_cp_comm(reader, CP_COMM, CP_SIZES)
     s["parallel.sequence_parallel"] = reader.has("--sequence-parallel") and s.get("parallel.tp") != 1
     overlaps = reader.has("--tp-comm-overlap") and s["parallel.sequence_parallel"]
     s["parallel.tp_comm_overlap"] = overlaps

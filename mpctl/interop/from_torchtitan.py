@@ -105,6 +105,8 @@ def _read(values: Flags) -> ReadJob:
     _read_recompute(reader)
     if reader.settings.get("parallel.pp", 1) != 1:
         _read_stages(reader)
+    if reader.value(ROTATE) == "alltoall":
+        reader.nearest(ROTATE, "alltoall, a ring of keys and values: planned with all_gather, today's torchtitan's way")
     known = {*(row.key for row in ROWS), *(f"{P}{name}" for name in KNOWN_TOO)}
     no = {"false", "none", "None"}
     others = [(name, words) for name, words in reader.flags.items() if name.startswith(P) and name not in known]
@@ -323,6 +325,7 @@ KNOWN_TOO = (
 """Keys of `parallelism` that are read with others or have no effect here."""
 
 
+ROTATE = f"{P}context_parallel_rotate_method"
 MESH = {
     "tp": "tensor_parallel",
     "pp": "pipeline_parallel",

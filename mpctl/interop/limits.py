@@ -21,6 +21,7 @@ from mpctl.plan.rules.check import listed
 from mpctl.spec.adapter import AdapterSpec
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import VARIANTS, ModelSpec, is_set
+from mpctl.spec.parallel import CpComm
 from mpctl.spec.training import TrainingSpec
 
 
@@ -42,6 +43,7 @@ class LauncherLimits:
     pp: bool = True
     tp: bool = True
     cp: bool = True
+    cp_comm: tuple[CpComm, ...] = ()
     chunks: bool = True
     sequence_parallel: bool = True
     zero: tuple[int, ...] = (0, 1, 2, 3)
@@ -70,6 +72,11 @@ class LauncherLimits:
             yield refused("parallel.tp", p.tp, f"{who} has no tensor parallelism here", "use tp 1, or --emit axolotl")
         if p.cp > 1 and not self.cp:
             yield refused("parallel.cp", p.cp, f"{who} has no context parallelism here", "use cp 1")
+        if (comm := p.stated_cp_comm) is not None and comm not in self.cp_comm and self.cp:
+            message = f"{who} has no setting that says it"
+            if self.cp_comm:
+                message = f"{who} runs cp by {listed(self.cp_comm)}"
+            yield refused("parallel.cp_comm", comm, message, "leave cp_comm out")
         for axis, is_there, what in (("ep", self.ep, "deals no experts to ranks"), ("etp", self.etp, "cuts no expert")):
             if (size := getattr(p, axis)) > 1 and not is_there:
                 yield refused(f"parallel.{axis}", size, f"{who} {what} here", f"use {axis} 1, or --emit megatron")

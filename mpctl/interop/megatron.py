@@ -55,6 +55,7 @@ from mpctl.spec.yarn import find_yarn
 
 LIMITS = LauncherLimits(
     "Megatron-LM",
+    cp_comm=("p2p", "all_gather", "a2a", "a2a+p2p"),
     orders=ORDERS,
     dtypes=("fp32", "bf16", "fp16", *NARROW_FLAGS),
     partition=True,

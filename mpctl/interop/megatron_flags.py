@@ -14,6 +14,7 @@ in every second layer is `--window-size 127,0 --window-attn-skip-freq 2`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import get_args
 
 from mpctl.interop.config_text import Value
 from mpctl.interop.limits import find_order, splits_sequence
@@ -22,9 +23,11 @@ from mpctl.model.layout.topology import zero_copies
 from mpctl.model.pipeline.stages import Span, job_stages
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
+from mpctl.spec.parallel import CpComm
 from mpctl.spec.training import CORE
 
 SOFTWARE = "Megatron-LM core 0.19"
+CP_COMM, CP_SIZES = "--cp-comm-type", "--hierarchical-context-parallel-sizes"
 ORDERS = ("tp-cp-dp-pp", "tp-cp-pp-dp")
 POSITIONS = {"learned": "learned_absolute", "rotary": "rope", "none": "none"}
 NORMS = {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}
@@ -79,6 +82,41 @@ def _chunks(job: JobSpec) -> int | None:
     return job.parallel.vpp if job.parallel.vpp > 1 and layout_by_cost(job) is None else None
 
 
+def cp_sizes(job: JobSpec) -> list[int] | None:
+    """Ranks of cp that exchange sequence for heads, and ranks of a ring between such groups."""
+    p = job.parallel
+    return [p.head_parts, p.cp // p.head_parts] if p.stated_cp_comm == "a2a+p2p" else None
+
+
+def read_cp_comm(reader: KeyReader, comm: str, sizes: str) -> None:
+    """Set parallel.cp_comm and cp_a2a_size. comm, sizes: the keys of one type, or one a layer, and of the
+    two sizes; Megatron takes a2a+p2p over one group for what its ring or exchange alone is."""
+    s, types = reader.settings, {*reader.flags.get(comm, ())}
+    if not types or s.get("parallel.cp", 1) == 1:
+        return
+    if len(types) > 1:
+        message = f"{' '.join(reader.flags[comm])}: layers differ, and a job has one type"
+        reader.wrong(comm, message, f"use one of {', '.join(sorted(types))} in all layers")
+        return
+    (kind,) = types
+    if kind not in get_args(CpComm):
+        reader.wrong(comm, f"{kind!r} is no type", f"use {', '.join(get_args(CpComm))}")
+        return
+    s["parallel.cp_comm"], given = kind, reader.flags.get(sizes, ())
+    if kind != "a2a+p2p" or not given:
+        return
+    if len(given) != 2 or not all(size.isdecimal() and int(size) for size in given):
+        reader.wrong(sizes, f"{' '.join(given)}: a job says two sizes", "give the ranks of an exchange and of a ring")
+        return
+    inner, ring = map(int, given)
+    if inner * ring != s["parallel.cp"]:
+        reader.wrong(sizes, f"{inner} x {ring} is not cp {s['parallel.cp']}", "use sizes whose product is cp")
+    elif 1 in (inner, ring):
+        s["parallel.cp_comm"] = "p2p" if inner == 1 else "a2a"
+    else:
+        s["parallel.cp_a2a_size"] = inner
+
+
 def _with_fsdp(value: Value) -> Callable[[JobSpec], Value]:
     return lambda job: value if job.parallel.zero > 1 else None
 
@@ -87,6 +125,8 @@ LAYOUT_FLAGS = (
     ForeignKey("--tensor-model-parallel-size", "parallel.tp", int, 1),
     ForeignKey("--pipeline-model-parallel-size", "parallel.pp", int, 1),
     ForeignKey("--context-parallel-size", "parallel.cp", int, 1),
+    ForeignKey(CP_COMM, value=lambda job: job.parallel.stated_cp_comm),
+    ForeignKey(CP_SIZES, value=cp_sizes),
     ForeignKey("--decoder-first-pipeline-num-layers", "parallel.first_stage_layers", int),
     ForeignKey("--decoder-last-pipeline-num-layers", "parallel.last_stage_layers", int),
     ForeignKey("--use-tp-pp-dp-mapping", value=lambda job: find_order(job, ORDERS) == ORDERS[1]),

@@ -20,11 +20,7 @@ from typing import NamedTuple
 from mpctl.core.errors import Issue
 
 SOFTWARE = "Megatron-LM (megatron-core 0.19.2)"
-NEUTRAL = {
-    "--tensor-parallel-num-weight-shards": ("1",),
-    "--expert-tensor-parallel-num-weight-shards": ("1",),
-    "--cp-comm-type": ("p2p",),
-}
+NEUTRAL = {"--tensor-parallel-num-weight-shards": ("1",), "--expert-tensor-parallel-num-weight-shards": ("1",)}
 """Values that mean the same as leaving the flag out, where the parser's default is another or
 none."""
 GONE = {

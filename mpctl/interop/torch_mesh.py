@@ -24,6 +24,7 @@ from mpctl.spec.job import JobSpec
 
 LIMITS = LauncherLimits(
     "torch",
+    cp_comm=("p2p", "all_gather"),
     orders=None,
     dtypes=("fp64", "fp32", "bf16", "fp16"),
     offload=True,

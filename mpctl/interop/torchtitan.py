@@ -51,6 +51,7 @@ from mpctl.spec.model import ModelSpec
 
 LIMITS = LauncherLimits(
     "torchtitan",
+    cp_comm=("all_gather",),
     zero=(0, 2, 3),
     zero_in_pipeline=(0, 1, 2, 3),
     dtypes=("fp32", "bf16"),

@@ -69,6 +69,7 @@ from mpctl.spec.job import JobSpec
 
 LIMITS = LauncherLimits(
     "TRL",
+    cp_comm=("p2p", "all_gather"),
     pp=False,
     tp=False,
     sequence_parallel=False,

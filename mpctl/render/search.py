@@ -47,6 +47,8 @@ SETTING_NAMES = {
     "zero": "ZeRO",
     "zero_size": "ZeRO ranks",
     "order": "rank order",
+    "cp_comm": "cp by",
+    "cp_a2a_size": "cp a2a ranks",
 }
 
 

@@ -52,6 +52,8 @@ class _Fields(NamedTuple):
     order: str = DEFAULT_ORDER
     tensor_mode: str = "1d"
     tensor_depth: int | None = None
+    cp_comm: str | None = None
+    cp_a2a_size: int | None = None
 
 
 if not TYPE_CHECKING:  # the axes are those of AXES
@@ -139,6 +141,7 @@ _OF_LAYER = itemgetter(
         LayoutSettings._fields.index,
         ("ep", "etp", "micro_batch_size", "sequence_parallel", "recompute", "tensor_mode", "tensor_depth"),
     ),
+    *map(LayoutSettings._fields.index, ("cp_comm", "cp_a2a_size")),
 )
 
 
@@ -193,6 +196,10 @@ def layout_text(layout: LayoutSettings) -> str:
         (layout.recompute != "none", f"recompute {layout.recompute}"),
         (layout.sequence_parallel, "sequence parallel"),
         (layout.zero > 0, f"zero {layout.zero}" + f" over {layout.zero_size}" * (layout.copies > 1)),
+        (
+            layout.cp_comm is not None,
+            f"cp by {layout.cp_comm}" + f" of {layout.cp_a2a_size}" * bool(layout.cp_a2a_size),
+        ),
         (layout.order != DEFAULT_ORDER, f"order {layout.order}"),
     ]
     mode = tensor_mode_text(layout)

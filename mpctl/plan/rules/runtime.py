@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mpctl.core.axes import AXES, EXPERT_AXES, find_order
+from mpctl.core.axes import AXES, EXPERT_AXES, Axis, find_order
 from mpctl.core.errors import Offer
 from mpctl.core.sharding import divisors
 from mpctl.core.units import plural
@@ -42,9 +42,13 @@ def not_run(job: JobSpec, profile: RuntimeProfile) -> Iterator[tuple[str, str]]:
     p, training, runs = job.parallel, job.training, profile.runs
     mode, zero = p.tensor_mode, p.zero if replicas(job) > 1 else 0
     sizes = {**job.expert_sizes, **job.sizes}
+
+    def has_axis(axis: Axis) -> bool:
+        return runs.has_axis(axis) or (axis.name == "cp" and p.stated_cp_comm in runs.cp_comm)
+
     settings = (
         *(
-            (f"parallel.{axis.name}", f"{axis.name} {sizes[axis.name]}", sizes[axis.name] == 1 or runs.has_axis(axis))
+            (f"parallel.{axis.name}", f"{axis.name} {sizes[axis.name]}", sizes[axis.name] == 1 or has_axis(axis))
             for axis in (*AXES, *EXPERT_AXES)
         ),
         ("parallel.tensor_mode", f"tensor_mode {mode}", p.tp == 1 or not runs.tensor or mode in runs.tensor_modes),

@@ -12,6 +12,7 @@ from functools import cached_property
 from math import ceil, gcd
 from typing import Any, NamedTuple, TypeVar
 
+from mpctl.core.axes import CP_GROUPS
 from mpctl.core.sharding import EXPERTS
 from mpctl.core.units import PRODUCT_BYTES
 from mpctl.model.families import get_table
@@ -112,7 +113,7 @@ class LayoutEvaluator:
     def network(self, layout: LayoutSettings) -> Network:
         """The links of the cluster as the layout's groups use them."""
         mode = layout.tensor_mode, layout.tensor_depth
-        key = (*layout.rank_sizes, layout.order, *mode, layout.copies)
+        key = (*layout.rank_sizes, layout.order, *mode, layout.copies, layout.cp_a2a_size)
         return self.cached(key, lambda: self._network(layout))
 
     def _network(self, layout: LayoutSettings) -> Network:
@@ -141,7 +142,7 @@ class LayoutEvaluator:
             over_tp = tuple(network.route(axis) for axis in ("tp", *job_layout.grid.groups))
             of_experts = ("ep", "etp", "etp_ep") if job_layout.other_views else ()
             over_ep = tuple(map(network.route, of_experts))
-            over_cp = network.route("cp")
+            over_cp = tuple(network.route(axis) for axis in ("cp", *(CP_GROUPS if layout.cp_a2a_size else ())))
         except MissingLink:  # raised again when the seconds of such a message are needed
             return OperatorTimer(job_layout, self.speed, network, self.profile)
         # operands of low-precision products may be cast once a step, and gradients be added by
@@ -173,7 +174,7 @@ class LayoutEvaluator:
         sizes = local_sizes(job_layout)
         rows = tuple(sizes["batch"] * sizes[seq] for seq in ("seq", "decoder_seq"))
         counts_rows = not (self.model.is_mla or over_ep)
-        one = layout._replace(cp=1, micro_batch_size=1) if counts_rows else layout
+        one = layout._replace(cp=1, cp_comm=None, cp_a2a_size=None, micro_batch_size=1) if counts_rows else layout
         of_rows = (one.layer_key, rows, over_tp, over_ep, step)
         linear = self.cached(of_rows, lambda: KnownTimes({}, {}, {}))
         has_cores = any(end.cores for flow in job_layout.table.flows for end in flow.ends)
@@ -253,7 +254,7 @@ class LayoutEvaluator:
     def _communicators(self, layout: LayoutSettings) -> Communicators:
         """Return the communicators, shared by all layouts with the same groups."""
         mode = layout.tensor_mode, layout.tensor_depth, layout.sequence_parallel
-        key = ("communicators", *layout.rank_sizes, *mode, layout.copies, layout.zero > 0)
+        key = ("communicators", *layout.rank_sizes, *mode, layout.copies, layout.zero > 0, layout.cp_a2a_size)
         return self.cached(key, lambda: Communicators(self.job_layout(layout)))
 
     def _memory(self, layout: LayoutSettings, communicators: Communicators | None = None) -> LayoutMemory:

@@ -66,6 +66,7 @@ from mpctl.plan.estimate.saved import layer_activations
 from mpctl.plan.planning.layout_settings import TRAINING, LayoutSettings, SettingValue
 from mpctl.plan.rules.sizes import (
     are_neighbours,
+    deals_heads,
     is_legal_size,
     sequence_parts,
     settings_of_1d,
@@ -77,7 +78,7 @@ from mpctl.plan.rules.sizes import (
 from mpctl.plan.rules.validate import find_errors
 from mpctl.spec.job import JobSpec, ends_count_as_layers
 from mpctl.spec.model import ModelSpec
-from mpctl.spec.parallel import ScheduleName
+from mpctl.spec.parallel import CpComm, ScheduleName
 from mpctl.spec.runtime import RuntimeSupport, get_profile
 from mpctl.spec.training import TrainingSpec
 
@@ -225,7 +226,34 @@ class SearchSpace:
                 layout = sizes._replace(micro_batch_size=micro, sequence_parallel=splits)
                 if micro % grid.sample_parts == 0 and runs_in_mode(layout):
                     for recompute in self._recompute_modes:
-                        yield layout._replace(recompute=recompute)
+                        for comm, inner in self.exchanges(sizes.tp, sizes.cp):
+                            yield layout._replace(recompute=recompute, cp_comm=comm, cp_a2a_size=inner)
+
+    def exchanges(self, tp: int, cp: int) -> Sequence[tuple[CpComm | None, int | None]]:
+        """How ranks of cp may meet, with cp_a2a_size: the runtime's default (None), and exchanges of sequence for
+        heads that send fewer bytes than it, of all ranks or of as many as an NVLink domain has."""
+        if cp == 1:
+            return [(None, None)]
+        if "cp_comm" in self.fixed:
+            comm, inner = self.fixed["cp_comm"], self.fixed.get("cp_a2a_size")
+            parts = {"a2a": cp, "a2a+p2p": inner}.get(comm) or 1
+            return [(comm, inner)] if parts == 1 or deals_heads(self.model, tp, parts) else []
+        found: Sequence[tuple[CpComm | None, int | None]] = self._once(
+            ("exchanges", tp, cp), lambda: [(None, None), *self._exchanges(tp, cp)]
+        )
+        return found
+
+    def _exchanges(self, tp: int, cp: int) -> Iterator[tuple[CpComm, int | None]]:
+        model, runs, job = self.model, self.runs.cp_comm, self.job
+        is_plain = model.position not in ("relative", "alibi") and not (job.packed_attention and self.runs.launched)
+        if not is_plain or (model.heads + model.kv_heads) >= cp * model.kv_heads:
+            return
+        sizes = [inner for inner in divisors(cp) if inner > 1 and deals_heads(model, tp, inner)]
+        if "a2a" in runs and cp in sizes:
+            yield "a2a", None
+        inside = [inner for inner in sizes if inner < cp and tp * inner <= self.domain.ranks]
+        if "a2a+p2p" in runs and inside and model.attention_window is None and not model.attention_sinks:
+            yield "a2a+p2p", inside[-1]
 
     def _cuts_in_vain(self, cp: int, micro: int) -> bool:
         """Whether cp splits samples, in a model with experts, that replicas could take whole: half the
