@@ -59,8 +59,10 @@ from mpctl.interop.trainer_keys import (
     uses_fsdp,
 )
 from mpctl.model.layout.topology import zero_stage
+from mpctl.plan.estimate.loss import loss_way
 from mpctl.plan.planning.plan import Overrides, Plan
 from mpctl.spec.job import JobSpec
+from mpctl.spec.runtime import job_profile
 
 LIMITS = LauncherLimits(
     "Axolotl",
@@ -77,6 +79,8 @@ LIMITS = LauncherLimits(
     optimizers=tuple(OPTIMIZERS),
     host=("offload_optimizer", "offload_parameters"),
     bf16_states=True,
+    losses=("unfused", "fused", "linear"),
+    tiled_mlp=True,
 )
 F = "fsdp_config."
 
@@ -137,6 +141,26 @@ ADAPTER_ROWS = (
         value=lambda job: None if uses_deepspeed(job) else trained_by(job).dtype == "fp32",
     ),
 )
+LOSSES = {"liger_fused_linear_cross_entropy": "linear", "cut_cross_entropy": "linear", "liger_cross_entropy": "fused"}
+LIGER_PLUGIN = "axolotl.integrations.liger.LigerPlugin"
+
+
+def _if_loss(way: str, value: object) -> Callable[[JobSpec], object]:
+    """A value of jobs whose loss is computed so; TRL's profile plans linear where a job says nothing."""
+    return lambda job: value if loss_way(job.training, job_profile(job.training)) == way else None
+
+
+def _has_liger(job: JobSpec) -> list[str] | None:
+    return [LIGER_PLUGIN] if loss_way(job.training, job_profile(job.training)) in ("fused", "linear") else None
+
+
+LOSS_ROWS = (
+    ForeignKey("plugins", value=_has_liger),
+    ForeignKey("liger_fused_linear_cross_entropy", value=_if_loss("linear", True)),
+    ForeignKey("liger_cross_entropy", value=_if_loss("fused", True)),
+    ForeignKey("tiled_mlp", value=lambda job: True if job.training.tiled_mlp else None),
+    ForeignKey("tiled_mlp_num_shards", "training.tiled_mlp", int),
+)
 ROWS = (
     ForeignKey("base_model", value=hub_id),
     ForeignKey("attn_implementation", value=attention_word),
@@ -157,6 +181,7 @@ ROWS = (
     ForeignKey("dp_shard_size", value=_mesh_size("shards")),
     ForeignKey("tensor_parallel_size", "parallel.tp", int, 1, value=_mesh_size("tp")),
     ForeignKey("context_parallel_size", "parallel.cp", int, 1, value=_mesh_size("cp")),
+    *LOSS_ROWS,
     ForeignKey("deepspeed", value=lambda job: deepspeed_table(job) if uses_deepspeed(job) else None),
 )
 ATTENTION = ("flash_attention", "sdp_attention", "eager_attention", "xformers_attention", "flex_attention")
@@ -248,6 +273,7 @@ def read_axolotl(text: str, typed: Overrides = NO_SETTINGS) -> ReadJob:
     s["training.recompute"] = "none" if checkpoints == "false" else "full"
     if checkpoints.startswith("offload"):
         s["training.offload_activations"] = True
+    _read_loss(reader)
     is_deepspeed = read_deepspeed(reader)
     has_fsdp = not is_deepspeed and _read_fsdp(reader)
     is_half = _read_adapter(reader, has_fsdp=has_fsdp) if reader.has("adapter") else not has_fsdp
@@ -255,9 +281,17 @@ def read_axolotl(text: str, typed: Overrides = NO_SETTINGS) -> ReadJob:
     if not reader.is_on("sample_packing"):
         reader.nearest("sample_packing", "rows are planned full: without packing, shorter samples take less time")
     read_global_batch(reader, typed)
-    known = {row.key for row in (*ROWS, *ADAPTER_ROWS)} | {*ATTENTION, "fsdp", *(F + key for key in FSDP)}
+    known = {row.key for row in (*ROWS, *ADAPTER_ROWS)} | {*ATTENTION, *LOSSES, "fsdp", *(F + key for key in FSDP)}
+    if s["training.cross_entropy"] == "unfused":  # they do something else
+        known -= {"plugins"}
     known |= {name for name in reader.flags if name.startswith("deepspeed.")}
     return reader.job("deepspeed" if is_deepspeed else "trl", unread_keys(reader, known))
+
+
+def _read_loss(reader: KeyReader) -> None:
+    """transformers' loss over all logits, or that of Liger or Cut Cross Entropy."""
+    found = (way for key, way in LOSSES.items() if reader.is_on(key))
+    reader.settings["training.cross_entropy"] = next(found, "unfused")
 
 
 def _read_adapter(reader: KeyReader, *, has_fsdp: bool) -> bool:

@@ -27,6 +27,7 @@ from mpctl.interop.megatron_flags import (
     POSITIONS,
     cp_sizes,
     layout_by_cost,
+    loss_flags,
     variants,
 )
 from mpctl.model.layout.topology import zero_copies, zero_stage
@@ -116,7 +117,7 @@ def _layout(plan: Plan) -> Fields:
         yield "model.recompute_method", "uniform"
         yield "model.recompute_num_layers", 1
     yield "model.distribute_saved_activations", t.partition_activations
-    for flag, value in expert_flags(plan.job):
+    for flag, value in (*loss_flags(plan.job), *expert_flags(plan.job)):
         yield _field(flag), value
 
 

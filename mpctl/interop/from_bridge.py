@@ -16,7 +16,7 @@ from mpctl.interop.bridge_peft import MODULES, read_bridge_adapter
 from mpctl.interop.config_text import Flags, flat_values, python_calls, read_yaml, unreadable
 from mpctl.interop.mapping import NO_SETTINGS, ForeignKey, KeyReader, ReadJob
 from mpctl.interop.megatron_experts import DISPATCHERS
-from mpctl.interop.megatron_flags import FSDP_STRATEGIES, LR_SCHEDULES, read_cp_comm
+from mpctl.interop.megatron_flags import FSDP_STRATEGIES, LR_SCHEDULES, read_cp_comm, read_loss
 from mpctl.plan.planning.plan import Overrides
 
 ROWS = (
@@ -65,9 +65,11 @@ STASH, STASHED = "model.moe_paged_stash", "model.moe_paged_stash_buffer_size_fac
 EVEN = "model.moe_router_force_load_balancing"
 MAPPING = "dist.use_tp_pp_dp_mapping"
 CP_KEYS = ("model.cp_comm_type", "model.hierarchical_context_parallel_sizes")
+LOSS = ("model.cross_entropy_loss_fusion", "model.cross_entropy_fusion_impl")
 READ = (
     *(KIND, BACKEND, STASH, STASHED, EVEN),
     *CP_KEYS,
+    *LOSS,
     *(
         STRATEGY,
         ZERO,
@@ -106,6 +108,7 @@ def read_bridge(text: str, typed: Overrides = NO_SETTINGS) -> ReadJob:
     if s.get("parallel.tp") == 1:
         s["parallel.sequence_parallel"] = False
     _read_experts(reader)
+    read_loss(reader, *LOSS)
     _read_adapter(reader)
     if "model" not in typed and "model.layers" not in typed:
         reader.nearest("model", "the recipe's shape is not in the text", "name it: --model NAME")

@@ -40,6 +40,8 @@ from mpctl.interop.megatron_flags import (
     CP_SIZES,
     FP16_FLAGS,
     FSDP_STRATEGIES,
+    FUSION,
+    IMPLEMENTATION,
     INSTANCES,
     LAYERS_A_CHUNK,
     LAYOUT,
@@ -51,6 +53,7 @@ from mpctl.interop.megatron_flags import (
     ROWS,
     TRAINING_FLAGS,
     read_cp_comm,
+    read_loss,
     read_variants,
 )
 from mpctl.interop.megatron_others import SOFTWARE, is_apart, is_neutral, parser_flags, refusal_of
@@ -141,6 +144,7 @@ def read_command(line: CommandLine, typed: Overrides = NO_SETTINGS) -> ReadJob:
     _read_model(reader)
     megatron_experts.read_experts(reader)
     reader.read(TRAINING_FLAGS)
+    read_loss(reader, FUSION, IMPLEMENTATION)
     _read_samples(reader)
     if reader.has("--lr-warmup-fraction"):
         _read_warmup(reader)

@@ -103,6 +103,7 @@ def _read(values: Flags) -> ReadJob:
     _read_batch(reader)
     _read_precision(reader)
     _read_recompute(reader)
+    _read_loss(reader)
     if reader.settings.get("parallel.pp", 1) != 1:
         _read_stages(reader)
     if reader.value(ROTATE) == "alltoall":
@@ -165,6 +166,9 @@ def _python_values(text: str) -> dict[str, object]:
         if key == "activation_checkpoint":
             kind = next((k for k in ("selective", "full") if k in str(value).lower()), "none")
             found[f"{key}.mode"] = kind
+        elif key == "loss":
+            chunks = re.search(r"\bnum_chunks\s*=\s*(\d+)", str(value))
+            found |= {key: value, **({f"{key}.num_chunks": chunks[1]} if chunks else {})}
         elif not (isinstance(value, str) and "(" in value):  # a call is no value
             found[key] = value
     if (model := _FUNCTION.search(text)) is not None:
@@ -253,6 +257,16 @@ def _read_recompute(reader: KeyReader) -> None:
         message = f"{option}: every {option}th layer in full is planned as selective in each"
         reader.nearest("activation_checkpoint.selective_ac_option", message)
     reader.settings["training.recompute"] = mode
+
+
+def _read_loss(reader: KeyReader) -> None:
+    """A loss over chunks, or over all logits, where the text names one."""
+    chunks = "loss.num_chunks"
+    if reader.has(chunks):
+        reader.settings["training.cross_entropy_chunks"] = reader.number(chunks, int, 1)
+    if reader.has(chunks) or reader.has("loss"):
+        is_whole = not reader.has(chunks) and "Chunked" not in reader.value("loss")
+        reader.settings["training.cross_entropy"] = "unfused" if is_whole else "linear"
 
 
 def _read_stages(reader: KeyReader) -> None:

@@ -35,7 +35,8 @@ class LauncherLimits:
     ep, etp: whether experts are dealt to ranks, and each expert is cut. zero_size: the groups that
     ZeRO may divide states over if not all of dp x cp: any, or those with all of cp (`dp`). adapters:
     kinds; bases: data types of their frozen weights other than training.dtype. optimizers. host: what
-    may be kept in host memory. bf16_states: moments, or parameters without fp32 copies.
+    may be kept in host memory. bf16_states: moments, or parameters without fp32 copies. losses: ways to compute
+    the cross entropy that can be asked for; chunks of one, and MLPs in tiles.
     """
 
     launcher: str
@@ -62,6 +63,9 @@ class LauncherLimits:
     optimizers: tuple[str, ...] = ("adamw",)
     host: tuple[str, ...] = ()
     bf16_states: bool = False
+    losses: tuple[str, ...] = ()
+    loss_chunks: bool = False
+    tiled_mlp: bool = False
 
     def refusals(self, plan: Plan) -> Iterator[Issue]:
         """An issue for each setting of the job that the launcher cannot express."""
@@ -120,6 +124,7 @@ class LauncherLimits:
             yield refused("training.freeze", ", ".join(t.freeze), message, "leave training.freeze empty")
         yield from self._adapter(t.adapter)
         yield from self._optimizer(t)
+        yield from self._loss(t)
 
     def _adapter(self, adapter: AdapterSpec | None) -> Iterator[Issue]:
         """Issues of adapters and of the precision of the weights below them."""
@@ -135,6 +140,17 @@ class LauncherLimits:
             message = f"{who} stores frozen weights in {listed(self.bases) or 'the data type alone'}"
             hint = f"use {listed(self.bases)}, or leave it out" if self.bases else "leave it out"
             yield refused("training.adapter.base_precision", base, message, hint)
+
+    def _loss(self, t: TrainingSpec) -> Iterator[Issue]:
+        """Issues of the way to compute the cross entropy, and of tiles."""
+        who, way = self.launcher, t.cross_entropy
+        if way is not None and way not in self.losses:
+            has = f"has {listed(self.losses)}" if self.losses else "has no setting for it"
+            hint = f"use {listed(self.losses)}, or leave it out" if self.losses else "leave it out"
+            yield refused("training.cross_entropy", way, f"{who} {has} here", hint)
+        for key, is_said in (("cross_entropy_chunks", self.loss_chunks), ("tiled_mlp", self.tiled_mlp)):
+            if (parts := getattr(t, key)) is not None and not is_said:
+                yield refused(f"training.{key}", parts, f"{who} has no setting for it here", "leave it out")
 
     def _optimizer(self, t: TrainingSpec) -> Iterator[Issue]:
         """Issues of the update rule, its states and their place."""

@@ -45,6 +45,7 @@ from mpctl.interop.trainer_keys import (
     leave_to_data,
     read_deepspeed,
     read_global_batch,
+    read_liger,
     read_trainer,
     set_trained,
     sharded_by_deepspeed,
@@ -54,8 +55,10 @@ from mpctl.interop.trainer_keys import (
     unread_keys,
 )
 from mpctl.model.layout.topology import zero_stage
+from mpctl.plan.estimate.loss import loss_way
 from mpctl.plan.planning.plan import Overrides, Plan
 from mpctl.spec.job import JobSpec
+from mpctl.spec.runtime import job_profile
 
 LIMITS = LauncherLimits(
     "LLaMA-Factory",
@@ -71,6 +74,7 @@ LIMITS = LauncherLimits(
     optimizers=tuple(OPTIMIZERS),
     host=("offload_optimizer", "offload_parameters"),
     bf16_states=True,
+    losses=("unfused", "linear"),
 )
 TEMPLATE = "TEMPLATE"
 
@@ -86,6 +90,11 @@ def trained_by(job: JobSpec) -> Trained:
 
 def _is_pure(job: JobSpec) -> bool | None:
     return True if trained_by(job) == Trained("bf16") else None
+
+
+def _liger(job: JobSpec) -> bool | None:
+    """Liger's head and loss together: what TRL's profile plans where the job says nothing."""
+    return True if loss_way(job.training, job_profile(job.training)) == "linear" else None
 
 
 def _bits(job: JobSpec) -> int | None:
@@ -121,6 +130,7 @@ ROWS = (
     ForeignKey("packing", value=True),
     ForeignKey("neat_packing", value=True),
     ForeignKey("disable_gradient_checkpointing", "training.recompute", bool, False, {"none": True, "full": False}),
+    ForeignKey("enable_liger_kernel", value=_liger),
     ForeignKey("deepspeed", value=lambda job: deepspeed_table(job) if zero_stage(job) else None),
 )
 DEFAULTS = {"cutoff_len": "2048", "per_device_train_batch_size": "8", "finetuning_type": "lora"}
@@ -178,6 +188,9 @@ def read_llama_factory(text: str, typed: Overrides = NO_SETTINGS) -> ReadJob:
     if reader.value("flash_attn", "auto") == "disabled":
         s["model.attention"] = "unfused"
     read_trainer(reader, optimizer="optim", schedule="lr_scheduler_type")
+    if not reader.is_on("use_unsloth"):
+        s["training.cross_entropy"] = "unfused"  # transformers' own
+    read_liger(reader, "enable_liger_kernel")
     is_deepspeed = read_deepspeed(reader)
     if kind == "lora":
         _read_adapter(reader)

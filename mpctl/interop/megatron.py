@@ -44,6 +44,7 @@ from mpctl.interop.megatron_flags import (
     TRAINING_FLAGS,
     VARIANT_FLAGS,
     WITHOUT_FLAG,
+    loss_flags,
     words_of,
 )
 from mpctl.interop.megatron_log import LOG
@@ -62,6 +63,7 @@ LIMITS = LauncherLimits(
     ep=True,
     etp=True,
     zero_size="any",
+    losses=("unfused", "fused", "te", "linear"),
 )
 SCHEDULES = ("1f1b", "interleaved")
 
@@ -157,7 +159,8 @@ def _body(plan: Plan) -> str:
     batch = (*BATCH_FLAGS, *PRECISION_FLAGS, *(FP16_FLAGS if job.training.dtype == "fp16" else ()), *RECOMPUTE_FLAGS)
     model = (*MODEL_FLAGS, *FORM_FLAGS, *VARIANT_FLAGS, *END_FLAGS) if job.model else ()
     parts = (written(job, rows) for rows in (LAYOUT_FLAGS, batch, model))
-    for flags in (*map(words_of, parts), _expert_flags(job), words_of(written(job, TRAINING_FLAGS))):
+    loss = words_of(loss_flags(job))
+    for flags in (*map(words_of, parts), loss, _expert_flags(job), words_of(written(job, TRAINING_FLAGS))):
         lines += _broken(map(shlex.quote, flags))
     return " \\\n    ".join(lines)
 

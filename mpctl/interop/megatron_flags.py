@@ -204,6 +204,40 @@ RECOMPUTE_FLAGS = (
     ForeignKey("--recompute-num-layers", value=_if_full(1)),
     ForeignKey("--distribute-saved-activations", "training.partition_activations", bool, False),
 )
+FUSION, IMPLEMENTATION = "--cross-entropy-loss-fusion", "--cross-entropy-fusion-impl"
+FUSIONS = {"fused": "native", "te": "te", "linear": "linear"}
+"""Implementations of a fused loss by training.cross_entropy; linear is on Megatron-LM's branch dev."""
+
+
+def _implementation(job: JobSpec) -> Value:
+    return FUSIONS.get(job.training.cross_entropy or "")
+
+
+LOSS_FLAGS = (
+    ForeignKey(FUSION, value=lambda job: _implementation(job) is not None),
+    ForeignKey(IMPLEMENTATION, value=_implementation),
+)
+
+
+def loss_flags(job: JobSpec) -> Iterator[tuple[str, Value]]:
+    """Flags of the job's own way to compute its loss, with their values; none where it names none."""
+    return written(job, LOSS_FLAGS) if job.training.cross_entropy else iter(())
+
+
+def read_loss(reader: KeyReader, fusion: str, implementation: str) -> None:
+    """The setting of these keys. Without the first, no kernels are fused, whatever the second says."""
+    ways = {theirs: ours for ours, theirs in FUSIONS.items()}
+    given = reader.value(implementation, "native")
+    if reader.has(implementation) and given not in ways:
+        reader.wrong(implementation, f"{given!r} is not known", f"use {', '.join(ways)}")
+    elif reader.has(fusion) and reader.value(fusion, "true") not in ("false", "False"):
+        reader.settings["training.cross_entropy"] = ways[given]
+    elif reader.has(fusion):
+        reader.settings["training.cross_entropy"] = "unfused"
+    elif reader.has(implementation):
+        reader.nearest(implementation, f"{given}: says nothing without {fusion}", f"add {fusion}, or leave it out")
+
+
 MODEL_FLAGS = (
     ForeignKey("--num-layers", "model.layers", int),
     ForeignKey("--hidden-size", "model.hidden", int),
@@ -297,6 +331,7 @@ ROWS = (
     *PRECISION_FLAGS,
     *FP16_FLAGS,
     *RECOMPUTE_FLAGS,
+    *LOSS_FLAGS,
     *MODEL_FLAGS,
     *FORM_FLAGS,
     *VARIANT_FLAGS,

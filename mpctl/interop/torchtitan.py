@@ -34,6 +34,7 @@ from mpctl.interop.mapping import written
 from mpctl.interop.torchtitan_keys import (
     ADAM,
     DECAY_TYPES,
+    LOSS_CHUNKS,
     OPTIMIZER,
     PARALLELISM,
     RATE,
@@ -58,6 +59,8 @@ LIMITS = LauncherLimits(
     dropout=False,
     ep=True,
     zero_size="dp",
+    losses=("unfused", "linear"),
+    loss_chunks=True,
 )
 MAIN = (
     "    import sys",
@@ -138,6 +141,7 @@ def _body(plan: Plan) -> str:
             f"    config.parallelism = {python_call('ParallelismConfig', _parallelism(plan), '    ')}",
             f"    config.activation_checkpoint = {RECOMPUTE[job.training.recompute]}",
             "    config.compile.enable_async_tensor_parallel = False",
+            *_loss_lines(job),
             *(f"    config.{key} = {python_value(value)}" for key, value in written(job, TRAINING)),
             *_optimizer_lines(plan),
             *(_layer_lines(job, job.model) if job.model else []),
@@ -175,6 +179,14 @@ def _config_lines(model: ModelSpec | None) -> tuple[list[str], list[str]]:
             "    return lay_out(config)",
         ],
     )
+
+
+def _loss_lines(job: JobSpec) -> Iterator[str]:
+    """The job's own way to compute its loss; torchtitan's configs have ChunkedLossWrapper over the loss."""
+    if job.training.cross_entropy == "unfused":
+        yield "    config.loss = config.loss.loss_fn"
+    elif chunks := job.training.cross_entropy_chunks or (job.training.cross_entropy and LOSS_CHUNKS):
+        yield f"    config.loss.num_chunks = {chunks}"
 
 
 def _layer_lines(job: JobSpec, model: ModelSpec) -> Iterator[str]:

@@ -24,6 +24,7 @@ from mpctl.spec.presets import preset_files
 
 P, T, RATE, ADAM = "parallelism.", "training.", "lr_scheduler.", "optimizer."
 SCHEDULES = {"1f1b": "1F1B", "interleaved": "Interleaved1F1B", "gpipe": "GPipe"}
+LOSS_CHUNKS = 8  # ChunkedLossWrapper's
 RESHARD = {1: "default", 2: "never", 3: "always"}
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 DECAY_TYPES = {"linear": "linear", "cosine": "cosine", "minus_sqrt": "sqrt"}

@@ -141,6 +141,26 @@ def trainer_rows(
     )
 
 
+LIGER = "liger_kernel_config."
+LIGER_ROWS = (
+    ForeignKey("use_liger_kernel", value=lambda job: True if job.training.cross_entropy == "fused" else None),
+    ForeignKey(f"{LIGER}cross_entropy", value=lambda job: True if job.training.cross_entropy == "fused" else None),
+    ForeignKey(
+        f"{LIGER}fused_linear_cross_entropy", value=lambda job: False if job.training.cross_entropy == "fused" else None
+    ),
+)
+"""Liger's kernels of a Trainer (transformers/integrations/liger.py): by default head and loss together."""
+
+
+def read_liger(reader: KeyReader, key: str) -> None:
+    """Set the loss where `key` turns Liger's kernels on: its cross entropy over whole logits, if that is asked for."""
+    if not reader.is_on(key):
+        return
+    kernels = {name.removeprefix(LIGER) for name in reader.flags if reader.is_on(name)}  # TRL's reader drops tables
+    is_whole = "cross_entropy" in kernels and "fused_linear_cross_entropy" not in kernels
+    reader.settings["training.cross_entropy"] = "fused" if is_whole else "linear"
+
+
 def _schedule(job: JobSpec) -> str:
     t = job.training
     if t.lowest_rate > 0:

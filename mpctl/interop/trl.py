@@ -44,6 +44,8 @@ from mpctl.interop.trainer_keys import (
     ARGUMENTS,
     DATASET,
     DTYPES,
+    LIGER,
+    LIGER_ROWS,
     MODEL,
     OPTIMIZERS,
     TORCH,
@@ -52,6 +54,7 @@ from mpctl.interop.trainer_keys import (
     hub_id,
     leave_to_data,
     read_global_batch,
+    read_liger,
     read_trainer,
     set_trained,
     sharded_by_deepspeed,
@@ -82,6 +85,7 @@ LIMITS = LauncherLimits(
     optimizers=tuple(OPTIMIZERS),
     host=("offload_optimizer", "offload_parameters"),
     bf16_states=True,
+    losses=("fused", "linear"),
 )
 
 
@@ -138,6 +142,8 @@ ROWS = (
     ForeignKey("packing", value=lambda job: job.parallel.cp == 1),
     ForeignKey("pad_to_multiple_of", value=lambda job: job.parallel.cp * 2 if job.parallel.cp > 1 else None),
     ForeignKey("gradient_checkpointing", "training.recompute", bool, True, {"none": False, "full": True}),
+    ForeignKey("loss_type", value=lambda job: "nll" if job.training.cross_entropy == "linear" else None),
+    *LIGER_ROWS,
 )
 DEFAULTS = {"max_length": ("1024",), "per_device_train_batch_size": ("8",)}
 OF_SCHEDULE = {row.key for row in ROWS if row.key.startswith(ARGUMENTS)}
@@ -230,6 +236,7 @@ def read_trl(text: str, typed: Overrides = NO_SETTINGS) -> ReadJob:
     if reader.is_on("fsdp_activation_checkpointing"):
         s["training.recompute"] = "full"
     read_trainer(reader, optimizer="optim", schedule="lr_scheduler_type")
+    _read_loss(reader)
     is_low = reader.value("dtype", "float32") in ("bfloat16", "float16")
     if reader.is_on("use_peft"):
         is_low = _read_adapter(reader) and not is_unsloth(text)  # which makes A and B fp32
@@ -238,9 +245,20 @@ def read_trl(text: str, typed: Overrides = NO_SETTINGS) -> ReadJob:
     if not reader.is_on("packing"):
         reader.nearest("packing", "rows are planned full: without packing, shorter samples take less time")
     read_global_batch(reader, typed)
+    known |= {row.key.removeprefix(LIGER) for row in LIGER_ROWS}
     known |= {*OF_ACCELERATE, "accelerate_config", "activation_checkpointing", "config", "config_file"}
     runtime = "deepspeed" if is_deepspeed else "unsloth" if is_unsloth(text) else "trl"
     return reader.job(runtime, unread_keys(reader, known))
+
+
+def _read_loss(reader: KeyReader) -> None:
+    """Liger's loss, or TRL's in chunks, which both of its names of the plain loss mean since 1.16."""
+    kind = reader.value("loss_type", "nll")
+    if kind not in ("nll", "chunked_nll"):
+        reader.nearest("loss_type", f"{kind}: planned as nll", "the bytes of its logits are nll's")
+    if reader.has("loss_type"):
+        reader.settings["training.cross_entropy"] = "linear"
+    read_liger(reader, "use_liger_kernel")
 
 
 def _read_configs(reader: KeyReader) -> None:

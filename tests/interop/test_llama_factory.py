@@ -103,7 +103,8 @@ def test_a_config_in_its_own_form() -> None:
     unsloth = read_llama_factory("{stage: sft, use_unsloth: true}", {}).settings
     assert unsloth["training.runtime"] == "unsloth"
     told = {warning.rule: warning.message for warning in read.warnings}
-    assert "enable_liger_kernel true" in told["llama-factory-changes"]
+    assert (s["training.cross_entropy"], unsloth.get("training.cross_entropy")) == ("linear", None)
+    assert "llama-factory-changes" not in told
     assert all(word in told["llama-factory-flags"] for word in ("max_samples", "plot_loss", "val_size"))
 
 
