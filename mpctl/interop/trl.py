@@ -86,6 +86,7 @@ LIMITS = LauncherLimits(
     host=("offload_optimizer", "offload_parameters"),
     bf16_states=True,
     losses=("fused", "linear"),
+    offload=True,
 )
 
 
@@ -105,6 +106,11 @@ def _read_as(job: JobSpec) -> str:
     if t.adapter:
         return TORCH[base] if base in TORCH else TORCH[t.chosen_dtype]
     return TORCH[trained_by(job).dtype]
+
+
+def _offloads(job: JobSpec) -> bool | None:
+    """Inputs of recomputed layers in host memory, which transformers has since 5.16."""
+    return True if job.training.offload_activations and job.training.recompute == "full" else None
 
 
 ADAPTER_ROWS = (
@@ -142,11 +148,13 @@ ROWS = (
     ForeignKey("packing", value=lambda job: job.parallel.cp == 1),
     ForeignKey("pad_to_multiple_of", value=lambda job: job.parallel.cp * 2 if job.parallel.cp > 1 else None),
     ForeignKey("gradient_checkpointing", "training.recompute", bool, True, {"none": False, "full": True}),
+    ForeignKey("gradient_checkpointing_kwargs.offload", value=_offloads),
     ForeignKey("loss_type", value=lambda job: "nll" if job.training.cross_entropy == "linear" else None),
     *LIGER_ROWS,
 )
 DEFAULTS = {"max_length": ("1024",), "per_device_train_batch_size": ("8",)}
 OF_SCHEDULE = {row.key for row in ROWS if row.key.startswith(ARGUMENTS)}
+OFFLOADS = ("offload", "fsdp_activation_checkpointing_offload")
 OLDER = {"max_seq_length": "max_length", "torch_dtype": "dtype"}
 CONFIGS = {
     "single_gpu": ("NO", 0),
@@ -237,6 +245,8 @@ def read_trl(text: str, typed: Overrides = NO_SETTINGS) -> ReadJob:
         s["training.recompute"] = "full"
     read_trainer(reader, optimizer="optim", schedule="lr_scheduler_type")
     _read_loss(reader)
+    if s["training.recompute"] == "full" and any(map(reader.is_on, OFFLOADS)):
+        s["training.offload_activations"] = True
     is_low = reader.value("dtype", "float32") in ("bfloat16", "float16")
     if reader.is_on("use_peft"):
         is_low = _read_adapter(reader) and not is_unsloth(text)  # which makes A and B fp32
@@ -245,7 +255,7 @@ def read_trl(text: str, typed: Overrides = NO_SETTINGS) -> ReadJob:
     if not reader.is_on("packing"):
         reader.nearest("packing", "rows are planned full: without packing, shorter samples take less time")
     read_global_batch(reader, typed)
-    known |= {row.key.removeprefix(LIGER) for row in LIGER_ROWS}
+    known |= {*OFFLOADS, *(row.key.removeprefix(LIGER) for row in LIGER_ROWS)}
     known |= {*OF_ACCELERATE, "accelerate_config", "activation_checkpointing", "config", "config_file"}
     runtime = "deepspeed" if is_deepspeed else "unsloth" if is_unsloth(text) else "trl"
     return reader.job(runtime, unread_keys(reader, known))

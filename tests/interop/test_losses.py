@@ -19,6 +19,11 @@ WRITTEN: list[tuple[str, Settings, str]] = [
     ("torchtitan", {"training.cross_entropy": "linear", CHUNKS: 16}, "config.loss.num_chunks = 16"),
     ("torchtitan", {"training.cross_entropy": "unfused"}, "config.loss = config.loss.loss_fn"),
     ("trl", {"training.cross_entropy": "linear"}, "loss_type: nll"),
+    (
+        "trl",
+        {"training.cross_entropy": "linear", "training.recompute": "full", "training.offload_activations": True},
+        "gradient_checkpointing_kwargs:\n  offload: true",
+    ),
     ("trl", {"training.cross_entropy": "fused"}, "fused_linear_cross_entropy: false"),
     ("axolotl", {}, "liger_fused_linear_cross_entropy: true"),
     ("axolotl", {"training.cross_entropy": "fused"}, "liger_cross_entropy: true"),
