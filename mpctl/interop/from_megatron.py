@@ -56,6 +56,7 @@ from mpctl.interop.megatron_flags import (
     read_loss,
     read_variants,
 )
+from mpctl.interop.megatron_optimizers import read_optimizer
 from mpctl.interop.megatron_others import SOFTWARE, is_apart, is_neutral, parser_flags, refusal_of
 from mpctl.interop.shell_words import is_unexpanded
 from mpctl.interop.vocabulary import vocabularies
@@ -145,6 +146,7 @@ def read_command(line: CommandLine, typed: Overrides = NO_SETTINGS) -> ReadJob:
     megatron_experts.read_experts(reader)
     reader.read(TRAINING_FLAGS)
     read_loss(reader, FUSION, IMPLEMENTATION)
+    read_optimizer(reader)
     _read_samples(reader)
     if reader.has("--lr-warmup-fraction"):
         _read_warmup(reader)

@@ -35,8 +35,9 @@ class LauncherLimits:
     ep, etp: whether experts are dealt to ranks, and each expert is cut. zero_size: the groups that
     ZeRO may divide states over if not all of dp x cp: any, or those with all of cp (`dp`). adapters:
     kinds; bases: data types of their frozen weights other than training.dtype. optimizers. host: what
-    may be kept in host memory. bf16_states: moments, or parameters without fp32 copies. losses: ways to compute
-    the cross entropy that can be asked for; chunks of one, and MLPs in tiles.
+    may be kept in host memory. bf16_states: moments, or parameters without fp32 copies.
+    moments: data types of moments, besides. losses: ways to compute the cross entropy that can be
+    asked for; chunks of one, and MLPs in tiles.
     """
 
     launcher: str
@@ -66,6 +67,7 @@ class LauncherLimits:
     losses: tuple[str, ...] = ()
     loss_chunks: bool = False
     tiled_mlp: bool = False
+    moments: tuple[str, ...] = ("fp32",)
 
     def refusals(self, plan: Plan) -> Iterator[Issue]:
         """An issue for each setting of the job that the launcher cannot express."""
@@ -162,9 +164,12 @@ class LauncherLimits:
             if getattr(t, key) and key not in self.host:
                 message, hint = f"{who} has no setting here that keeps them in host memory", "leave it out"
                 yield refused(f"training.{key}", "true", message, hint)
-        for key, value in (("optimizer_dtype", "bf16"), ("master_weights", False)):
-            if not self.bf16_states and getattr(t, key) == value:
-                message = f"{who} has no setting here for states in 16 bits"
+        types = (*self.moments, "bf16") if self.bf16_states else self.moments
+        narrow = (("optimizer_dtype", t.optimizer_dtype, types), ("master_weights", t.master_weights, (True,)))
+        for key, value, known in narrow:
+            is_said = value in (None, *known) or (key == "master_weights" and self.bf16_states)
+            if not is_said:
+                message = f"{who} has no setting here for states in {'8' if value == 'fp8' else '16'} bits"
                 yield refused(f"training.{key}", word(value), message, "leave it out")
 
 

@@ -48,6 +48,7 @@ from mpctl.interop.megatron_flags import (
     words_of,
 )
 from mpctl.interop.megatron_log import LOG
+from mpctl.interop.megatron_optimizers import optimizer_refusals
 from mpctl.model.layout.topology import expert_view, zero_copies, zero_stage
 from mpctl.plan.planning.plan import Plan
 from mpctl.spec.job import JobSpec
@@ -64,6 +65,9 @@ LIMITS = LauncherLimits(
     etp=True,
     zero_size="any",
     losses=("unfused", "fused", "te", "linear"),
+    optimizers=("adamw", "muon"),
+    host=("offload_optimizer",),
+    moments=("fp32", "fp16", "bf16", "fp8"),
 )
 SCHEDULES = ("1f1b", "interleaved")
 
@@ -83,6 +87,7 @@ def megatron_refusals(plan: Plan, who: str = LIMITS.launcher, adapters: tuple[st
     if job.has_experts and (edp := expert_view(job).replicas) % (copies := zero_copies(job)):
         message = f"{who} cuts the replicas of experts, edp {edp}, into {copies} instances too"
         yield refused("parallel.zero_size", job.parallel.zero_size, message, "use a larger zero_size, or a smaller ep")
+    yield from optimizer_refusals(job, who)
     if training.seed == 0:
         yield refused("training.seed", 0, f"{who} takes seeds above 0", "use seed 1 or above")
     if job.model is not None:

@@ -19,6 +19,7 @@ from typing import get_args
 from mpctl.interop.config_text import Value
 from mpctl.interop.limits import find_order, splits_sequence
 from mpctl.interop.mapping import ForeignKey, KeyReader, written
+from mpctl.interop.megatron_optimizers import OPTIMIZER_FLAGS
 from mpctl.model.layout.topology import zero_copies
 from mpctl.model.pipeline.stages import Span, job_stages
 from mpctl.spec.job import JobSpec
@@ -337,6 +338,7 @@ ROWS = (
     *VARIANT_FLAGS,
     *END_FLAGS,
     *TRAINING_FLAGS,
+    *OPTIMIZER_FLAGS,
 )
 WITHOUT_FLAG = (
     "embedding_norm",

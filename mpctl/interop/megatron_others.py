@@ -7,8 +7,8 @@ that changes the `layout` or the `model` is refused; so is a name that the parse
 may be a misspelt flag of the layout. One of `data`, checkpoints, logs and the like does not change a
 plan (`is_apart`); any `other` is assumed to change training, memory or speed.
 
-By hand, `--moe-latent-size 64` and `--sequence-parralel` are refused, `--optimizer-cpu-offload`
-changes memory, `--log-interval 10` nothing.
+By hand, `--moe-latent-size 64` and `--sequence-parralel` are refused, `--optimizer-cuda-graph`
+changes speed, `--log-interval 10` nothing.
 """
 
 from __future__ import annotations

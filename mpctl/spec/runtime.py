@@ -381,6 +381,11 @@ class RuntimeMemory(StrictModel):
         description="data type of the only copy of parameters, which the optimizer updates; when "
         "absent there are master copies",
     )
+    remainder_bytes: CountOrZero = Field(
+        0,
+        description="bytes of what a bf16 parameter's master adds to it where training.optimizer_dtype is given "
+        "(a precision-aware optimizer); 0: the master is complete",
+    )
     gradient_bytes: dict[DType, Amount] = Field(
         default_factory=dict,
         description="bytes of a gradient by training.dtype, unless training.gradient_dtype is "

@@ -164,7 +164,7 @@ class LayoutMemory:
             t.fp8_amax_history_len,
             t.gradient_dtype,
             (t.optimizer, t.optimizer_dtype, t.master_weights, t.momentum > 0),
-            (t.offload_optimizer, t.offload_parameters),
+            (t.offload_optimizer, t.offload_parameters, t.offload_fraction),
             layout.holds_fp8_weights,
             p.zero,
             p.bucket_bytes,

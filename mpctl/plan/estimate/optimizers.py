@@ -9,6 +9,9 @@ bitsandbytes as transformers' Trainer sets it up, has moments of 32 bits. Adafac
 1804.04235; transformers) keeps a float32 row and column of each matrix, and a whole vector. Muon keeps one
 moment of the matrices of layers and AdamW's two of the rest (model/layout/matrices.py).
 
+A precision-aware optimizer (Megatron-Core with Transformer Engine 2.1) keeps two bytes beside a bf16 parameter, which
+together are its master (`remainder_bytes` of the profile).
+
 By hand, bf16 with masters: adamw 4 + 2 x 4 = 12 bytes a parameter, lion 8, sgd 4. Without masters:
 adamw 4, sgd 0. adamw-8bit of a [64, 64] matrix without a master: 2 (4096 + 4096 / 256 x 4) = 8320
 bytes, 2.03 each; adafactor of it: 4 (64 + 64) = 512.
@@ -34,6 +37,8 @@ from mpctl.spec.training import Optimizer, TrainingSpec
 
 SMALL = 4096  # elements below which optimizers of 8 and 4 bits keep moments of 32 bits
 SCALE = 4  # bytes of the scale of a block
+MOMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
+"""Of an element of a moment, by training.optimizer_dtype; one scale a tensor is nothing beside them."""
 
 
 class OptimizerRule(NamedTuple):
@@ -98,8 +103,11 @@ class OptimizerStates:
             has_masters = memory.parameter_dtype is None
         is_apart = stored < 4 and has_masters
         value = 4 if is_apart else max(2, stored)
-        moment = DTYPE_BYTES[training.optimizer_dtype] if training.optimizer_dtype else value
-        return cls(rule, value, 4 if is_apart else 0, moment, training.value_bytes)
+        moment = MOMENT_BYTES[training.optimizer_dtype] if training.optimizer_dtype else value
+        master = 4 if is_apart else 0
+        if is_apart and training.optimizer == "adamw" and training.optimizer_dtype and _keeps_bf16(training):
+            master = memory.remainder_bytes or master
+        return cls(rule, value, master, moment, training.value_bytes)
 
     @property
     def is_elementwise(self) -> bool:
@@ -148,6 +156,12 @@ class OptimizerStates:
         elif numel < SMALL or (is_table and rule.skips_tables):  # bitsandbytes
             return numel * rule.moments * 4
         return rule.moments * (numel * rule.bits // 8 + -(-numel // rule.block) * SCALE)
+
+
+def _keeps_bf16(training: TrainingSpec) -> bool:
+    """Whether parameters stay in bf16 from step to step, to which a remainder adds the master: fp8 recipes other
+    than delayed scaling make operands from a complete one (Megatron-Core 0.19.2, optimizer_config.py)."""
+    return training.dtype == "bf16" or (training.dtype == "fp8" and training.fp8_recipe == "delayed")
 
 
 def layout_states(layout: JobLayout) -> OptimizerStates:

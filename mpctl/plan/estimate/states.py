@@ -68,15 +68,16 @@ def _with_host(layout: JobLayout, states: StateBytes) -> StateBytes:
     is_paged = OPTIMIZERS[t.optimizer].is_paged
     if not (t.offload_optimizer or t.offload_parameters or is_paged) or layout.job.device_kind == "cpu":
         return states
-    optimizer = states.optimizer if t.offload_optimizer or is_paged else 0
-    gradients = states.gradients if t.offload_optimizer and zero >= 2 else 0
+    share = t.offload_fraction if t.offload_optimizer else 1.0
+    optimizer = round(share * states.optimizer) if t.offload_optimizer or is_paged else 0
+    gradients = round(share * states.gradients) if t.offload_optimizer and zero >= 2 else 0
     parameters = states.parameters if t.offload_parameters else 0
     return replace(
         states,
         parameters=states.parameters - parameters,
         gradients=states.gradients - gradients,
         optimizer=states.optimizer - optimizer,
-        stepping=0 if t.offload_optimizer else states.stepping,
+        stepping=round((1 - share) * states.stepping) if t.offload_optimizer else states.stepping,
         host=optimizer + gradients + parameters,
         fetched=parameters,
         paged=optimizer if is_paged else 0,

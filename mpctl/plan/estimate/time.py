@@ -33,7 +33,7 @@ from mpctl.plan.estimate.memory import StageMemory, layout_memory
 from mpctl.plan.estimate.messages import StepMessages
 from mpctl.plan.estimate.muon import MuonWork
 from mpctl.plan.estimate.network import MissingLink, Network, contention_seconds
-from mpctl.plan.estimate.offload import gradients_down, link_seconds, update_and_return
+from mpctl.plan.estimate.offload import gradients_down, link_seconds, overlapped_update, update_and_return
 from mpctl.plan.estimate.operator_times import OperatorTimer, pipeline_host
 from mpctl.plan.estimate.optimizers import RULES
 from mpctl.plan.estimate.states import find_states
@@ -323,7 +323,10 @@ class StepTimeModel:
         shares = {n: v.zero_size if v.zero else 1 for n, v in self.layout.views.items()}
         if t.offload_optimizer and self._has_host:
             stepped = [sum(count / shares[view] for view, count in held.items()) for held in self._trained]
-            return [self._host_update(stage, elements) for stage, elements in enumerate(stepped)]
+            share = t.offload_fraction
+            on_host = [self._host_update(stage, share * elements) for stage, elements in enumerate(stepped)]
+            rest = [operators.optimizer_seconds(round((1 - share) * elements)) for elements in stepped]
+            return [own + left for own, left in zip(on_host, rest, strict=True)]
         seconds = [
             sum(operators.optimizer_seconds(count) / shares[view] for view, count in held.items())
             for held in self._trained
@@ -346,6 +349,8 @@ class StepTimeModel:
         backward."""
         profile = self.operators.profile
         down = gradients_down(self.layout, profile, elements)
+        if self.job.training.offload_overlap:
+            return overlapped_update(self.layout, down, elements)
         hidden = min(self._overlap_share(profile.overlap.zero) * down, self._last_backward(stage))
         return down - hidden + update_and_return(self.layout, elements)
 

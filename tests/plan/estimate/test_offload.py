@@ -9,7 +9,7 @@ import pytest
 from mpctl.model.layout.job_layout import JobLayout
 from mpctl.plan.estimate.host_memory import host_memory
 from mpctl.plan.estimate.memory import layout_memory
-from mpctl.plan.estimate.offload import HOST_UPDATE, REACHED, link_seconds, update_and_return
+from mpctl.plan.estimate.offload import HOST_UPDATE, REACHED, link_seconds, overlapped_update, update_and_return
 from mpctl.plan.estimate.states import find_states
 from mpctl.plan.estimate.step import StepTime
 from mpctl.plan.estimate.time import find_step_time
@@ -112,3 +112,21 @@ def _device() -> dict[str, Any]:
     device = layout().job.cluster.device
     assert device is not None
     return device.model_dump(mode="json", exclude_none=True)
+
+
+def test_a_share_of_the_states_is_offloaded_and_the_rest_updated_on_the_device() -> None:
+    count = find_states(layout(), 0).count
+    half = {**OPTIMIZER, "training.offload_fraction": 0.5}
+    assert on_device(**half) == (2 * count, 6 * count, 6 * count, 6 * count)
+    none, part, whole = (step(**one).optimizer for one in ({}, half, OPTIMIZER))
+    assert part == pytest.approx((none + whole) / 2, rel=1e-3)
+
+
+def test_copies_overlap_with_the_hosts_update() -> None:
+    """A tensor's gradient goes down and its parameters up while the host updates others: the longer of both."""
+    one = layout(**OPTIMIZER)
+    update = 30e9 / HOST_UPDATE
+    assert overlapped_update(one, 0.01, 1e9) == pytest.approx(update)
+    assert overlapped_update(one, 1.0, 1e9) == pytest.approx(1.0 + link_seconds(one, 2e9))
+    both = {**OPTIMIZER, "training.offload_overlap": True}
+    assert step(**both).optimizer <= step(**OPTIMIZER).optimizer

@@ -76,6 +76,37 @@ def test_a_word_table_has_moments_of_32_bits_with_bitsandbytes_alone() -> None:
         assert states.of_tensor((64, 64), is_table=True) == each * 4096
 
 
+MEGATRON = get_profile("megatron-core").memory
+
+
+@pytest.mark.parametrize(
+    ("settings", "width"),
+    [
+        ({}, 12),
+        ({"optimizer_dtype": "fp32"}, 10),
+        ({"optimizer_dtype": "bf16"}, 6),
+        ({"optimizer_dtype": "fp8"}, 4),
+        ({"optimizer_dtype": "bf16", "dtype": "fp8"}, 6),
+        ({"optimizer_dtype": "bf16", "dtype": "mxfp8"}, 8),
+    ],
+)
+def test_megatrons_precision_aware_states(settings: dict[str, Any], width: int) -> None:
+    """Transformer Engine's FusedAdam: masters of bf16 parameters are remainders of 2 bytes, but in fp8 recipes other
+    than delayed scaling."""
+    assert states_of(MEGATRON, **settings).width == width
+
+
+@pytest.mark.parametrize("runtime", ["mpctl", "megatron-core"])
+def test_muon_keeps_one_moment_of_matrices(runtime: str) -> None:
+    """4 bytes of master and 4 of momentum, 8 of moments for the rest."""
+    one = layout(**{"training.optimizer": "muon", "training.runtime": runtime})
+    total = sum(w.numel for w in one.stage_parameters(0))
+    assert find_states(one, 0).optimizer == total * 12 - MATRICES * 4
+    assert checkpoint_bytes(layout(**{"training.optimizer": "muon", "training.runtime": "mpctl"})) == (
+        total * 12 - MATRICES * 4
+    )
+
+
 def layout(**settings: Any) -> JobLayout:
     """GPT with a [512, 64] table, two layers of 64 and no positions, on ranks of dp."""
     shape = {"layers": 2, "hidden": 64, "heads": 4, "ffn": 256, "vocab": 512, "seq_length": 32}

@@ -1,0 +1,133 @@
+"""Optimizers of Megatron-Core in its words: Muon, states in fewer bits, states in host memory; written and read.
+
+Names and defaults: megatron-core 0.19.2, optimizer/optimizer_config.py and training/arguments.py. Narrower states and
+states in host memory are of the precision-aware optimizer, which needs the distributed one. `--main-params-dtype fp16`
+has no setting of a job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from mpctl.core.errors import Issue
+from mpctl.interop.config_text import Value
+from mpctl.interop.limits import refused
+from mpctl.interop.mapping import ForeignKey, KeyReader
+from mpctl.model.layout.topology import zero_copies
+from mpctl.spec.job import JobSpec
+
+OPTIMIZER, AWARE, OFFLOAD = "--optimizer", "--use-precision-aware-optimizer", "--optimizer-cpu-offload"
+FRACTION, OVERLAP, SPLIT = "--optimizer-offload-fraction", "--overlap-cpu-optimizer-d2h-h2d", "--muon-no-split-qkv"
+AVERAGE, SQUARE, GRADIENTS = "--exp-avg-dtype", "--exp-avg-sq-dtype", "--main-grads-dtype"
+NAMES = {"adamw": "adam", "muon": "muon"}
+WIDTHS = ("fp8", "fp16", "bf16", "fp32")
+
+
+def _of_muon(key: str) -> Callable[[JobSpec], Value]:
+    return lambda job: getattr(job.training.muon, key) if job.training.optimizer == "muon" else None
+
+
+def _is_aware(job: JobSpec) -> bool:
+    """Whether the precision-aware optimizer is needed."""
+    return job.training.optimizer == "adamw" and (job.training.optimizer_dtype is not None or _offloads(job))
+
+
+def _offloads(job: JobSpec) -> bool:
+    return job.training.offload_optimizer
+
+
+def _moments(job: JobSpec) -> Value:
+    return job.training.optimizer_dtype if _is_aware(job) else None
+
+
+def _main_gradients(job: JobSpec) -> Value:
+    return "bf16" if job.training.optimizer_dtype and job.training.gradient_dtype == "bf16" else None
+
+
+MUON_FLAGS = (
+    ForeignKey("--muon-momentum", "training.muon.momentum", float, 0.9, value=_of_muon("momentum")),
+    ForeignKey("--muon-nesterov", "training.muon.nesterov", bool, False, value=_of_muon("nesterov")),
+    ForeignKey("--muon-num-ns-steps", "training.muon.steps", int, 5, value=_of_muon("steps")),
+    ForeignKey(
+        "--muon-coefficient-type",
+        "training.muon.coefficients",
+        str,
+        "quintic",
+        {"quintic": "quintic", "polar_express": "polar_express"},
+        value=_of_muon("coefficients"),
+    ),
+    ForeignKey(
+        "--muon-scale-mode",
+        "training.muon.scale_mode",
+        str,
+        "spectral",
+        {mode: mode for mode in ("spectral", "unit_rms_norm", "shape_scaling")},
+        value=_of_muon("scale_mode"),
+    ),
+    ForeignKey("--muon-extra-scale-factor", "training.muon.extra_scale", float, 1.0, value=_of_muon("extra_scale")),
+    ForeignKey(
+        "--muon-tp-mode",
+        "training.muon.tp_mode",
+        str,
+        "blockwise",
+        {mode: mode for mode in ("duplicated", "distributed", "blockwise")},
+        value=_of_muon("tp_mode"),
+    ),
+)
+OPTIMIZER_FLAGS = (
+    ForeignKey(OPTIMIZER, value=lambda job: "muon" if job.training.optimizer == "muon" else None),
+    *MUON_FLAGS,
+    ForeignKey(SPLIT, value=lambda job: job.training.optimizer == "muon" and not job.training.muon.split_qkv),
+    ForeignKey(AWARE, value=_is_aware),
+    ForeignKey(AVERAGE, value=_moments),
+    ForeignKey(SQUARE, value=_moments),
+    ForeignKey(GRADIENTS, value=_main_gradients),
+    ForeignKey("--main-params-dtype"),
+    ForeignKey(OFFLOAD, value=_offloads),
+    ForeignKey(FRACTION, value=lambda job: job.training.offload_fraction if _offloads(job) else None),
+    ForeignKey(OVERLAP, value=lambda job: _offloads(job) and job.training.offload_overlap),
+)
+
+
+def read_optimizer(reader: KeyReader) -> None:
+    """Set the optimizer, the data types of its states and their place."""
+    s, name = reader.settings, reader.value(OPTIMIZER, "adam")
+    if name not in NAMES.values():
+        reader.wrong(OPTIMIZER, f"{name!r} is not planned", "use adam or muon")
+    if name == "muon":
+        s["training.optimizer"] = "muon"
+        reader.read(MUON_FLAGS)
+        s["training.muon.split_qkv"] = not reader.has(SPLIT)
+    if not reader.has(AWARE):
+        for flag in (AVERAGE, SQUARE, GRADIENTS, OFFLOAD):
+            if reader.has(flag) and reader.value(flag) != "fp32":
+                reader.wrong(flag, f"{reader.value(flag) or 'it'} needs {AWARE}, which is missing", f"add {AWARE}")
+        return
+    found = [reader.value(flag, "fp32") for flag in (AVERAGE, SQUARE)]
+    if unknown := [text for text in found if text not in WIDTHS]:
+        reader.wrong(AVERAGE, f"{unknown[0]!r} is no data type of moments", "use fp32, fp16, bf16 or fp8")
+        return
+    s["training.optimizer_dtype"] = max(found, key=WIDTHS.index)
+    if found[0] != found[1]:
+        reader.nearest(SQUARE, f"{found[1]} beside {AVERAGE} {found[0]} is planned as {max(found, key=WIDTHS.index)}")
+    if reader.value(GRADIENTS, "fp32") == "bf16":
+        s["training.gradient_dtype"] = "bf16"
+    if reader.value("--main-params-dtype", "fp32") != "fp32":
+        reader.nearest("--main-params-dtype", "is planned as fp32")
+    if reader.has(OFFLOAD):
+        s["training.offload_optimizer"] = True
+        s["training.offload_fraction"] = reader.number(FRACTION, float, 1.0)
+        s["training.offload_overlap"] = reader.has(OVERLAP)
+
+
+def optimizer_refusals(job: JobSpec, who: str) -> Iterator[Issue]:
+    """Issues of an optimizer that Megatron-Core does not have in this layout; who: the launcher."""
+    t, zero = job.training, job.parallel.zero
+    if _is_aware(job) and zero == 0:
+        key = "offload_optimizer" if _offloads(job) else "optimizer_dtype"
+        message = f"{who} has it in the distributed optimizer, which is ZeRO 1"
+        yield refused(f"training.{key}", getattr(t, key), message, "use zero 1")
+    if t.optimizer == "muon" and (zero > 1 or zero_copies(job) > 1):
+        key, value = ("zero", zero) if zero > 1 else ("zero_size", job.parallel.zero_size)
+        message = f"{who} deals complete matrices to all of dp x cp, as its ZeRO 1"
+        yield refused(f"parallel.{key}", value, message, "use zero 0 or 1 without zero_size, or optimizer adamw")

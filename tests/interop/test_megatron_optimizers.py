@@ -1,0 +1,81 @@
+"""Megatron-LM's optimizers, read and written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mpctl.core.errors import InputError
+from mpctl.interop.from_megatron import read_megatron
+from mpctl.interop.mapping import written
+from mpctl.interop.megatron import megatron_refusals
+from mpctl.interop.megatron_optimizers import OPTIMIZER_FLAGS
+from mpctl.plan.planning.plan import make_plan
+from mpctl.spec.load import load_job
+
+SHAPE = (
+    "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64 "
+    "--micro-batch-size 1 --global-batch-size 8 --vocab-size 1000 --bf16 --use-distributed-optimizer "
+)
+RANKS = {"cluster.nodes": 1, "cluster.gpus_per_node": 8, "cluster.device": "h100-sxm"}
+AWARE = "--use-precision-aware-optimizer "
+CASES = {
+    "muon": (
+        "--optimizer muon --muon-nesterov --muon-momentum 0.95 --muon-no-split-qkv --muon-tp-mode duplicated "
+        "--muon-num-ns-steps 10 --muon-scale-mode shape_scaling --muon-extra-scale-factor 0.2",
+        {"optimizer": "muon", "muon.nesterov": True, "muon.split_qkv": False, "muon.steps": 10},
+    ),
+    "narrow": (
+        AWARE + "--exp-avg-dtype bf16 --exp-avg-sq-dtype bf16 --main-grads-dtype bf16",
+        {"optimizer_dtype": "bf16", "gradient_dtype": "bf16"},
+    ),
+    "fp8": (AWARE + "--exp-avg-dtype fp8 --exp-avg-sq-dtype fp8", {"optimizer_dtype": "fp8"}),
+    "offload": (
+        AWARE + "--optimizer-cpu-offload --optimizer-offload-fraction 0.5 --overlap-cpu-optimizer-d2h-h2d",
+        {"offload_optimizer": True, "offload_fraction": 0.5, "offload_overlap": True},
+    ),
+}
+
+
+def settings_of(flags: str) -> dict[str, Any]:
+    return dict(read_megatron(SHAPE + flags).settings)
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_flags_come_back(kind: str) -> None:
+    flags, expected = CASES[kind]
+    read = settings_of(flags)
+    assert {key: read[f"training.{key}"] for key in expected} == expected
+    plan = make_plan(load_job(None, {**read, **RANKS}))
+    plan.require_legal()
+    assert not list(megatron_refusals(plan))
+    rows = [(key, value) for key, value in written(plan.job, OPTIMIZER_FLAGS) if value is not False]
+    again = " ".join(key if value is True else f"{key} {value}" for key, value in rows)
+    assert settings_of(again) == read
+
+
+def test_what_megatron_ends_on_is_refused() -> None:
+    for flags, where in (
+        ("--exp-avg-dtype bf16", "--exp-avg-dtype"),
+        ("--optimizer-cpu-offload", "--optimizer-cpu-offload"),
+        ("--optimizer soap", "--optimizer"),
+    ):
+        with pytest.raises(InputError) as error:
+            read_megatron(SHAPE + flags)
+        assert [issue.where for issue in error.value.issues] == [where]
+
+
+def test_moments_of_two_types_are_planned_as_the_wider() -> None:
+    read = read_megatron(SHAPE + AWARE + "--exp-avg-dtype fp8 --exp-avg-sq-dtype fp16")
+    assert read.settings["training.optimizer_dtype"] == "fp16"
+    assert [warning.where for warning in read.warnings] == ["--exp-avg-sq-dtype"]
+
+
+def test_layouts_without_complete_matrices_or_the_distributed_optimizer() -> None:
+    for settings, where in (
+        ({"training.optimizer": "muon", "parallel.zero": 3}, "parallel.zero"),
+        ({"training.optimizer_dtype": "bf16", "parallel.zero": 0}, "training.optimizer_dtype"),
+    ):
+        plan = make_plan(load_job(None, {**settings_of(""), **RANKS, **settings}))
+        assert [issue.where for issue in megatron_refusals(plan)] == [where]
