@@ -154,7 +154,10 @@ def read_command(line: CommandLine, typed: Overrides = NO_SETTINGS) -> ReadJob:
     if reader.issues:
         raise InputError(reader.issues)
     ignored = {flag: line.flags[flag] for flag in unknown}
-    settings = {**reader.settings, "training.runtime": megatron_experts.RUNTIME}
+    runtime = megatron_experts.runtime_of_flags(line.flags)
+    if runtime == megatron_experts.GRAPHS:
+        ignored = {flag: values for flag, values in ignored.items() if flag not in megatron_experts.CAPTURE}
+    settings = {**reader.settings, "training.runtime": runtime}
     return ReadJob(settings, (*_warnings(ignored), *reader.warnings))
 
 

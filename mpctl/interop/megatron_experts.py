@@ -22,7 +22,7 @@ factor 1 by default, which is plain rotary; another factor is YaRN's (yarn.py).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
 from mpctl.core.errors import Issue
@@ -37,7 +37,8 @@ from mpctl.spec.model import ModelSpec
 from mpctl.spec.runtime import get_profile
 from mpctl.spec.yarn import USUAL, YarnScales, find_yarn, is_usual
 
-RUNTIME = "megatron-core"
+RUNTIME, GRAPHS = "megatron-core", "megatron-core-graphs"
+CAPTURE = ("--cuda-graph-impl", "--cuda-graph-scope")
 SCORES = {"softmax": "softmax", "sigmoid": "sigmoid"}
 BALANCING = {"sequence": "seq_aux_loss", "global": "global_aux_loss", "micro_batch": "aux_loss", "none": "none"}
 KIND, BACKEND = "--moe-token-dispatcher-type", "--moe-flex-dispatcher-backend"
@@ -399,6 +400,11 @@ def _read_kernels(reader: KeyReader) -> None:
         reader.nearest("--disable-bias-linear", "is not there: experts are planned without biases")
 
 
+def runtime_of_flags(flags: Mapping[str, Sequence[str]]) -> str:
+    """The runtime whose figures are a command's: those of a CUDA graph of a whole iteration where it captures one."""
+    return GRAPHS if any("full_iteration" in flags.get(flag, ()) for flag in CAPTURE) else RUNTIME
+
+
 def _read_dispatcher(reader: KeyReader) -> None:
     """Read the dispatcher, if it differs from that of the runtime's profile."""
     kind = reader.value(KIND, "allgather")
@@ -407,7 +413,7 @@ def _read_dispatcher(reader: KeyReader) -> None:
         flag = BACKEND if kind == "flex" else KIND
         known = "alltoall, allgather or flex; of flex deepep or hybridep"
         reader.wrong(flag, f"{found!r} is none of those that a job can say", f"use {known}")
-    elif found != get_profile(RUNTIME).experts.dispatcher:
+    elif found != get_profile(runtime_of_flags(reader.flags)).experts.dispatcher:
         reader.settings["training.moe_dispatcher"] = found
 
 

@@ -35,8 +35,14 @@ def test_the_list_holds_every_preset(mpctl: Mpctl, monkeypatch: pytest.MonkeyPat
     listing = mpctl("presets", "--json").document
     names = {kind: preset_names(kind) for kind in KINDS}
     files = {kind: dict.fromkeys(named) for kind, named in names.items()}  # bundled: no file
-    models = {"hub_ids": listing["hub_ids"], "not_launched": listing["not_launched"]}
+    models = {key: listing[key] for key in ("hub_ids", "not_launched", "releases")}
     assert listing == {"schema": "mpctl.presets/1", **names, "files": files, **models}
+
+
+def test_a_runtime_is_shown_by_a_release_of_it(mpctl: Mpctl) -> None:
+    assert "releases" in mpctl("presets", "runtimes").out.splitlines()[1]
+    assert mpctl("presets", "runtimes", "nemo:26.06").out == mpctl("presets", "megatron-core-graphs").out
+    assert_refused(mpctl("presets", "runtimes", "nemo:20.01"), wants_json=False)
 
 
 def test_models_are_marked_by_the_rule_that_launch_asks(mpctl: Mpctl, monkeypatch: pytest.MonkeyPatch) -> None:
