@@ -391,6 +391,11 @@ class RuntimeMemory(StrictModel):
         description="bytes of a gradient by training.dtype, unless training.gradient_dtype is "
         "narrower than fp32; the reduced dtype's when absent",
     )
+    gradients_unknown: bool = Field(
+        False,
+        description="nobody knows which gradients the software holds: gradient_bytes are the least, also of a job that "
+        "names none, and a plan says what float32 ones take",
+    )
     assumes_dropout: bool = Field(
         False, description="dropout counts as on where scores are held: the software's default"
     )

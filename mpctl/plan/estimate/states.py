@@ -226,6 +226,8 @@ def _gradient_width(layout: JobLayout, memory: RuntimeMemory) -> float:
     if t.gradient_dtype is None and (value := layout_states(layout).value) < 4:
         return value
     reduced = t.reduced_bytes  # if the job does not make them narrow, those of the runtime
+    if memory.gradients_unknown and t.gradient_dtype is not None:
+        return reduced
     return memory.gradient_bytes.get(t.chosen_dtype, reduced) if reduced >= 4 else reduced
 
 

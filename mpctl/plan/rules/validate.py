@@ -24,6 +24,7 @@ from mpctl.plan.rules import (
     chat,
     context,
     experts,
+    gradients,
     launched,
     layout,
     loss,
@@ -104,6 +105,7 @@ RULES: tuple[Rule, ...] = (
     Rule(chat.chat_rules, SHAPE | {"data", "training"}),
     Rule(training.dtype_rules, {"cluster", "training"}, WARNING),
     Rule(training.slow_dtype, {"cluster", "training"}, WARNING),
+    Rule(gradients.gradient_rules, LAYOUT | SHAPE | BATCH, WARNING),
 )
 NO_VALUE = "no legal value exists while the other settings stay as they are"
 

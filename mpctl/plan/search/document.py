@@ -15,6 +15,7 @@ from mpctl.core.records import Json, to_json
 from mpctl.model.layout.draft import LayoutDraft
 from mpctl.plan.planning.layout_settings import SettingValue, layout_text
 from mpctl.plan.planning.summary import TrainingEntry, training_settings
+from mpctl.plan.rules.gradients import gradient_rules
 from mpctl.plan.rules.launched import why_not_launched
 from mpctl.plan.rules.runtime import runtime_rules
 from mpctl.plan.rules.training import slow_dtype
@@ -195,7 +196,8 @@ def _warnings(result: SearchResult) -> list[Issue]:
     request = result.request
     job, checks = request.job, [*slow_dtype(LayoutDraft(request.job))]
     if result.rows:
-        checks += runtime_rules(LayoutDraft(result.rows[0].job))
+        draft = LayoutDraft(result.rows[0].job)
+        checks += [*runtime_rules(draft), *gradient_rules(draft)]
     if is_launched(job.training.runtime):
         checks += why_not_launched(job)
     return [*request.warnings, *(check.issue for check in checks)]

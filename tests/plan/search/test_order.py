@@ -88,11 +88,13 @@ def assert_true(found: SearchResult) -> None:
         assert_in_order(rows, sort)
         assert len(rows) + left_out == len(found.rows)
     front = [(row.time.total, row.bytes) for row in found.front]
-    every = {(p.seconds, p.bytes) for p in found.seen}
+    every = {(p.step_seconds, p.bytes) for p in found.seen}
     dominated = {p for p in every if any(q[0] <= p[0] and q[1] <= p[1] and q != p for q in every)}
     assert [size for _, size in front] == [size for _, size in sorted(every - dominated)]
     assert [row.layout for row in found.front] == [
-        p.layout for p in sorted(found.seen) if p.layout in {row.layout for row in found.front}
+        p.layout
+        for p in sorted(found.seen, key=lambda p: (p.step_seconds, p))
+        if p.layout in {row.layout for row in found.front}
     ]
     best = found.best
     assert best is not None and best.fits and all(row.fits for row in found.rows)
@@ -101,8 +103,8 @@ def assert_true(found: SearchResult) -> None:
         assert best.bytes == min(row.bytes for row in found.rows) == min(p.bytes for p in found.seen)
     else:
         assert found.fastest is best and found.suggested is not None
-        assert best.time.total == pytest.approx(min(p.seconds for p in found.seen))
-        near = [p for p in found.seen if p.seconds <= best.time.total * (1 + found.error)]
+        assert best.expected_seconds == pytest.approx(min(p.seconds for p in found.seen))
+        near = [p for p in found.seen if p.seconds <= best.expected_seconds * (1 + found.error)]
         least = min(complexity(p.layout, plain_of(best)) for p in near)
         assert complexity(found.suggested.layout, plain_of(best)) == least
         assert bool(found.suggestion) == (found.suggested is not best)

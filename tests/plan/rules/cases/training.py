@@ -12,7 +12,17 @@ LATENT = {
     "model.qk_nope_head_dim": 128,
     "model.qk_rope_head_dim": 64,
 }
+UNKNOWN = {"cluster": "dgx-2x8", "training.dtype": "bf16", "training.runtime": "other"}
 CASES = (
+    Case(
+        "gradients-unknown",
+        {**UNKNOWN, "training.gradient_dtype": "fp32"},
+        UNKNOWN,
+        "training.gradient_dtype",
+        ("bf16 ones are planned", "fp32 ones take"),
+        r"set training.gradient_dtype to your trainer's, fp32 or bf16",
+        status="warning",
+    ),
     Case(
         "freeze-matches",
         {"training.freeze": ["embedding.*", "layers.[0-5].*", "*norm*", "layers.11.mlp.up.bias"]},
