@@ -12,6 +12,8 @@ from mpctl.spec.cluster import ClusterSpec
 from tests.search_sweeps import as_unknown, kept_back, unknown_trainer, verdict_cells
 from tests.verdicts import judged_runs
 
+GRADIENTS = (None, "fp32")
+
 
 def line(*cells: str) -> None:
     """Print a row of a table."""
@@ -24,16 +26,19 @@ def main() -> None:
     line(*["---"] * 7)
     for name, kind, regrets in kept_back():
         line(name, kind, *regrets.cells())
-    for dtype in ("fp32", "bf16"):
+    for dtype in GRADIENTS:
         for table, regrets in unknown_trainer(gradient_dtype=dtype):
-            line(f"{table} as `other`", f"{dtype} gradients", *regrets.cells())
+            line(f"{table} as `other`", f"gradients {dtype or 'not named'}", *regrets.cells())
     print()
     line("memory of nanotron's runs", "n", "ran, fits", "failed, does not", "balanced")
     line(*["---"] * 5)
     runs, headroom = judged_runs(), ClusterSpec().headroom
     line("by its profile", *verdict_cells(runs, headroom))
-    for dtype in ("fp32", "bf16"):
-        line(f"as `other`, {dtype} gradients", *verdict_cells(list(as_unknown(runs, gradient_dtype=dtype)), headroom))
+    for dtype in GRADIENTS:
+        line(
+            f"as `other`, gradients {dtype or 'not named'}",
+            *verdict_cells(list(as_unknown(runs, gradient_dtype=dtype)), headroom),
+        )
 
 
 if __name__ == "__main__":
