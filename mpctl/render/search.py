@@ -236,7 +236,8 @@ def search_parts(document: SearchDocument, points: Sequence[FrontPoint] = ()) ->
     yield from map(Sentence, header_lines(document))
     if rows:
         where = f" on {plural(rows[0]['gpus'], 'GPU')}" if by_gpus else ""
-        yield _table(f"Layouts{where}, {ORDERS[document['sort']]}", rows, names, first="#")
+        room = ", room counted" if document["sort"] == "time" and any(entry["room"] for entry in rows) else ""
+        yield _table(f"Layouts{where}, {ORDERS[document['sort']]}{room}", rows, names, first="#")
         yield from notes(document)
         if lines := comparison_lines(document):
             yield Lines(f"Compared with the {best_name(document)}", lines)

@@ -166,6 +166,7 @@ def suggestion_text(fastest: LayoutReport, suggested: LayoutReport, error: float
     """Return what the suggested layout costs in time and saves in complexity and memory.
 
     `4.1% slower than the fastest, within the 10 % that estimates cannot tell apart; no pipeline, 12.4 GiB less`.
+    Where one of them lacks room, that counts, and the text says so.
     """
     plain = get_profile(suggested.job.training.runtime).plain
     slower = suggested.expected_seconds / fastest.expected_seconds - 1
@@ -173,7 +174,8 @@ def suggestion_text(fastest: LayoutReport, suggested: LayoutReport, error: float
     more = suggested.bytes - fastest.bytes
     saved.append(f"{bytes_text(abs(more))} {'less' if more < 0 else 'more'}")
     tie = f"within the {100 * error:g} % that estimates cannot tell apart"
-    return f"{slower:.1%} slower than the fastest, {tie}; {', '.join(saved)}"
+    room = " with room counted" if max(fastest.slowdown, suggested.slowdown) > 1 else ""
+    return f"{slower:.1%} slower than the fastest{room}, {tie}; {', '.join(saved)}"
 
 
 def given_reason(best: LayoutReport, given: LayoutReport) -> str:
