@@ -65,6 +65,7 @@ from mpctl.plan.planning.plan import Overrides
 from mpctl.plan.rules.check import Check, listed
 from mpctl.plan.rules.layout import is_countable
 from mpctl.spec.load import job_from_raw
+from mpctl.spec.schedules import SCHEDULES
 from mpctl.spec.training import CORE, RecomputeModule
 
 SAMPLES = {
@@ -500,15 +501,16 @@ def _cut_as(text: str, settings: Mapping[str, object]) -> dict[str, object]:
 
 
 def find_cut(counts: list[int], settings: Mapping[str, object]) -> dict[str, object] | None:
-    """The settings that deal parts of so many layers to the stages, part i to rank i mod pp; None
-    where none do."""
+    """The settings that deal parts of so many layers to the stages, part i to rank i mod pp or as the
+    schedule's V does; None where none do."""
     pp = settings.get("parallel.pp")
     if not isinstance(pp, int) or pp < 1 or not counts or len(counts) % pp:
         return None
     vpp = len(counts) // pp
     for cut in _cuts(counts, pp, vpp):
         tried = {**settings, **cut, "parallel.vpp": vpp}
-        if _stages(tried, sum(counts)) == spans_of(counts, pp):
+        is_v = SCHEDULES[str(settings.get("parallel.schedule", "1f1b"))].is_v
+        if _stages(tried, sum(counts)) == spans_of(counts, pp, is_v=is_v):
             return {**cut, "parallel.vpp": vpp}
     return None
 

@@ -57,7 +57,13 @@ FORMER = {
     f"{T}max_context_length": f"{T}seq_len",
 }
 """Names of other versions."""
-PLANNED = {"1f1b": "1f1b", "interleaved1f1b": "1f1b", "gpipe": "gpipe"}
+PLANNED = {
+    "1f1b": "1f1b",
+    "interleaved1f1b": "1f1b",
+    "gpipe": "gpipe",
+    "zbvzerobubble": "zbv",
+    "dualpipev": "dualpipev",
+}
 LOOPED = ("interleaved", "loopedbfs", "zbv", "dualpipe")
 STAGES = {"default": 3, "always": 3, "never": 2}
 _LAYER = re.compile(r"layers\.\d{1,6}\b")

@@ -22,6 +22,7 @@ from mpctl.spec.adapter import AdapterSpec
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import VARIANTS, ModelSpec, is_set
 from mpctl.spec.parallel import CpComm
+from mpctl.spec.schedules import SCHEDULES
 from mpctl.spec.training import TrainingSpec
 
 
@@ -30,7 +31,8 @@ class LauncherLimits:
     """The layouts that one launcher can express; each field lists the possible values.
 
     orders: of ranks, fastest-varying axis first; None where any order is possible. chunks: whether
-    a rank may hold several chunks. zero: stages; zero_in_pipeline: those with pp above 1.
+    a rank may hold several chunks; v_schedules: schedules of the shape of a V. zero: stages;
+    zero_in_pipeline: those with pp above 1.
     tensor_modes, dtypes, recompute: settings of a job. offload, partition: of saved activations.
     ep, etp: whether experts are dealt to ranks, and each expert is cut. zero_size: the groups that
     ZeRO may divide states over if not all of dp x cp: any, or those with all of cp (`dp`). adapters:
@@ -47,6 +49,7 @@ class LauncherLimits:
     cp: bool = True
     cp_comm: tuple[CpComm, ...] = ()
     chunks: bool = True
+    v_schedules: tuple[str, ...] = ()
     sequence_parallel: bool = True
     zero: tuple[int, ...] = (0, 1, 2, 3)
     zero_in_pipeline: tuple[int, ...] = (0, 1, 2, 3)
@@ -88,6 +91,9 @@ class LauncherLimits:
                 yield refused(f"parallel.{axis}", size, f"{who} {what} here", f"use {axis} 1, or --emit megatron")
         if p.vpp > 1 and not self.chunks:
             yield refused("parallel.vpp", p.vpp, f"{who} runs one chunk a rank", "use vpp 1")
+        if p.pp > 1 and SCHEDULES[p.schedule].is_v and p.schedule not in self.v_schedules:
+            hint = f"use {listed((*self.v_schedules, '1f1b'))}"
+            yield refused("parallel.schedule", p.schedule, f"{who} does not have this schedule", hint)
         if splits_sequence(job) and not self.sequence_parallel:
             message = f"{who} does not split the sequence over tp"
             yield refused("parallel.sequence_parallel", "true", message, "use --no-sequence-parallel")

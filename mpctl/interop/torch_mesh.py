@@ -25,6 +25,7 @@ from mpctl.spec.job import JobSpec
 LIMITS = LauncherLimits(
     "torch",
     cp_comm=("p2p", "all_gather"),
+    v_schedules=("zbv", "dualpipev"),
     orders=None,
     dtypes=("fp64", "fp32", "bf16", "fp16"),
     offload=True,
@@ -34,7 +35,14 @@ LIMITS = LauncherLimits(
     zero_size="dp",
 )
 DTYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B", "zero-bubble": "InterleavedZeroBubble"}
+SCHEDULES = {
+    "1f1b": "1F1B",
+    "gpipe": "GPipe",
+    "interleaved": "Interleaved1F1B",
+    "zero-bubble": "InterleavedZeroBubble",
+    "zbv": "ZBVZeroBubble",
+    "dualpipev": "DualPipeV",
+}
 TORCH_TYPES = {"rocm": "cuda", "tpu": "xla"}
 """torch's name of a kind of device, where it is another; its ROCm builds answer to cuda."""
 ZERO = {

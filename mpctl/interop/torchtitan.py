@@ -45,6 +45,7 @@ from mpctl.interop.torchtitan_keys import (
     find_flavor,
 )
 from mpctl.model.layout.topology import zero_stage
+from mpctl.model.pipeline.placement import Placement
 from mpctl.plan.planning.plan import Plan
 from mpctl.plan.rules.check import listed
 from mpctl.spec.job import JobSpec
@@ -53,6 +54,7 @@ from mpctl.spec.model import ModelSpec
 LIMITS = LauncherLimits(
     "torchtitan",
     cp_comm=("all_gather",),
+    v_schedules=("zbv", "dualpipev"),
     zero=(0, 2, 3),
     zero_in_pipeline=(0, 1, 2, 3),
     dtypes=("fp32", "bf16"),
@@ -220,7 +222,9 @@ def _stage_layers(plan: Plan) -> dict[str, Value]:
     p, stages = plan.job.parallel, plan.stages
     if stages is None:
         return {}
-    parts = [span for chunk in zip(*stages, strict=True) for span in chunk]
+    placement = Placement.of(p)
+    places = map(placement.place, range(placement.stages * placement.chunks))
+    parts = [stages[place.stage][place.chunk] for place in places]
     is_even = p.stage_balance == "even" and not (p.first_stage_layers or p.last_stage_layers)
     ends = int(p.embedding_is_layer), int(p.loss_is_layer)
     if is_even:

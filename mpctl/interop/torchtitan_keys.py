@@ -17,13 +17,20 @@ from mpctl.interop.config_text import Source, Value
 from mpctl.interop.limits import dp_degrees
 from mpctl.interop.mapping import ForeignKey
 from mpctl.model.layout.topology import zero_stage
+from mpctl.model.pipeline.placement import Placement
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import job_from_raw
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.presets import preset_files
 
 P, T, RATE, ADAM = "parallelism.", "training.", "lr_scheduler.", "optimizer."
-SCHEDULES = {"1f1b": "1F1B", "interleaved": "Interleaved1F1B", "gpipe": "GPipe"}
+SCHEDULES = {
+    "1f1b": "1F1B",
+    "interleaved": "Interleaved1F1B",
+    "gpipe": "GPipe",
+    "zbv": "ZBVZeroBubble",
+    "dualpipev": "DualPipeV",
+}
 LOSS_CHUNKS = 8  # ChunkedLossWrapper's
 RESHARD = {1: "default", 2: "never", 3: "always"}
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
@@ -37,7 +44,8 @@ def _in_pipeline(value: Callable[[JobSpec], Value]) -> Callable[[JobSpec], Value
 
 def _schedule(job: JobSpec) -> str:
     p = job.parallel
-    return SCHEDULES.get("interleaved" if p.vpp > 1 else p.schedule, SCHEDULES["1f1b"])
+    is_looped = p.vpp > 1 and not Placement.of(p).is_v
+    return SCHEDULES.get("interleaved" if is_looped else p.schedule, SCHEDULES["1f1b"])
 
 
 def _max_norm(job: JobSpec) -> Value:

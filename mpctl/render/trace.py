@@ -94,8 +94,8 @@ def _stage(step: StepLine, stage: int) -> Iterator[Event]:
     free: list[float] = []  # when each row of sends ends
     for action, start, end in zip(line.orders[stage], line.starts[stage], line.ends[stage], strict=True):
         yield _event(stage, 0, pass_name(action, chunks), action.kind, (start, end), action)
-        receiver = target(action, stage=stage, stages=num_stages, chunks=chunks)
-        if receiver is None:
+        receiver = target(action, stage=stage, stages=num_stages, chunks=chunks, is_v=step.is_v)
+        if receiver is None or receiver.stage == stage:
             continue
         size, seconds = step.sent[StageChunk(stage, action.chunk), receiver]
         if size:

@@ -22,6 +22,7 @@ from mpctl.spec.adapter_costs import MemoryPasses as MemoryPasses
 from mpctl.spec.base import AS_MEMORY, Amount, Count, CountOrZero, DType, Factor, Part, Seconds, Share, StrictModel
 from mpctl.spec.parallel import CpComm, ScheduleName, TensorMode
 from mpctl.spec.presets import PresetFile, get_file, own_folders, preset_issues, search_path
+from mpctl.spec.schedules import SCHEDULES
 from mpctl.spec.training import DEFAULT_RUNTIME, CrossEntropy, RecomputeMode, TrainingSpec
 from mpctl.spec.training import Dispatcher as Dispatcher
 
@@ -272,7 +273,7 @@ class RuntimeSupport(StrictModel):
         "offered for no others; all when absent",
     )
     schedules: Annotated[list[ScheduleName], MinLen(1)] = Field(
-        ["1f1b"], description="pipeline schedules that a search tries, each with one chunk a stage"
+        ["1f1b"], description="pipeline schedules that a search tries, each with one chunk a stage, a V with two"
     )
     chunks: bool = Field(False, description="several chunks per stage, interleaved (parallel.vpp)")
     recompute: Annotated[list[RecomputeMode], MinLen(1)] = Field(
@@ -331,6 +332,11 @@ class RuntimeSupport(StrictModel):
     def is_for(self, dtypes: Collection[str] | None) -> bool:
         """Whether it is offered for devices that multiply these data types; None: the device is not known."""
         return self.needs is None or dtypes is None or self.needs in dtypes
+
+    def has_schedule(self, name: ScheduleName, chunks: int) -> bool:
+        """Whether it runs a schedule of more than one stage; several chunks that are not a V are one
+        schedule, interleaved."""
+        return name in self.schedules or (chunks > 1 and not SCHEDULES[name].is_v)
 
     def has_axis(self, axis: Axis) -> bool:
         """Whether it runs several ranks along an axis of parallelism."""

@@ -391,7 +391,11 @@ VALUES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "parallel.schedule": {
         "interleaved": ("interleaved_1f1b", "interleaved1f1b", "vpp"),
-        "zero-bubble": ("zb", "zbh1", "zb_h1", "zbv", "zb1p", "zerobubble"),
+        "zero-bubble": ("zb", "zbh1", "zb_h1", "zb1p", "zerobubble"),
+        "zbv": ("zb_v", "zbvzerobubble", "zbv_zero_bubble"),
+        "v-half": ("vhalf", "zbv_half"),
+        "v-min": ("vmin", "zbv_min"),
+        "dualpipev": ("dualpipe_v",),
         "gpipe": ("afab", "f_then_b", "all_forward_all_backward"),
     },
     "parallel.stage_balance": {"cost": ("auto", "balanced", "parameters", "time"), "even": ("uniform", "equal")},

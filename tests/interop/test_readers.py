@@ -170,6 +170,10 @@ def test_torchtitans_stages_are_those_that_it_infers() -> None:
     read = read_with("torchtitan", flags.format("8B", 4, "Interleaved1F1B"))
     assert read.settings["parallel.vpp"] == 2
     assert "equal layers" in str([str(w.issue) for w in read.warnings])
+    for schedule, ours in (("ZBVZeroBubble", "zbv"), ("DualPipeV", "dualpipev")):
+        read = read_with("torchtitan", flags.format("70B", 4, schedule))
+        assert (read.settings["parallel.schedule"], read.settings["parallel.vpp"]) == (ours, 2)
+        assert "planned as 1F1B" not in str([str(w.issue) for w in read.warnings])
     told = issues_of(
         "torchtitan", flags.format("70B", 4, "1F1B") + "--parallelism.pipeline_parallel_layers_per_stage 4"
     )

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from mpctl.core.errors import InputError
 from mpctl.interop.emitted import emit_plan
 from mpctl.plan.planning.plan import Plan
 from mpctl.train.runtime.optimizer import learning_rate
@@ -90,6 +91,17 @@ def test_fields_sizes_and_batch(name: str) -> None:
     assert local * passes * job.sizes["dp"] == training["global_batch_size"]
     captures = job.parallel.pp == job.parallel.ep == 1
     assert captures is not training.get("disable_cuda_graphs", False)
+
+
+def test_schedules_of_the_shape_of_a_v() -> None:
+    """torchtitan deals out parts of the model in their order, wherever these are."""
+    pipe = {"parallel.pp": 4, "parallel.vpp": 2, "parallel.tp": 1, "parallel.sequence_parallel": False}
+    for ours, theirs in (("zbv", "ZBVZeroBubble"), ("dualpipev", "DualPipeV")):
+        sizes, _ = said(plan_of({**pipe, "parallel.schedule": ours}, base=EXAMPLE))
+        assert sizes["pipeline_parallel_schedule"] == theirs
+        assert sizes["pipeline_parallel_layers_per_stage"] == 10
+    with pytest.raises(InputError, match="torchtitan does not have this schedule"):
+        said(plan_of({**pipe, "parallel.schedule": "v-half"}, base=EXAMPLE))
 
 
 def test_the_example_is_a_config_of_its_own() -> None:

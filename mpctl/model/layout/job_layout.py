@@ -31,6 +31,7 @@ from mpctl.model.operators.matmul import Dims, ParameterSpec
 from mpctl.model.operators.table import OperatorTable, StageSlice, named_weights
 from mpctl.model.pipeline.explicit import find_layout, separates_prediction
 from mpctl.model.pipeline.filled import FilledCut, is_filled, job_cut
+from mpctl.model.pipeline.placement import Placement, StageChunk
 from mpctl.model.pipeline.stages import Span, job_stages
 from mpctl.spec.cluster import ClusterSpec
 from mpctl.spec.job import JobSpec
@@ -77,6 +78,7 @@ class StageClass(NamedTuple):
     bytes, and take equally long.
 
     shared: parameters that other stages also hold. has_loss: whether the stage computes the loss.
+    turns: whether it hands over to itself, as the last one of a V does.
 
     By hand, 8 equal layers on 4 stages with tied embeddings: the first, the last, and the two
     between them, which are equal.
@@ -85,6 +87,7 @@ class StageClass(NamedTuple):
     chunks: tuple[ChunkClass, ...]
     shared: tuple[str, ...]
     has_loss: bool
+    turns: bool = False
 
 
 @dataclass(frozen=True, repr=False)
@@ -196,16 +199,21 @@ class JobLayout:
         return len(self.stages) - 1
 
     @property
+    def placement(self) -> Placement:
+        """Where virtual stages are."""
+        return Placement.of(self.job.parallel)
+
+    @property
     def head_stage(self) -> int:
-        """Number of the stage that has the output head: the last, unless the runtime fills stages
-        one after the other (model/pipeline/filled.py)."""
-        return self._cut.head_stage if self._cut else self.last_stage
+        """Number of the stage that has the output head: that of the last virtual stage, unless the
+        runtime fills stages one after the other (model/pipeline/filled.py)."""
+        return self._cut.head_stage if self._cut else self.placement.last.stage
 
     @property
     def loss_stage(self) -> int:
         """Number of the stage that computes the loss: the head's, or the one that it sends the
         logits to."""
-        return self._cut.loss_stage if self._cut else self.last_stage
+        return self._cut.loss_stage if self._cut else self.placement.last.stage
 
     @cached_property
     def _cut(self) -> FilledCut | None:
@@ -276,7 +284,8 @@ class JobLayout:
             for (start, stop), slices in zip(self.stages[stage], self.chunks(stage), strict=True)
         )
         names = tuple(name for name, stages in shared.items() if stage in stages)
-        return StageClass(tuple(chunks), names, stage == self.loss_stage)
+        turns = self.placement.is_v and stage == self.last_stage
+        return StageClass(tuple(chunks), names, stage == self.loss_stage, turns)
 
     def of_stages(self, find: Callable[[int], Value]) -> list[Value]:
         """`find` of every stage, called once for those that are alike."""
@@ -313,19 +322,19 @@ class JobLayout:
         )
 
     @cached_property
-    def prediction_place(self) -> tuple[int, int] | None:
+    def prediction_place(self) -> StageChunk | None:
         """(stage, chunk) of layers of multi-token prediction that run apart from the loss."""
         layout = find_layout(self.job) if self.table.predictions else None
         if layout is None:
             return None
-        chunk, stage = divmod(layout.prediction_parts[0], len(self.stages))
-        return stage, chunk
+        return self.placement.place(layout.prediction_parts[0])
 
     def border(self, stage: int, chunk: int, *, after: bool) -> Border:
         """The tensors that a chunk sends to the next one (after), or receives from the one before."""
         place, layer = self.prediction_place, self.stages[stage][chunk][after]
-        here = chunk, stage, after
-        predicted = place is not None and here >= (place[1], place[0], True)
+        virtual = self.placement.virtual
+        here = virtual(StageChunk(stage, chunk)), after
+        predicted = place is not None and here >= (virtual(place), True)
         table = self.table
         return Border(table.boundary(layer, predicted=predicted), table.boundary_needs(layer, predicted=predicted))
 

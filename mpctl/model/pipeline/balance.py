@@ -3,7 +3,7 @@
 All stages wait for the slowest one: m micro batches take (m - 1) times its seconds, plus once the
 seconds of all stages, a sum that is the same for every cut. So the slowest stage is to be as fast
 as possible. Layers stay in order, each chunk holds at least one, and the cost of a stage is that of
-its chunks together (virtual stage v is chunk v // pp of stage v % pp).
+its chunks together (placement.py).
 
 The search starts from stages with equal numbers of layers, and again from stages of about equal
 cost. It moves one layer of the slowest stage to another chunk as long as the cut gets better: the
@@ -26,6 +26,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
+from mpctl.model.pipeline.placement import Placement
+
 Bounds = list[int]  # where virtual stages begin, and the end
 
 
@@ -37,22 +39,25 @@ class LayerCosts:
     entry: int = 0
     exit: int = 0
 
-    def of_stages(self, stages: Sequence[Sequence[tuple[int, int]]]) -> list[int]:
-        """The cost of each stage, ends included. stages: spans of layers by [stage][chunk]."""
+    def of_stages(self, stages: Sequence[Sequence[tuple[int, int]]], *, exit_stage: int = -1) -> list[int]:
+        """The cost of each stage, ends included. stages: spans of layers by [stage][chunk]; exit_stage: the
+        one with the output head."""
         found = [sum(sum(self.layers[start:stop]) for start, stop in spans) for spans in stages]
         found[0] += self.entry
-        found[-1] += self.exit
+        found[exit_stage] += self.exit
         return found
 
 
-def balanced_counts(costs: LayerCosts, *, pp: int, vpp: int = 1) -> list[int]:
+def balanced_counts(costs: LayerCosts, *, pp: int, vpp: int = 1, is_v: bool = False) -> list[int]:
     """Number of layers of every virtual stage, so that the slowest of pp stages is fastest.
 
-    There must be at least pp x vpp layers.
+    There must be at least pp x vpp layers. is_v: virtual stages go over the stages and back.
     """
     blocks, layers = pp * vpp, len(costs.layers)
     assert blocks <= layers, f"{layers} layers leave some of {blocks} chunks empty"
-    search = _BalanceSearch(costs, list(accumulate(costs.layers, initial=0)), pp)
+    placement = Placement(pp, vpp, is_v)
+    stage_of = [placement.place(block).stage for block in range(blocks)]
+    search = _BalanceSearch(costs, list(accumulate(costs.layers, initial=0)), pp, stage_of)
     even = [layers * block // blocks for block in range(blocks + 1)]
     ended = [search.descend(bounds) for bounds in (even, search.at_equal_costs(blocks))]
     best = min(ended, key=search.rank)
@@ -61,11 +66,13 @@ def balanced_counts(costs: LayerCosts, *, pp: int, vpp: int = 1) -> list[int]:
 
 @dataclass(frozen=True)
 class _BalanceSearch:
-    """A search that moves layers between chunks. before[n]: the cost of the first n layers."""
+    """A search that moves layers between chunks. before[n]: the cost of the first n layers; stage_of: the
+    stage of each virtual stage."""
 
     costs: LayerCosts
     before: list[int]
     pp: int
+    stage_of: list[int]
 
     def chunks(self, bounds: Bounds) -> list[int]:
         found = [self.before[stop] - self.before[start] for start, stop in pairwise(bounds)]
@@ -74,7 +81,10 @@ class _BalanceSearch:
         return found
 
     def stages(self, chunks: Sequence[int]) -> list[int]:
-        return [sum(chunks[stage :: self.pp]) for stage in range(self.pp)]
+        sums = [0] * self.pp
+        for stage, cost in zip(self.stage_of, chunks, strict=True):
+            sums[stage] += cost
+        return sums
 
     def rank(self, bounds: Bounds) -> tuple[list[int], list[int]]:
         """A sort key, best first: costs of stages from the slowest down, then those of chunks."""
@@ -119,8 +129,9 @@ class _BalanceSearch:
         """
         now = self.chunks(bounds)
         stages, blocks = self.stages(now), len(now)
-        for giver in range(stages.index(max(stages)), blocks, self.pp):
-            if bounds[giver + 1] - bounds[giver] == 1:
+        slowest = stages.index(max(stages))
+        for giver in range(blocks):
+            if self.stage_of[giver] != slowest or bounds[giver + 1] - bounds[giver] == 1:
                 continue
             for way, takers in ((-1, range(giver + 1, blocks)), (1, range(giver - 1, -1, -1))):
                 moved, chunks, sums = bounds.copy(), now.copy(), stages.copy()
@@ -130,5 +141,5 @@ class _BalanceSearch:
                     moved[bound] += way
                     for chunk, cost in ((taker, 1), (taker + way, -1)):
                         chunks[chunk] += cost * self.costs.layers[layer]
-                        sums[chunk % self.pp] += cost * self.costs.layers[layer]
+                        sums[self.stage_of[chunk]] += cost * self.costs.layers[layer]
                     yield giver, taker, sums, chunks, moved

@@ -1,11 +1,11 @@
 """Assign layers to pipeline stages and their chunks.
 
-Layers go in order through virtual stages 0 .. pp*vpp-1; virtual stage v is chunk v // pp of stage
-v % pp (interleaving, arXiv 2104.04473 section 2.2). The first and the last stage may have different
-counts; when the embedding or the loss counts as a layer, the end stage holds one layer fewer. With
-`stage_balance` "cost" the layers are split by their cost (balance.py), so that their number need
-not be divisible by the number of stages; `pipeline_layout` says it stage by stage (explicit.py).
-The planner and each worker call `job_stages`, whose result depends on the job alone.
+Layers go in order through virtual stages 0 .. pp*vpp-1, which placement.py puts on stages. The
+first and the last stage may have different counts; when the embedding or the loss counts as a
+layer, the end stage holds one layer fewer. With `stage_balance` "cost" the layers are split by
+their cost (balance.py), so that their number need not be divisible by the number of stages;
+`pipeline_layout` says it stage by stage (explicit.py). The planner and each worker call
+`job_stages`, whose result depends on the job alone.
 
 >>> stage_layers(24, pp=4, vpp=2)[1]          # stage 1: a block of the front, one of the back
 [(3, 6), (15, 18)]
@@ -24,6 +24,7 @@ from mpctl.core.units import plural
 from mpctl.model.pipeline.balance import balanced_counts
 from mpctl.model.pipeline.explicit import find_layout, layout_problems
 from mpctl.model.pipeline.filled import is_filled, job_cut
+from mpctl.model.pipeline.placement import Placement
 from mpctl.spec.job import JobSpec
 
 Span = tuple[int, int]
@@ -46,11 +47,13 @@ def stage_layers(
     last: int | None = None,
     embedding_is_layer: bool = False,
     loss_is_layer: bool = False,
+    is_v: bool = False,
 ) -> list[list[Span]]:
     """Half-open spans of layers by [stage][chunk]; raises UnevenLayersError.
 
     first, last: layers of the first and the last stage, where they differ from the others.
-    embedding_is_layer, loss_is_layer: the end stage holds one layer fewer.
+    embedding_is_layer, loss_is_layer: the end stage holds one layer fewer. is_v: virtual stages go
+    over the stages and back.
     """
     blocks = pp * vpp
     if first is not None or last is not None:
@@ -59,22 +62,24 @@ def stage_layers(
                 "the end stages are given by number, and the embedding or the loss counts as a layer",
                 "use one or the other: first_stage_layers and last_stage_layers already say it",
             )
-        return spans_of(_with_ends(layers, pp, vpp, first, last), pp)
+        chunk = _with_ends(layers, pp, vpp, first, last)
+        return spans_of([n for at in range(vpp) for n in (chunk[::-1] if is_v and at % 2 else chunk)], pp, is_v=is_v)
     total = layers + embedding_is_layer + loss_is_layer
     if total % blocks:
         raise _uneven(layers, total - layers, pp, vpp)
     counts = [total // blocks] * blocks
     counts[0] -= embedding_is_layer
     counts[-1] -= loss_is_layer
-    return spans_of(counts, pp)
+    return spans_of(counts, pp, is_v=is_v)
 
 
-def spans_of(counts: Iterable[int], pp: int) -> list[list[Span]]:
-    """Spans of layers by [stage][chunk]. counts: number of layers of each virtual stage."""
+def spans_of(counts: Iterable[int], pp: int, *, is_v: bool = False) -> list[list[Span]]:
+    """Spans of layers by [stage][chunk]. counts: number of layers of each virtual stage; is_v: these
+    go over the stages and back."""
     stages: list[list[Span]] = [[] for _ in range(pp)]
-    start = 0
+    start, placement = 0, Placement(pp, is_v=is_v)
     for virtual, count in enumerate(counts):
-        stages[virtual % pp].append((start, start + count))
+        stages[placement.place(virtual).stage].append((start, start + count))
         start += count
     return stages
 
@@ -101,6 +106,7 @@ def job_stages(job: JobSpec, layers: int) -> list[list[Span]]:
         last=p.last_stage_layers,
         embedding_is_layer=p.embedding_is_layer,
         loss_is_layer=p.loss_is_layer,
+        is_v=Placement.of(p).is_v,
     )
 
 
@@ -118,11 +124,12 @@ def _balanced(job: JobSpec, layers: int) -> list[list[Span]]:
         )
     from mpctl.model.pipeline.costs import job_costs
 
-    return spans_of(balanced_counts(job_costs(job), pp=p.pp, vpp=p.vpp), p.pp)
+    is_v = Placement.of(p).is_v
+    return spans_of(balanced_counts(job_costs(job), pp=p.pp, vpp=p.vpp, is_v=is_v), p.pp, is_v=is_v)
 
 
 def _with_ends(layers: int, pp: int, vpp: int, first: int | None, last: int | None) -> list[int]:
-    """Layers of each virtual stage if those of an end stage are specified."""
+    """Layers of a chunk of each stage if those of an end stage are specified."""
     given = [count for count in (first, last) if count is not None]
     inner, rest = pp - len(given), layers - sum(given)
     if inner < 0:
@@ -143,7 +150,7 @@ def _with_ends(layers: int, pp: int, vpp: int, first: int | None, last: int | No
     middle = [rest // (inner * vpp)] * inner if inner else []
     head = [] if first is None else [first // vpp]
     tail = [] if last is None else [last // vpp]
-    return [*head, *middle, *tail] * vpp
+    return [*head, *middle, *tail]
 
 
 def _uneven(layers: int, extra: int, pp: int, vpp: int) -> UnevenLayersError:

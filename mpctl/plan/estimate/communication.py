@@ -222,15 +222,16 @@ def transfers(layout: JobLayout, *, scatters: bool = False) -> Iterator[P2PTrans
     """Transfers of one micro batch at every boundary of virtual stages: activations, then
     gradients. scatters: each tp rank sends one part of the tensor instead of all of it."""
     parallel = layout.job.parallel
-    virtual = [
-        StageChunk(stage, chunk) for chunk in range(len(layout.stages[0])) for stage in range(len(layout.stages))
-    ]
+    placement = layout.placement
+    virtual = [*map(placement.place, range(placement.stages * placement.chunks))]
     split = parallel.tp if parallel.sequence_parallel else 1
     is_unsharded = split == 1 and parallel.tensor_mode == "1d"
     parts = parallel.tp if scatters and is_unsharded else 1
     elements = local_sizes(layout)
     for before, behind in pairwise(virtual):
         sizes, needs = _handed_on(layout, elements, before)
+        if before.stage == behind.stage:  # the turn of a V, where nothing is sent
+            sizes, needs = [], ()
         backward = tuple(size for size, is_trained in zip(sizes, needs, strict=True) if is_trained)
         yield _transfer(before, behind, tuple(sizes), parts, is_forward=True)
         yield _transfer(behind, before, backward, parts, is_forward=False)

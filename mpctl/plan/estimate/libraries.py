@@ -76,7 +76,10 @@ class Communicators:
         total = self.every_rank
         if layout.last_stage:
             has_two = len(layout.stages[stage]) > 1 or 0 < stage < layout.last_stage
-            total += (1 + has_two) * LINK_CHANNELS * self.costs.connection_bytes
+            links = 2 if has_two else 1
+            if layout.placement.is_v:  # each neighbour sends activations and gradients
+                links = 2 if stage in (0, layout.last_stage) else 4
+            total += links * LINK_CHANNELS * self.costs.connection_bytes
         stride = self.topology.strides["pp"]
         for stages in {s for s in layout.shared_parameters.values() if stage in s}:
             if len(stages) <= layout.last_stage:  # else they are the group of all stages

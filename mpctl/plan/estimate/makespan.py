@@ -5,7 +5,9 @@ it can be: gpipe in closed form (a flow shop of equal jobs: the sum, and m-1 tim
 1f1b round by round, and as soon as all stages have moved on by the same time in one round they will
 in every other (max-plus linearity), so that the rest is a multiplication. For chunks and
 zero-bubble a shorter step is played (model/pipeline/schedule/replay.py), and each further micro batch
-adds the busiest stage's seconds for it. tests/plan/estimate/test_makespan.py compares all of it with the
+adds the busiest stage's seconds for it; in a V, the seconds by which a step half as long again is longer, since
+v-min waits in every round where forward, inputs and weights take unequal times.
+tests/plan/estimate/test_makespan.py compares all of it with the
 replay of every action.
 
 By hand, 2 stages, F = 1, B = 2, no messages, m micro batches: stage 0 ends at 3 m + 3.
@@ -18,13 +20,14 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
-from mpctl.model.pipeline.placement import StageChunk
+from mpctl.model.pipeline.placement import Placement, StageChunk
 from mpctl.model.pipeline.schedule.orders import Kind, actions
 from mpctl.model.pipeline.schedule.replay import Turns
 from mpctl.spec.parallel import ScheduleName
 from mpctl.spec.schedules import SCHEDULES
 
 GROUPS, GROUPS_OF_CHUNKS = 3, 2  # of p micro batches that are played before the rest is known
+GROUPS_OF_V = 4, 6  # of p micro batches: the length of two steps tells how much one more adds
 SETTLED = 1e-9  # relative difference of two rounds that counts as none
 
 
@@ -139,16 +142,31 @@ class PipelineTiming(NamedTuple):
 
     def _played(self) -> list[float]:
         p, m, vpp = len(self.chunks), self.microbatches, len(self.chunks[0])
+        if SCHEDULES[self.schedule].is_v:
+            return self._played_v()
         played = min(m, p * (GROUPS_OF_CHUNKS if vpp > 1 else GROUPS))
-        turns = _turns(self.schedule, p, played, vpp)
-        ends = turns.ends(lambda s, c, kind: self.chunks[s][c].of(kind), self.transfer)
+        ends = self._ends_of(played)
         slowest = max(sum(c.forward + c.backward for c in row) for row in self.chunks)
         return [end + (m - played) * slowest for end in ends]
 
+    def _played_v(self) -> list[float]:
+        p, m = len(self.chunks), self.microbatches
+        long = min(m, p * GROUPS_OF_V[1])
+        ends = self._ends_of(long)
+        if m == long:
+            return ends
+        short = p * GROUPS_OF_V[0]
+        each = (max(ends) - max(self._ends_of(short))) / (long - short)
+        return [end + (m - long) * each for end in ends]
+
+    def _ends_of(self, microbatches: int) -> list[float]:
+        turns = _turns(self.schedule, len(self.chunks), microbatches, len(self.chunks[0]))
+        return turns.ends(lambda s, c, kind: self.chunks[s][c].of(kind), self.transfer)
+
     def transfer(self, sender: StageChunk, receiver: StageChunk) -> float:
         """Seconds in which one micro batch gets from a chunk to its neighbour."""
-        p = len(self.chunks)
-        a, b = (place.chunk * p + place.stage for place in (sender, receiver))
+        placement = Placement(len(self.chunks), len(self.chunks[0]), SCHEDULES[self.schedule].is_v)
+        a, b = map(placement.virtual, (sender, receiver))
         return self.ahead[a] if a < b else self.back[b]
 
 
@@ -159,4 +177,5 @@ def _ends(timing: PipelineTiming) -> tuple[float, ...]:
 
 @lru_cache(maxsize=64)
 def _turns(name: ScheduleName, p: int, m: int, vpp: int) -> Turns:
-    return Turns.of(actions(name, stage=s, stages=p, microbatches=m, chunks=vpp) for s in range(p))
+    orders = (actions(name, stage=s, stages=p, microbatches=m, chunks=vpp) for s in range(p))
+    return Turns.of(orders, is_v=SCHEDULES[name].is_v)

@@ -24,7 +24,8 @@ from mpctl.core.units import bytes_text, part_text
 from mpctl.model.layout.job_layout import MAX_SENDS_IN_FLIGHT, JobLayout
 from mpctl.model.operators.activation_shapes import ActivationShapes
 from mpctl.model.operators.matmul import Dims
-from mpctl.model.pipeline.schedule.orders import actions, peak_in_flight
+from mpctl.model.pipeline.placement import StageChunk
+from mpctl.model.pipeline.schedule.orders import FEW_OF_V, Kind, actions, peak_in_flight
 from mpctl.plan.estimate.activation_shapes import activation_shapes, is_cuda
 from mpctl.plan.estimate.activations import ChunkBytes, stage_chunks
 from mpctl.plan.estimate.communication import message_bytes
@@ -146,6 +147,7 @@ class LayoutMemory:
     ) -> None:
         self.layout, self.shapes = layout, shapes
         self.known = KnownMemory({}, {}) if known is None else known
+        self.is_v = layout.placement.is_v
         self.settings, parallel = self._settings(), layout.job.parallel
         self.splits_backward = parallel.pp > 1 and SCHEDULES[parallel.schedule].splits_backward
         self.workspace, self.communicators = workspace_bytes(layout), communicators
@@ -171,7 +173,7 @@ class LayoutMemory:
             held,
             p.pp > 1,
             shared,
-            min(layout.num_microbatches, p.pp + 1),
+            min(layout.num_microbatches, p.pp * FEW_OF_V if self.is_v else p.pp + 1),
         )
 
     def of_stage(self, stage: int, microbatches: int | None = None) -> StageMemory:
@@ -210,7 +212,8 @@ class LayoutMemory:
         )
 
     def _contents(self, stage: int) -> StageContents:
-        at = stage if self.splits_backward else -1  # when weight gradients run depends on the stage
+        # when weight gradients run depends on the stage
+        at = (self.layout.job.parallel.schedule, stage) if self.splits_backward else -1
         key = (self.layout.stage_classes[stage], at, self.settings)
         contents = self.known.contents.get((key, self.shapes))
         if contents is None:
@@ -266,13 +269,15 @@ def spare_bytes(layout: JobLayout, stage: int, shapes: ActivationShapes) -> floa
     spare = layout.profile.memory.spare_receives
     if not spare:
         return 0.0
-    kinds, chunks = set[tuple[bool, int, Dims]](), len(layout.stages[stage])  # is of forward, number of the tensor
-    for chunk in range(chunks):
-        if stage or chunk:
-            kinds |= {(True, n, dims) for n, dims in enumerate(layout.border(stage, chunk, after=False).dims)}
-        if stage < layout.last_stage or chunk < chunks - 1:
+    placement, kinds = layout.placement, set[tuple[bool, int, int, Dims]]()  # is of forward, the sender, number
+    for chunk in range(len(layout.stages[stage])):
+        before, after = (placement.neighbour(StageChunk(stage, chunk), step) for step in (-1, 1))
+        if before is not None and before.stage != stage:
+            received = layout.border(stage, chunk, after=False).dims
+            kinds |= {(True, before.stage, n, dims) for n, dims in enumerate(received)}
+        if after is not None and after.stage != stage:
             pairs = zip(*layout.border(stage, chunk, after=True), strict=True)
-            kinds |= {(False, n, dims) for n, (dims, is_sent) in enumerate(pairs) if is_sent}
+            kinds |= {(False, after.stage, n, dims) for n, (dims, is_sent) in enumerate(pairs) if is_sent}
     whole = spare * sum(message_bytes(layout, dims) for *_, dims in kinds)
     return whole / (shapes.tp if shapes.splits else 1)
 
@@ -292,6 +297,8 @@ def peak_activations(
     """Activations of a stage whose chunks take these bytes: (most bytes saved for backwards at one
     time, peak including what the running action needs, most chunks in flight)."""
     count = peak_in_flight(schedule, stage=stage, stages=stages, microbatches=microbatches, chunks=len(chunks))
+    if SCHEDULES[schedule].is_v and stages > 1:
+        return *_in_pieces(schedule, stage, stages, microbatches, chunks), count
     if len(chunks) == 1:
         (only,) = chunks
         if SCHEDULES[schedule].splits_backward:
@@ -327,6 +334,8 @@ def peak_with_gradients(
     17.0
     """
     few = min(microbatches, 4 * stages)
+    if SCHEDULES[schedule].is_v and stages > 1:
+        return _in_pieces(schedule, stage, stages, few, chunks)[1] + sum(gradients)
     if SCHEDULES[schedule].splits_backward:  # products of weights come later still
         return _in_two(chunks[0], stage, stages, few)[1] + gradients[0]
     held, left = [0] * len(chunks), [few] * len(chunks)
@@ -357,6 +366,32 @@ def _in_two(chunk: ChunkBytes, stage: int, stages: int, microbatches: int) -> tu
         kept = max(kept, others + max(chunk.saved, chunk.deferred))
         peak = max(peak, others + chunk.split_peak, others + chunk.deferred + chunk.late)
     return kept, peak
+
+
+def _in_pieces(
+    schedule: ScheduleName, stage: int, stages: int, microbatches: int, chunks: Sequence[ChunkBytes]
+) -> tuple[float, float]:
+    """(most bytes saved, peak) in a V, whose order says when the weights of each chunk run; a backward
+    in one is its two parts, one after the other."""
+    held = kept = peak = 0.0
+    for kind, at in _pieces(schedule, stage, stages, min(microbatches, FEW_OF_V * stages)):
+        chunk = chunks[at]
+        if kind == "forward":
+            held += chunk.saved
+        if kind in ("backward", "backward_input"):
+            peak = max(peak, held - chunk.saved + chunk.split_peak)
+            held += chunk.deferred - chunk.saved
+        if kind in ("backward", "backward_weight"):
+            peak = max(peak, held + chunk.late)
+            held -= chunk.deferred
+        kept = max(kept, held)
+    return kept, max(kept, peak)
+
+
+@lru_cache(maxsize=1024)
+def _pieces(schedule: ScheduleName, stage: int, stages: int, microbatches: int) -> tuple[tuple[Kind, int], ...]:
+    order = actions(schedule, stage=stage, stages=stages, microbatches=microbatches, chunks=2)
+    return tuple((action.kind, action.chunk) for action in order)
 
 
 @lru_cache(maxsize=4096)

@@ -23,6 +23,7 @@ from mpctl.plan.estimate.kernels import MissingFigure
 from mpctl.plan.estimate.makespan import PipelineTiming
 from mpctl.plan.estimate.network import MissingLink
 from mpctl.plan.estimate.time import step_time_model
+from mpctl.spec.schedules import SCHEDULES
 
 PLAYED = 200_000
 Pair = tuple[StageChunk, StageChunk]
@@ -31,13 +32,15 @@ Pair = tuple[StageChunk, StageChunk]
 @dataclass(frozen=True)
 class StepLine:
     """line: of the first `played` micro batches. seconds: when the last action of all of them ends.
-    sent: bytes and seconds of one micro batch's message between neighbouring chunks."""
+    sent: bytes and seconds of one micro batch's message between neighbouring chunks. is_v: the chunks go
+    over the stages and back."""
 
     line: Timeline
     played: int
     microbatches: int
     seconds: float
     sent: Mapping[Pair, tuple[int, float]]
+    is_v: bool = False
 
     @property
     def skipped(self) -> int:
@@ -64,11 +67,13 @@ def play(pipeline: PipelineTiming, sizes: Mapping[Pair, int], *, limit: int = PL
     p, m, vpp = len(pipeline.chunks), pipeline.microbatches, len(pipeline.chunks[0])
     most = max(limit // (3 * p * vpp) // p, 2) * p  # interleaving takes them in groups of p
     played = min(m, most)
+    is_v = SCHEDULES[pipeline.schedule].is_v
     line = replay(
         [actions(pipeline.schedule, stage=stage, stages=p, microbatches=played, chunks=vpp) for stage in range(p)],
         lambda stage, chunk, kind: pipeline.chunks[stage][chunk].of(kind),
         transfer=pipeline.transfer,
+        is_v=is_v,
     )
     sent = {pair: (size, pipeline.transfer(*pair)) for pair, size in sizes.items()}
     seconds = line.makespan if played == m else max(pipeline.ends())
-    return StepLine(line, played, m, seconds, sent)
+    return StepLine(line, played, m, seconds, sent, is_v)

@@ -30,7 +30,7 @@ from typing import NamedTuple
 from mpctl.core.sharding import View
 from mpctl.model.layout.buckets import LAYERS_GATHERED_AHEAD, MAX_REDUCTIONS_IN_FLIGHT, Bucket
 from mpctl.model.layout.job_layout import JobLayout
-from mpctl.model.pipeline.schedule.orders import actions
+from mpctl.model.pipeline.schedule.orders import FEW_OF_V, actions
 from mpctl.plan.estimate.activations import ChunkBytes
 from mpctl.spec.schedules import SCHEDULES
 
@@ -51,19 +51,20 @@ def find_unsharded(layout: JobLayout, stage: int) -> Unsharded | None:
         return None
     parallel, replay = layout.job.parallel, _Replay(layout, stage)
     if parallel.pp > 1 and SCHEDULES[parallel.schedule].splits_backward:
-        few = min(layout.num_microbatches, parallel.pp + 1)
-        after: dict[tuple[_State, str], _State] = {}  # what an action makes of a state, which soon repeat
+        few = min(layout.num_microbatches, parallel.pp * FEW_OF_V if layout.placement.is_v else parallel.pp + 1)
+        place = {"stage": stage, "stages": parallel.pp, "chunks": len(layout.stages[stage])}
+        after: dict[tuple[_State, str, int], _State] = {}  # what an action makes of a state, which soon repeat
         state = replay.state
-        for action in actions(parallel.schedule, stage=stage, stages=parallel.pp, microbatches=few):
-            if action.kind not in ("backward_input", "backward_weight"):
+        for action in actions(parallel.schedule, microbatches=few, **place):
+            if action.kind == "forward":
                 continue
-            if (found := after.get((state, action.kind))) is None:
+            if (found := after.get((state, action.kind, action.chunk))) is None:
                 replay.state = state
-                if action.kind == "backward_input":
-                    replay.backward(0)
-                else:
-                    replay.weights()
-                found = after[state, action.kind] = replay.state
+                if action.kind != "backward_weight":
+                    replay.backward(action.chunk)
+                if action.kind != "backward_input":
+                    replay.weights(action.chunk)
+                found = after[state, action.kind, action.chunk] = replay.state
             state = found
     else:
         times = min(2, layout.num_microbatches)
@@ -168,10 +169,10 @@ class _Replay:
         self._reduce(sorted(complete))
         self.gathered = 0
 
-    def weights(self) -> None:
-        """The weight gradients that a backward has put off: a bucket is reduced once it and those
-        before it are complete."""
-        due = [n for n in self._trained(0) if self.kept[n] is not None]
+    def weights(self, chunk: int) -> None:
+        """The weight gradients that a backward of a chunk has put off: a bucket is reduced once it and
+        those before it are complete."""
+        due = [n for n in self._trained(chunk) if self.kept[n] is not None]
         begins = _by_unit(due, (self.buckets[n].last_unit for n in due))
         waiting = deque(due)
 

@@ -17,6 +17,7 @@ from mpctl.model.layout.topology import other_views, replicas
 from mpctl.model.pipeline.balance import balanced_counts
 from mpctl.model.pipeline.explicit import find_layout, layout_problems
 from mpctl.model.pipeline.filled import is_filled
+from mpctl.model.pipeline.placement import Placement
 from mpctl.model.pipeline.schedule.legality import schedule_conflicts
 from mpctl.model.pipeline.stages import UnevenLayersError, spans_of
 from mpctl.plan.rules.check import Check, listed, refusal
@@ -242,10 +243,13 @@ def balance_rules(draft: LayoutDraft) -> Iterator[Check]:
     costs = draft.costs
     if min(costs.layers) == 0:  # less than a token per rank: cp-divides-sequence
         return
-    takes = costs.of_stages(draft.stages)
-    best = spans_of(balanced_counts(costs, pp=p.pp, vpp=p.vpp), p.pp)
+    placement = Placement.of(p)
+    head = placement.last.stage
+    takes = costs.of_stages(draft.stages, exit_stage=head)
+    counted = balanced_counts(costs, pp=p.pp, vpp=p.vpp, is_v=placement.is_v)
+    best = spans_of(counted, p.pp, is_v=placement.is_v)
     counts = [sum(stop - start for start, stop in spans) for spans in best]
-    times = max(takes) / max(costs.of_stages(best))
+    times = max(takes) / max(costs.of_stages(best, exit_stage=head))
     slowest, layers = takes.index(max(takes)), listed(sorted(set(counts)))
     message = f"stage {slowest} computes longest: {times:.2f} times as long as the longest would "
     message += f"with {layers} layers a stage"

@@ -54,7 +54,7 @@ def not_run(job: JobSpec, profile: RuntimeProfile) -> Iterator[tuple[str, str]]:
         ("parallel.tensor_mode", f"tensor_mode {mode}", p.tp == 1 or not runs.tensor or mode in runs.tensor_modes),
         ("parallel.vpp", f"vpp {p.vpp}", p.vpp == 1 or runs.chunks),
         ("parallel.sequence_parallel", "sequence parallelism", p.tp == 1 or not p.sequence_parallel or runs.sequence),
-        ("parallel.schedule", f"schedule {p.schedule}", p.pp == 1 or p.vpp > 1 or p.schedule in runs.schedules),
+        ("parallel.schedule", f"schedule {p.schedule}", p.pp == 1 or runs.has_schedule(p.schedule, p.vpp)),
         ("parallel.order", f"order {p.order}", not runs.orders or find_order(p.order, runs.orders, sizes) is not None),
         ("parallel.zero", f"zero {zero}", zero in (0, *runs.zero)),
         ("parallel.zero_size", f"zero_size {p.zero_size}", zero_copies(job) == 1 or runs.zero_sizes),

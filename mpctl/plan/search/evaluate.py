@@ -23,7 +23,7 @@ from mpctl.model.operators.activation_shapes import ActivationShapes
 from mpctl.model.operators.layer import OperatorGroup
 from mpctl.model.operators.table import OperatorTable
 from mpctl.model.pipeline.costs import job_costs
-from mpctl.model.pipeline.schedule.orders import peak_in_flight
+from mpctl.model.pipeline.schedule.orders import peak_in_flight, warmup
 from mpctl.model.pipeline.stages import Span, job_stages
 from mpctl.plan.estimate.activation_shapes import activation_shapes, adds_products
 from mpctl.plan.estimate.activations import layer_bytes
@@ -200,7 +200,8 @@ class LayoutEvaluator:
     def stages_key(self, layout: LayoutSettings) -> tuple[Hashable, ...]:
         """Return the key that determines the stages. Stages of equal compute depend on the cost ratios
         of the layers, which the batch does not change."""
-        key = (layout.pp, layout.vpp, layout.stage_balance)
+        is_v = SCHEDULES[layout.schedule].is_v
+        key = (layout.pp, layout.vpp, layout.stage_balance, is_v)
         if layout.stage_balance == "even":
             return key
         recompute = "full" if layout.recompute == "full" else "none"
@@ -294,6 +295,8 @@ class LayoutEvaluator:
         if family.pp > 1 and not splits:
             place = {"stage": 0, "stages": family.pp, "chunks": family.vpp}
             held = peak_in_flight(family.schedule, **place, microbatches=microbatches)
+        if SCHEDULES[family.schedule].is_v:  # its forwards before anything is freed
+            held = warmup(family.schedule, stage=0, stages=family.pp, microbatches=microbatches, chunks=family.vpp)
         slack, context = self.overhead
         return SLACK * held * saved * slack + context
 

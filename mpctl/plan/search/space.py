@@ -80,6 +80,7 @@ from mpctl.spec.job import JobSpec, ends_count_as_layers
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.parallel import CpComm, ScheduleName
 from mpctl.spec.runtime import RuntimeSupport, get_profile
+from mpctl.spec.schedules import SCHEDULES
 from mpctl.spec.training import TrainingSpec
 
 CHOSEN = tuple(axis for axis in AXES if axis.name != FILLING)
@@ -445,9 +446,11 @@ class SearchSpace:
         the job uses."""
         if "schedule" in self.fixed:
             return (self.fixed["schedule"],)
+        fits = [name for name in self.runs.schedules if SCHEDULES[name].runs(vpp)]
         if vpp > 1:
-            return ("interleaved" if self.job.parallel.schedule == "interleaved" else "1f1b",)
-        return ("1f1b",) if pp == 1 else self.runs.schedules
+            usual = "interleaved" if self.job.parallel.schedule == "interleaved" else "1f1b"
+            return (usual, *(name for name in fits if SCHEDULES[name].is_v))
+        return ("1f1b",) if pp == 1 else fits
 
     def _balances(self, pp: int, vpp: int) -> Iterator[str]:
         even = self.layers % (pp * vpp) == 0 or self.counts_ends(pp * vpp)

@@ -77,6 +77,7 @@ def build_trainer(run_dir: Path, layout: JobLayout, rank: int, environment: Runt
         environment.device,
         launch=job.launch,
         views=layout.views,
+        loss_stage=layout.placement.last.stage,
         record=environment.traffic.record,
         log=environment.log,
         timer=environment.communication,
@@ -134,7 +135,7 @@ def _assemble(run_dir: Path, partition: PipelinePartition, mesh: Mesh, environme
     routing = routing_log(layout, device)
     with without_memory():
         chunks = build_chunks(partition, mesh, environment.kernels, offload, routing)
-    links = stage_links(mesh, chunks=len(chunks), make_stream=environment.make_stream)
+    links = stage_links(mesh, partition.layout.placement, make_stream=environment.make_stream)
     model, deferred_wgrad = stage_model(chunks), _deferred_wgrad(partition, chunks)
     parameters, is_frozen = dict(model.named_parameters()), layout.table.is_frozen
     for name, parameter in parameters.items():

@@ -52,7 +52,7 @@ def evaluate(request: EvalRequest, job: JobSpec, mesh: Mesh) -> Iterator[EvalAns
     load_chunks(chunks, partition.model, origin)
     pack_base(stage_model(chunks), partition.layout.table, mesh.device)
     restored_scales(partition.layout, chunks, mesh.device, origin)
-    links = stage_links(mesh, chunks=len(chunks))
+    links = stage_links(mesh, partition.layout.placement)
     pipeline = PipelineRunner(partition, chunks, links, dtype=TORCH_DTYPES[job.training.dtype], device=mesh.device)
     evaluation = _Evaluation(job, mesh, pipeline, request["samples"])
     yield {"event": "loaded", "seconds": time.perf_counter() - began}

@@ -60,6 +60,7 @@ class Mesh:
     pp: Group
     world: Group
     launch: LaunchSpec
+    loss_stage: int
     log: CollectiveLog | None = None
     grid: TensorGrid = field(default_factory=TensorGrid)
     groups: Mapping[str, Group] = field(default_factory=dict)
@@ -75,7 +76,7 @@ class Mesh:
         hold other parts of the vocabulary have the same loss."""
         place = self.grid.coords(self.tp.rank)
         is_first = all(place[axis] == 0 for axis in self.grid.feature_axes)
-        return is_first and self.pp.rank == self.pp.size - 1
+        return is_first and self.pp.rank == self.loss_stage
 
 
 def build_mesh(
@@ -85,13 +86,15 @@ def build_mesh(
     *,
     launch: LaunchSpec,
     views: Views | None = None,
+    loss_stage: int | None = None,
     record: Record | None = None,
     log: CollectiveLog | None = None,
     timer: SecondsByAxis | None = None,
 ) -> Mesh:
     """The mesh of `rank`; every rank of the initialised default group calls it.
 
-    views: how ranks hold parameters; by default the dense view of tp in a row.
+    views: how ranks hold parameters; by default the dense view of tp in a row. loss_stage: the
+    pipeline stage that computes the loss, by default the last.
     record: called with every collective; log: where this rank records its progress in them; timer:
     receives the time that this rank spent in each.
     """
@@ -124,6 +127,7 @@ def build_mesh(
         pp=groups["pp"],
         world=world,
         launch=launch,
+        loss_stage=groups["pp"].size - 1 if loss_stage is None else loss_stage,
         log=log,
     )
 

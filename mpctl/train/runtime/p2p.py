@@ -22,7 +22,7 @@ All ranks make the same number of groups in the same order (torch splits NCCL's 
 the default one, in which all ranks must take part), so links are made in rounds in which every
 stage is in at most one pair.
 
->>> link_rounds(stages=4, chunks=1)[:2]
+>>> link_rounds(Placement(stages=4))[:2]
 [[(0, 1), (2, 3)], [(1, 2)]]
 """
 
@@ -30,12 +30,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mpctl.model.pipeline.placement import Placement
 from mpctl.train.runtime.mesh import Mesh, pair_groups
 from mpctl.train.transport.group import Group, Pending
 from mpctl.train.transport.streams import HOST_STREAM, MakeStream, SideStream, StreamMark, side_stream
@@ -94,14 +96,14 @@ class StageLinks:
         return Spare(buffer, self.stream.here())
 
 
-def stage_links(mesh: Mesh, *, chunks: int, make_stream: MakeStream = side_stream) -> StageLinks:
-    """The links of this rank's stage; every rank of the mesh calls it. chunks: of each stage."""
+def stage_links(mesh: Mesh, placement: Placement, *, make_stream: MakeStream = side_stream) -> StageLinks:
+    """The links of this rank's stage; every rank of the mesh calls it."""
     if mesh.pp.size == 1 or dist.get_backend(mesh.pp.process_group) == "gloo":
         return StageLinks(mesh.pp)
     directions: tuple[Direction, ...] = ("forward", "backward")
     alone: dict[tuple[Direction, Pair], dist.ProcessGroup] = {}
     for direction in directions:
-        for pairs in link_rounds(stages=mesh.pp.size, chunks=chunks):
+        for pairs in link_rounds(placement):
             if direction == "backward":
                 pairs = [(after, before) for before, after in pairs]
             groups = pair_groups(mesh, pairs, f"pp {direction}")
@@ -109,12 +111,12 @@ def stage_links(mesh: Mesh, *, chunks: int, make_stream: MakeStream = side_strea
     return StageLinks(mesh.pp, alone, make_stream(mesh.device, is_urgent=True))
 
 
-def link_rounds(*, stages: int, chunks: int) -> list[list[Pair]]:
+def link_rounds(placement: Placement) -> list[list[Pair]]:
     """The links that a forward pass uses, in rounds in which no stage is twice: from each stage to
-    the next and, with several chunks, from the last to the first."""
-    pairs = [(stage, stage + 1) for stage in range(stages - 1)]
-    if chunks > 1:
-        pairs.append((stages - 1, 0))
+    the next and, with several chunks, from the last to the first, or in a V back from each."""
+    places = map(placement.place, range(placement.stages * placement.chunks))
+    passed = ((before.stage, after.stage) for before, after in pairwise(places))
+    pairs = dict.fromkeys((before, after) for before, after in passed if before != after)
     rounds: list[list[Pair]] = []
     for pair in pairs:
         free = (one for one in rounds if not {stage for other in one for stage in other} & {*pair})

@@ -71,10 +71,11 @@ class PipelinePartition:
         """The boundaries before and after each chunk."""
         chunks = range(len(self.layout.stages[self.stage]))
         borders = [(self._border(chunk, after=False), self._border(chunk, after=True)) for chunk in chunks]
+        last = self.layout.placement.last
         if self.stage == 0:
             borders[0] = StageBoundary(), borders[0][1]
-        if self.stage == self.layout.last_stage:
-            borders[-1] = borders[-1][0], StageBoundary()
+        if self.stage == last.stage:
+            borders[last.chunk] = borders[last.chunk][0], StageBoundary()
         return borders
 
     @property

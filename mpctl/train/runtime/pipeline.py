@@ -32,7 +32,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from mpctl.model.layout.job_layout import MAX_SENDS_IN_FLIGHT
 from mpctl.model.pipeline.placement import StageChunk
-from mpctl.model.pipeline.schedule.orders import Action
+from mpctl.model.pipeline.schedule.orders import DIRECTIONS, Action
 from mpctl.model.pipeline.schedule.program import Program, Step, program
 from mpctl.train.families.implementation import Batch, FamilyModule, State
 from mpctl.train.kernels.counter_rng import CounterRNG, StepKeys
@@ -101,8 +101,9 @@ class PipelineRunner:
         if not count:
             return []
         stages, chunks = self.partition.stages, len(self.chunks)
+        is_v = self.partition.layout.placement.is_v
         steps = program(
-            "interleaved" if chunks > 1 else "gpipe",
+            "zbv" if is_v else "interleaved" if chunks > 1 else "gpipe",
             stage=self.partition.stage,
             stages=stages,
             microbatches=-(-count // stages) * stages,
@@ -129,8 +130,9 @@ class _ProgramRun:
     samples: divisor of the losses; step: the training step, None for no dropout; counted: how many
     micro batches' losses are summed, None for all. num_read: micro batches read from the source;
     batches: those of them that are still needed. graphs: by micro batch and chunk; deferred: weight
-    gradients still to be computed, by micro batch. received, results: inputs and results of an
-    action. sending: pending sends.
+    gradients still to be computed, alike. received, results: inputs and results of an
+    action; handed: inputs that a chunk of this stage has made for the other one, by kind (is of forward),
+    micro batch and chunk. sending: pending sends.
     """
 
     runner: PipelineRunner
@@ -143,7 +145,8 @@ class _ProgramRun:
     num_read: int = 0
     batches: dict[int, Batch] = field(default_factory=dict)
     graphs: dict[tuple[int, int], _SavedGraph] = field(default_factory=dict)
-    deferred: dict[int, list[Deferred]] = field(default_factory=dict)
+    deferred: dict[tuple[int, int], list[Deferred]] = field(default_factory=dict)
+    handed: dict[tuple[bool, int, int], list[Tensor]] = field(default_factory=dict)
     received: dict[Action, list[Pending]] = field(default_factory=dict)
     results: dict[Action, list[Tensor]] = field(default_factory=dict)
     sending: deque[Pending] = field(default_factory=deque)
@@ -174,24 +177,44 @@ class _ProgramRun:
         """Received and not used yet, or not sent completely; without what a chunk sends on as it received
         it (T5's source) and holds for its backward."""
         pending = [*chain.from_iterable(self.received.values()), *self.sending]
-        messages = [*chain.from_iterable(self.results.values()), *(p.result for p in pending)]
+        made = chain.from_iterable((*self.results.values(), *self.handed.values()))
+        messages = [*made, *(p.result for p in pending)]
         held = {_storage(state) for graph in self.graphs.values() for state in graph.inputs}
         return [message for message in messages if _storage(message) not in held]
 
     def _compute(self, action: Action) -> None:
-        tensors = [pending.wait() for pending in self.received.pop(action, [])]
+        key = action.microbatch, action.chunk
+        tensors = self.handed.pop((action.kind == "forward", *key), None)
+        if tensors is None:
+            tensors = [pending.wait() for pending in self.received.pop(action, [])]
         for listener in self.runner.listeners:
             listener.begin(action)
         if action.kind == "backward_weight":
-            for deferred in self.deferred.pop(action.microbatch):
-                deferred()
+            self._add_weights(key)
         elif action.kind == "forward":
-            self.results[action] = self._forward(action, tensors)
+            self._hand_over(action, self._forward(action, tensors))
         else:
-            self.results[action] = self._backward(action, tensors)
-            self.deferred[action.microbatch] = self.runner.deferred_wgrad.take()
+            self._hand_over(action, self._backward(action, tensors))
+            self.deferred[key] = self.runner.deferred_wgrad.take()
+            if action.kind == "backward":
+                self._add_weights(key)
         for listener in self.runner.listeners:
             listener.end(action)
+
+    def _add_weights(self, key: tuple[int, int]) -> None:
+        for deferred in self.deferred.pop(key):
+            deferred()
+
+    def _hand_over(self, action: Action, results: list[Tensor]) -> None:
+        """Keep results for their send, or for the chunk of this stage that needs them: the last stage of
+        a V."""
+        partition = self.runner.partition
+        placement, way = partition.layout.placement, DIRECTIONS[action.kind]
+        receiver = placement.neighbour(StageChunk(partition.stage, action.chunk), way)
+        if receiver is not None and receiver.stage == partition.stage:
+            self.handed[way > 0, action.microbatch, receiver.chunk] = results
+        else:
+            self.results[action] = results
 
     def _forward(self, action: Action, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return the states to send on; the last chunk sends none and adds its loss to the sum."""

@@ -14,7 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpctl.model.pipeline.placement import StageChunk
-from mpctl.model.pipeline.schedule.orders import FREES, Action, Kind, actions, most_in_flight, peak_in_flight, source, target
+from mpctl.model.pipeline.schedule.orders import (
+    FREES,
+    Action,
+    Kind,
+    actions,
+    most_in_flight,
+    peak_in_flight,
+    source,
+    target,
+)
 from mpctl.model.pipeline.schedule.program import Program, Step, programs, transfers
 from mpctl.model.pipeline.schedule.replay import Seconds, replay
 from mpctl.spec.parallel import ScheduleName
@@ -295,7 +304,10 @@ def test_messages_are_sent_in_the_order_in_which_they_are_needed(stages: int) ->
         named = {ends: [message(one) for one in made_] for ends, made_ in transfers(case.name, **case.sizes).items()}
         found = [{**each} for each in (sent, needed, named)]
         if case.is_v:
-            found = [{(e, way): [m for m in ms if m[0] == way] for e, ms in one.items() for way in (True, False)} for one in found]
+            found = [
+                {(e, way): [m for m in ms if m[0] == way] for e, ms in one.items() for way in (True, False)}
+                for one in found
+            ]
         assert found[0] == found[1] == found[2], case
 
 

@@ -9,8 +9,8 @@ from types import ModuleType
 import pytest
 
 from mpctl.model.layout.draft import LayoutDraft
-from mpctl.model.pipeline.schedule import orders, program, replay
 from mpctl.model.pipeline.placement import StageChunk
+from mpctl.model.pipeline.schedule import orders, program, replay
 from mpctl.model.pipeline.schedule.orders import Action, Kind, ScheduleError, actions, show, source, target
 from mpctl.model.pipeline.schedule.orders import peak_in_flight as peak
 from mpctl.model.pipeline.schedule.program import transfers

@@ -31,6 +31,7 @@ EXPERTS = {"model.experts": 4, "model.experts_per_token": 2, "parallel.ep": 2}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "pp 3, tied table": {"parallel.pp": 3},
     "pp 4 in chunks": {"model.layers": 8, "parallel.pp": 4, "parallel.vpp": 2},
+    "pp 3 as a V": {"parallel.pp": 3, "parallel.vpp": 2, "parallel.schedule": "zbv"},
     "tp 2 dp 2 pp 3": {"parallel.tp": 2, "parallel.dp": 2, "parallel.pp": 3},
     "cp 2 dp 2": {"parallel.cp": 2, "parallel.dp": 2},
     "zero 3 over 2 of 4": {"parallel.dp": 4, "parallel.zero": 3, "parallel.zero_size": 2},
@@ -44,7 +45,7 @@ def groups_made(job: JobSpec, rank: int) -> list[tuple[int, ...]]:
     layout = JobLayout.of(job)
     with fake_world(rank, job.world_size):
         mesh = build_mesh(layout.topology, rank, DEVICE, launch=job.launch, views=layout.views)
-        stage_links(mesh, chunks=len(layout.stages[mesh.pp.rank]))
+        stage_links(mesh, layout.placement)
         stage_groups(mesh, layout.shared_parameters.values())
         made = [group for group in dist.distributed_c10d._world.pg_names if group is not dist.group.WORLD]
         return [tuple(dist.get_process_group_ranks(group)) for group in made]
@@ -80,7 +81,7 @@ def test_rank_0_makes_the_groups_that_are_planned(name: str) -> None:
     layout = JobLayout.of(job)
     planned = [tuple(ranks) for key, ranks in device_groups(layout.topology, layout.views).items() if key != "world"]
     pp = layout.topology.group(0, "pp")
-    for pairs in link_rounds(stages=len(pp), chunks=len(layout.stages[0])):
+    for pairs in link_rounds(layout.placement):
         planned += [tuple(sorted(pp[s] for s in pair)) for pair in pairs if 0 in pair for _ in "fb"]
     shared = {stages for stages in layout.shared_parameters.values() if 0 in stages}
     planned += [tuple(pp[stage] for stage in s) for s in shared if len(s) < len(pp)]

@@ -60,14 +60,31 @@ def layout(pp: int, vpp: int = 1, schedule: str = "1f1b", **axes: int) -> dict[s
 
 
 ZERO = "zero-bubble"
+V = {name: layout(2, 2, name) for name in ("zbv", "v-half", "v-min", "dualpipev")}
 FIRST_OF_FOUR = {"training__freeze": ["embedding.*", "layers.[012].*"]}  # all of stage 0
 CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("gpt", layout(2, tp=2), {**SEQUENCE, **FULL}),
     ("llama", layout(2), FIRST_OF_FOUR),
     ("bert", layout(2, schedule=ZERO), THREE),
     ("gpt", layout(2, 2, "interleaved", dp=2), {"training__micro_batch_size": 1, "parallel__zero": 3}),
+    ("gpt", V["zbv"], THREE),
+    ("llama", V["dualpipev"], FULL),
 ]
 SLOW_CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("llama", V["zbv"], {**FULL, **THREE}),
+    ("gpt", V["v-half"], {}),
+    ("gpt", V["v-min"], THREE),
+    ("gpt", V["dualpipev"], {"model__tied_embeddings": False}),
+    ("gpt", layout(3, 2, "v-half"), {"model__layers": 6, "training__global_batch_size": 14}),
+    ("gpt", layout(3, 2, "v-min", dp=2), {"model__layers": 6, "parallel__zero": 2, "training__micro_batch_size": 1}),
+    ("gpt", layout(2, 2, "dualpipev", dp=2), {"training__micro_batch_size": 1, "parallel__zero": 3}),
+    ("gpt", layout(2, 2, "dualpipev", dp=2), {"training__micro_batch_size": 1, "parallel__zero": 1}),
+    ("llama", layout(2, 2, "zbv", tp=2), {**SEQUENCE, **FULL}),
+    ("gpt", layout(2, 2, "v-half", cp=2), {}),
+    ("gpt", layout(2, 2, "zbv", dp=2), {"training__freeze": ["*.mlp.*", "layers.0.*"]}),
+    ("llama", layout(2, 2, "zbv"), {**COST, "model__layers": 7}),
+    ("bert", layout(2, 2, "zbv"), {}),
+    ("t5", layout(2, 2, "dualpipev"), {}),
     ("glm", layout(2, 2), {**COST, "model__layers": 7}),  # 4 and 3 with the head
     ("t5-threes", layout(3, schedule="gpipe"), THREE),
     ("gpt", layout(2), {}),

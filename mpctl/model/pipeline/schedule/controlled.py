@@ -8,7 +8,7 @@ arranged.
 
 >>> order = controlled_order("v-min", stage=1, stages=2, microbatches=2)
 >>> " ".join(f"{piece}{microbatch}" for piece, microbatch in order)
-''
+'aF0 bF0 bI0 aI0 aF1 bF1 bW0 aW0 bI1 aI1 bW1 aW1'
 """
 
 from __future__ import annotations
@@ -139,9 +139,7 @@ class _Advance:
 
     def __init__(self, slots: list[Slots], *, fixed_weights: bool) -> None:
         self.slots, self.fixed = slots, fixed_weights
-        self.ranks = [
-            _Rank({slot: piece for piece, row in enumerate(own) for slot in row}, set()) for own in slots
-        ]
+        self.ranks = [_Rank({slot: piece for piece, row in enumerate(own) for slot in row}, set()) for own in slots]
         self.most = max(self._held(stage) for stage in range(len(slots)))
 
     def run(self) -> list[Slots]:

@@ -125,17 +125,13 @@ def most_in_flight(order: Iterable[Action]) -> int:
     return peak
 
 
-def source(
-    action: Action, *, stage: int, stages: int, chunks: int = 1, is_v: bool = False
-) -> StageChunk | None:
+def source(action: Action, *, stage: int, stages: int, chunks: int = 1, is_v: bool = False) -> StageChunk | None:
     """The chunk whose result an action needs: as a message if it is on another stage; None if it
     needs none."""
     return _neighbour(action, stage, Placement(stages, chunks, is_v), -1)
 
 
-def target(
-    action: Action, *, stage: int, stages: int, chunks: int = 1, is_v: bool = False
-) -> StageChunk | None:
+def target(action: Action, *, stage: int, stages: int, chunks: int = 1, is_v: bool = False) -> StageChunk | None:
     """The chunk that needs an action's result, which is sent if it is on another stage; None if
     none does."""
     return _neighbour(action, stage, Placement(stages, chunks, is_v), 1)

@@ -125,15 +125,15 @@ class _Line:
         The sender's number orders messages of the same time; a sender makes one at a time.
         """
         timeline = self.timeline
-        place = {"stage": stage, "stages": len(self.ends), "chunks": self.chunks, "is_v": self.is_v}
+        place = {"stage": stage, "stages": len(self.ends), "chunks": self.chunks}
         starts = zip(timeline.orders[stage], timeline.starts[stage], strict=True)
         for action, start in starts:
             yield (start, True, stage), Step("compute", action)
-            sender = source(action, **place)
+            sender = source(action, **place, is_v=self.is_v)
             if sender is not None and sender.stage != stage:
                 sent = self.ends[sender.stage][self._made(action, sender)]
                 yield (sent, False, sender.stage), Step("receive", action, sender)
-            receiver = target(action, **place)
+            receiver = target(action, **place, is_v=self.is_v)
             if receiver is not None and receiver.stage != stage:
                 yield (self.ends[stage][action], False, stage), Step("send", action, receiver)
 

@@ -85,7 +85,7 @@ class _Counted:
     def times(self, times: int, *pieces: str) -> Iterator[Work]:
         """The next micro batch of each piece, several times."""
         for piece in pieces * times:
-            chunk, kind = piece
+            chunk, kind = piece[0], piece[1]
             if kind == "W":
                 yield piece, self.put_off[chunk].pop(0)
                 continue

@@ -57,14 +57,13 @@ class GradientOverlap(PassListener):
 
     def _completed_by(self, action: Action) -> list[int]:
         """Buckets that an action completes; a bucket with deferred gradients is completed by the
-        action that computes them."""
-        if action.kind == "forward":
-            return []
-        is_deferred = action.kind == "backward_weight"
+        action that computes them, which a backward in one does at its end."""
+        completes = {"forward": (), "backward_input": (False,), "backward_weight": (True,)}
+        kinds = completes.get(action.kind, (False, True))
         return [
             i
             for i, store in enumerate(self.stores)
-            if action.chunk in store.shard.bucket.chunks and bool(self.deferred[i]) == is_deferred
+            if action.chunk in store.shard.bucket.chunks and bool(self.deferred[i]) in kinds
         ]
 
     @property
@@ -92,7 +91,8 @@ class GradientOverlap(PassListener):
     def back(self, unit: int) -> None:
         """Start the buckets that are complete: all of their units are done."""
         if self.early:
-            self._start([i for i in self.due if self.stores[i].shard.bucket.unit > unit])
+            complete = (i for i in self.due if self.stores[i].shard.bucket.unit > unit)
+            self._start([i for i in complete if not self.deferred[i]])
 
     def _accumulated(self, parameter: Tensor) -> None:
         """A deferred gradient was added; buckets start in one order on all replicas."""
