@@ -20,7 +20,7 @@ SHAPE = (
 )
 RANKS = {"cluster.nodes": 1, "cluster.gpus_per_node": 8, "cluster.device": "h100-sxm"}
 AWARE = "--use-precision-aware-optimizer "
-CASES = {
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "muon": (
         "--optimizer muon --muon-nesterov --muon-momentum 0.95 --muon-no-split-qkv --muon-tp-mode duplicated "
         "--muon-num-ns-steps 10 --muon-scale-mode shape_scaling --muon-extra-scale-factor 0.2",
