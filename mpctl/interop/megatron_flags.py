@@ -127,7 +127,7 @@ LAYOUT_FLAGS = (
     ForeignKey("--pipeline-model-parallel-size", "parallel.pp", int, 1),
     ForeignKey("--context-parallel-size", "parallel.cp", int, 1),
     ForeignKey(CP_COMM, value=lambda job: job.parallel.stated_cp_comm),
-    ForeignKey(CP_SIZES, value=cp_sizes),
+    ForeignKey(CP_SIZES, value=lambda job: tuple(map(str, sizes)) if (sizes := cp_sizes(job)) else None),
     ForeignKey("--decoder-first-pipeline-num-layers", "parallel.first_stage_layers", int),
     ForeignKey("--decoder-last-pipeline-num-layers", "parallel.last_stage_layers", int),
     ForeignKey("--use-tp-pp-dp-mapping", value=lambda job: find_order(job, ORDERS) == ORDERS[1]),
