@@ -7,6 +7,7 @@ from tests.plan.rules.cases import (
     experts,
     family,
     layout,
+    loss,
     model,
     optimizers,
     runtime,
@@ -26,4 +27,5 @@ CASES = (
     *adapters.CASES,
     *chat.CASES,
     *context.CASES,
+    *loss.CASES,
 )
