@@ -30,6 +30,7 @@ from mpctl.interop.megatron_flags import (
     loss_flags,
     variants,
 )
+from mpctl.interop.megatron_optimizers import optimizer_fields
 from mpctl.model.layout.topology import zero_copies, zero_stage
 from mpctl.plan.planning.plan import Plan
 from mpctl.spec.job import JobSpec
@@ -71,6 +72,9 @@ def _notes(plan: Plan) -> Iterator[str]:
         yield f"approximated: ZeRO {zero_stage(job)} is Megatron-FSDP, other code than ZeRO 1's"
     if job.training.reduced_dtype == "bf16" and job.training.dtype != "fp32":
         yield "bf16_mixed reduces gradients in fp32: take its config with grad_reduce_in_fp32=False"
+    if (moments := job.training.optimizer_dtype) is not None:
+        dtype = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "uint8"}[moments]
+        yield f"optimizer: set use_precision_aware_optimizer, and exp_avg_dtype = exp_avg_sq_dtype = torch.{dtype}"
     yield from expert_notes(job)
     if job.model is not None and job.model.is_mla:
         yield "its provider must be an MLAModelProvider: take a recipe with latent attention"
@@ -179,7 +183,7 @@ def _training(job: JobSpec) -> Fields:
     yield "dist.use_tp_pp_dp_mapping", find_order(job, ORDERS) == "tp-cp-pp-dp"
     if stage > 1:
         yield "dist.use_megatron_fsdp", True
-    yield "optimizer.optimizer", "adam"
+    yield from ((f"optimizer.{name}", value) for name, value in optimizer_fields(job))
     yield "optimizer.use_distributed_optimizer", stage > 0
     yield "optimizer.lr", t.learning_rate
     yield "optimizer.min_lr", t.lowest_rate

@@ -51,6 +51,7 @@ LIMITS = LauncherLimits(
     ep=True,
     zero_size="any",
     host=("offload_optimizer", "offload_parameters"),
+    offload_settings=("offload_fraction",),
 )
 Z, ADAM, SAVED, TOPOLOGY = (
     "zero_optimization.",
@@ -86,6 +87,12 @@ ROWS = (
     ForeignKey(f"{Z}reduce_bucket_size", value=lambda job: job.parallel.bucket_bytes // job.training.reduced_bytes),
     ForeignKey(f"{Z}mics_shard_size", value=lambda job: job.parallel.zero_size if zero_copies(job) > 1 else None),
     ForeignKey(f"{Z}offload_optimizer.device", "training.offload_optimizer", str, None, DEVICES),
+    ForeignKey(
+        f"{Z}offload_optimizer.ratio",
+        "training.offload_fraction",
+        float,
+        value=lambda job: job.training.offload_fraction if job.training.offload_fraction < 1 else None,
+    ),
     ForeignKey(f"{Z}offload_param.device", "training.offload_parameters", str, None, DEVICES),
     ForeignKey("bf16.enabled", value=_if_half(lambda t: True, "bf16")),
     ForeignKey("fp16.enabled", value=_if_half(lambda t: True, "fp16")),

@@ -17,6 +17,7 @@ from mpctl.interop.config_text import Flags, flat_values, python_calls, read_yam
 from mpctl.interop.mapping import NO_SETTINGS, ForeignKey, KeyReader, ReadJob
 from mpctl.interop.megatron_experts import DISPATCHERS
 from mpctl.interop.megatron_flags import FSDP_STRATEGIES, LR_SCHEDULES, read_cp_comm, read_loss
+from mpctl.interop.megatron_optimizers import BRIDGE_ROWS, NAMES
 from mpctl.plan.planning.plan import Overrides
 
 ROWS = (
@@ -66,6 +67,8 @@ EVEN = "model.moe_router_force_load_balancing"
 MAPPING = "dist.use_tp_pp_dp_mapping"
 CP_KEYS = ("model.cp_comm_type", "model.hierarchical_context_parallel_sizes")
 LOSS = ("model.cross_entropy_loss_fusion", "model.cross_entropy_fusion_impl")
+SPLITS, OFFLOADS = "optimizer.muon_split_qkv", "optimizer.optimizer_cpu_offload"
+SHARE, OVERLAPS = "optimizer.optimizer_offload_fraction", "optimizer.overlap_cpu_optimizer_d2h_h2d"
 READ = (
     *(KIND, BACKEND, STASH, STASHED, EVEN),
     *CP_KEYS,
@@ -77,6 +80,11 @@ READ = (
         MAPPING,
         "optimizer.use_distributed_optimizer",
         "optimizer.optimizer",
+        SPLITS,
+        OFFLOADS,
+        SHARE,
+        OVERLAPS,
+        "optimizer.use_precision_aware_optimizer",
         "mixed_precision",
     ),
     *("ddp.use_megatron_fsdp", "dist.use_megatron_fsdp", "ddp.overlap_param_gather"),
@@ -114,9 +122,17 @@ def read_bridge(text: str, typed: Overrides = NO_SETTINGS) -> ReadJob:
         reader.nearest("model", "the recipe's shape is not in the text", "name it: --model NAME")
     if reader.is_on(MAPPING):
         s["parallel.order"] = "tp-cp-pp-dp"
-    if (optimizer := reader.value("optimizer.optimizer", "adam")) != "adam":
-        reader.wrong("optimizer.optimizer", f"{optimizer!r} is not read", "use adam")
-    known = {row.key for row in ROWS} | {*READ}
+    if (optimizer := reader.value("optimizer.optimizer", "adam")) not in NAMES.values():
+        reader.wrong("optimizer.optimizer", f"{optimizer!r} is not read", "use adam or muon")
+    if optimizer == "muon":
+        s["training.optimizer"] = "muon"
+        reader.read(BRIDGE_ROWS)
+        s["training.muon.split_qkv"] = reader.is_on(SPLITS, True)
+    if reader.is_on(OFFLOADS):
+        s["training.offload_optimizer"] = True
+        s["training.offload_fraction"] = reader.number(SHARE, float, 1.0)
+        s["training.offload_overlap"] = reader.is_on(OVERLAPS)
+    known = {row.key for row in (*ROWS, *BRIDGE_ROWS)} | {*READ}
     left = [name for name in values if name not in known and not name.startswith(("peft", *MODULES))]
     rest = [name for name in left if _LAYOUT.match(name)]
     if apart := [name for name in left if name not in rest]:

@@ -39,7 +39,7 @@ class LauncherLimits:
     kinds; bases: data types of their frozen weights other than training.dtype. optimizers. host: what
     may be kept in host memory. bf16_states: moments, or parameters without fp32 copies.
     moments: data types of moments, besides. losses: ways to compute the cross entropy that can be
-    asked for; chunks of one, and MLPs in tiles.
+    asked for; chunks of one, and MLPs in tiles. offload_settings: keys of what is offloaded, and how.
     """
 
     launcher: str
@@ -71,6 +71,7 @@ class LauncherLimits:
     loss_chunks: bool = False
     tiled_mlp: bool = False
     moments: tuple[str, ...] = ("fp32",)
+    offload_settings: tuple[str, ...] = ()
 
     def refusals(self, plan: Plan) -> Iterator[Issue]:
         """An issue for each setting of the job that the launcher cannot express."""
@@ -170,6 +171,10 @@ class LauncherLimits:
             if getattr(t, key) and key not in self.host:
                 message, hint = f"{who} has no setting here that keeps them in host memory", "leave it out"
                 yield refused(f"training.{key}", "true", message, hint)
+        for key in ("offload_fraction", "offload_overlap"):
+            value, usual = getattr(t, key), TrainingSpec.model_fields[key].default
+            if t.offload_optimizer and value != usual and key not in self.offload_settings:
+                yield refused(f"training.{key}", word(value), f"{who} has no setting here for it", f"use {word(usual)}")
         types = (*self.moments, "bf16") if self.bf16_states else self.moments
         narrow = (("optimizer_dtype", t.optimizer_dtype, types), ("master_weights", t.master_weights, (True,)))
         for key, value, known in narrow:

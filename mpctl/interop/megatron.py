@@ -67,6 +67,7 @@ LIMITS = LauncherLimits(
     losses=("unfused", "fused", "te", "linear"),
     optimizers=("adamw", "muon"),
     host=("offload_optimizer",),
+    offload_settings=("offload_fraction", "offload_overlap"),
     moments=("fp32", "fp16", "bf16", "fp8"),
 )
 SCHEDULES = ("1f1b", "interleaved")

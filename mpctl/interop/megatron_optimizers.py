@@ -23,6 +23,10 @@ NAMES = {"adamw": "adam", "muon": "muon"}
 WIDTHS = ("fp8", "fp16", "bf16", "fp32")
 
 
+BRIDGE_DEFAULTS: dict[str, float | str] = {"--muon-momentum": 0.95, "--muon-tp-mode": "duplicated"}
+"""Defaults of OptimizerConfig that are not those of Megatron-LM's parser."""
+
+
 def _of_muon(key: str) -> Callable[[JobSpec], Value]:
     return lambda job: getattr(job.training.muon, key) if job.training.optimizer == "muon" else None
 
@@ -86,6 +90,29 @@ OPTIMIZER_FLAGS = (
     ForeignKey(OFFLOAD, value=_offloads),
     ForeignKey(FRACTION, value=lambda job: job.training.offload_fraction if _offloads(job) else None),
     ForeignKey(OVERLAP, value=lambda job: _offloads(job) and job.training.offload_overlap),
+)
+
+
+def optimizer_fields(job: JobSpec) -> Iterator[tuple[str, Value]]:
+    """The fields of Megatron-Bridge's `optimizer` that say the same, but data types of states."""
+    t = job.training
+    yield "optimizer", NAMES.get(t.optimizer, "adam")
+    if t.optimizer == "muon":
+        yield from ((BRIDGE[row.setting], row.of(job)) for row in MUON_FLAGS)
+        yield "muon_split_qkv", t.muon.split_qkv
+    if _offloads(job):
+        yield "use_precision_aware_optimizer", True
+        yield "optimizer_cpu_offload", True
+        yield "optimizer_offload_fraction", t.offload_fraction
+        yield "overlap_cpu_optimizer_d2h_h2d", t.offload_overlap
+
+
+BRIDGE = {row.setting: row.key.removeprefix("--").replace("-", "_") for row in MUON_FLAGS}
+"""Names of Megatron-Bridge's fields, by setting."""
+BRIDGE_ROWS = tuple(
+    ForeignKey(f"optimizer.{BRIDGE[row.setting]}", row.setting, row.kind, default, row.words)
+    for row in MUON_FLAGS
+    for default in (BRIDGE_DEFAULTS.get(row.key, row.default),)
 )
 
 

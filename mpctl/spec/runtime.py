@@ -285,6 +285,7 @@ class RuntimeSupport(StrictModel):
         [], description="values of parallel.cp_comm that it runs, its default first; any when empty"
     )
     zero: Annotated[list[ZeroStage], MinLen(1)] = Field([0], description="ZeRO stages")
+    muon: bool = Field(False, description="training.optimizer muon, layer-wise where ranks share states")
     zero_sizes: bool = Field(False, description="ZeRO over a part of dp x cp (parallel.zero_size; HSDP)")
     zero_over_cp: bool = Field(False, description="each of these groups has all of cp: zero_size is a multiple of it")
     tensor_modes: list[TensorMode] = Field(

@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 
 from mpctl.core.errors import InputError
+from mpctl.interop.deepspeed import LIMITS as DEEPSPEED
+from mpctl.interop.deepspeed import ROWS as DEEPSPEED_ROWS
+from mpctl.interop.from_bridge import read_bridge
 from mpctl.interop.from_megatron import read_megatron
 from mpctl.interop.mapping import written
 from mpctl.interop.megatron import megatron_refusals
-from mpctl.interop.megatron_optimizers import OPTIMIZER_FLAGS
+from mpctl.interop.megatron_optimizers import OPTIMIZER_FLAGS, optimizer_fields
 from mpctl.plan.planning.plan import make_plan
 from mpctl.spec.load import load_job
 
@@ -79,3 +82,27 @@ def test_layouts_without_complete_matrices_or_the_distributed_optimizer() -> Non
     ):
         plan = make_plan(load_job(None, {**settings_of(""), **RANKS, **settings}))
         assert [issue.where for issue in megatron_refusals(plan)] == [where]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"optimizer": "muon", "muon.split_qkv": False, "muon.scale_mode": "shape_scaling", "muon.momentum": 0.9},
+        {"offload_optimizer": True, "offload_fraction": 0.5, "offload_overlap": True},
+    ],
+)
+def test_bridges_fields_come_back(settings: dict[str, Any]) -> None:
+    named = {f"training.{key}": value for key, value in settings.items()}
+    job = load_job(None, {**settings_of(""), **RANKS, **named})
+    text = "\n".join(f"cfg.optimizer.{key} = {value!r}" for key, value in optimizer_fields(job))
+    read = read_bridge(f"cfg.model.tensor_model_parallel_size = 2\n{text}", {"model": "gpt2"})
+    assert {key: read.settings[key] for key in named} == named
+    assert read.warnings == ()
+
+
+def test_deepspeed_has_the_share_alone() -> None:
+    base = {**settings_of(""), **RANKS, "training.offload_optimizer": True, "parallel.zero": 3}
+    half = make_plan(load_job(None, {**base, "training.offload_fraction": 0.5}))
+    assert dict(written(half.job, DEEPSPEED_ROWS))["zero_optimization.offload_optimizer.ratio"] == 0.5
+    overlapped = make_plan(load_job(None, {**base, "training.offload_overlap": True}))
+    assert [i.where for i in DEEPSPEED.refusals(overlapped)] == ["training.offload_overlap"]

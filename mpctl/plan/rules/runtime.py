@@ -66,6 +66,7 @@ def not_run(job: JobSpec, profile: RuntimeProfile) -> Iterator[tuple[str, str]]:
             training.cross_entropy in (None, *runs.cross_entropy),
         ),
         ("training.tiled_mlp", "tiled_mlp", training.tiled_mlp is None or runs.tiled_mlp),
+        ("training.optimizer", "optimizer muon", training.optimizer != "muon" or runs.muon),
         ("training.dtype", f"dtype {training.dtype}", not runs.dtypes or training.dtype in runs.dtypes),
     )
     return ((where, text) for where, text, is_run in settings if not is_run)
