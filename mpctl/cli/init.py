@@ -180,13 +180,16 @@ def _ask_model(answers: Answers, cluster: ClusterSpec, settings: dict[str, Any],
 def _ask_runtime(answers: Answers, cluster: ClusterSpec, settings: dict[str, Any]) -> None:
     """The software that trains; asked for where there are GPUs, and written to the job only if
     chosen."""
+    from mpctl.spec.releases import preset_named
     from mpctl.spec.training import DEFAULT_RUNTIME
 
     if answers.is_given("runtime") or (answers.asks and not _is_cpu(cluster)):
         about = "The software that trains it, and that the layout is chosen for:"
         about = f"{about} {DEFAULT_RUNTIME}, {_runtimes(cluster)}; or its release: {EXAMPLES}."
         runtime = answers.take("runtime", DEFAULT_RUNTIME, about, _read_runtime)
-        settings["training.runtime"] = _with_release(answers, runtime) if answers.asks else runtime
+        named = settings["training.runtime"] = _with_release(answers, runtime) if answers.asks else runtime
+        preset = preset_named(named, cluster.device.peak_flops if cluster.device else None)
+        answers.rows += [("planned as", preset)] if preset != named else []
     elif not _is_cpu(cluster):
         answers.rows.append(("runtime", f"{DEFAULT_RUNTIME} (default); or {_runtimes(cluster)}"))
 

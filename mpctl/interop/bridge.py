@@ -34,6 +34,7 @@ from mpctl.interop.megatron_optimizers import optimizer_fields
 from mpctl.model.layout.topology import zero_copies, zero_stage
 from mpctl.plan.planning.plan import Plan
 from mpctl.spec.job import JobSpec
+from mpctl.spec.runtime import get_profile
 from mpctl.spec.training import CORE
 
 PRECISION = {
@@ -75,6 +76,8 @@ def _notes(plan: Plan) -> Iterator[str]:
     if (moments := job.training.optimizer_dtype) is not None:
         dtype = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "uint8"}[moments]
         yield f"optimizer: set use_precision_aware_optimizer, and exp_avg_dtype = exp_avg_sq_dtype = torch.{dtype}"
+    if (profile := get_profile(job.training.runtime)).runs.needs:
+        yield f"planned for {profile.name}: take a recipe that sets it, or plan with --runtime megatron-core"
     yield from expert_notes(job)
     if job.model is not None and job.model.is_mla:
         yield "its provider must be an MLAModelProvider: take a recipe with latent attention"
