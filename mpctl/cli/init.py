@@ -187,7 +187,9 @@ def _ask_runtime(answers: Answers, cluster: ClusterSpec, settings: dict[str, Any
         about = "The software that trains it, and that the layout is chosen for:"
         about = f"{about} {DEFAULT_RUNTIME}, {_runtimes(cluster)}; or its release: {EXAMPLES}."
         runtime = answers.take("runtime", DEFAULT_RUNTIME, about, _read_runtime)
-        named = settings["training.runtime"] = _with_release(answers, runtime) if answers.asks else runtime
+        named = settings["training.runtime"] = (
+            runtime if answers.is_given("runtime") else with_release(answers, runtime)
+        )
         preset = preset_named(named, cluster.device.peak_flops if cluster.device else None)
         answers.rows += [("planned as", preset)] if preset != named else []
     elif not _is_cpu(cluster):
@@ -209,7 +211,7 @@ def _read_runtime(text: str) -> str:
     return text
 
 
-def _with_release(answers: Answers, runtime: str) -> str:
+def with_release(answers: Answers, runtime: str) -> str:
     """The release of software whose releases have several presets, asked for; another runtime unchanged."""
     from mpctl.spec.releases import releases
 

@@ -16,8 +16,10 @@ from pathlib import Path
 
 import pytest
 
+from mpctl.cli.init import Answers, with_release
 from mpctl.cli.init_launch import launch_part
 from mpctl.cli.init_layout import choose_layout
+from mpctl.core.errors import InputError
 from mpctl.plan.planning.plan import load_plan
 from mpctl.render.job_file import JobFile, job_text
 from mpctl.spec.load import load_job
@@ -96,6 +98,23 @@ def test_every_line_has_a_comment_and_none_is_long(mpctl: Mpctl) -> None:
     assert all(len(line) <= 100 for line in lines) and len(lines) < 50
     keys = [at for at, line in enumerate(lines) if " = " in line and not line.startswith("#")]
     assert keys and all("#" in lines[at] or lines[at - 1].startswith("#") for at in keys)
+
+
+def test_a_release_is_kept_and_its_runtime_named(mpctl: Mpctl) -> None:
+    flags = ("--cluster", "dgx-gb200", "--nodes", "1", "--model", "gpt2-medium", "--runtime", "nemo:26.06")
+    said = mpctl("init", *flags)
+    assert said.code == 0, said.err
+    assert "planned as         megatron-core-graphs" in said.out
+    assert tomllib.loads(Path("job.toml").read_text("utf-8"))["training"]["runtime"] == "nemo:26.06"
+
+
+def test_a_release_is_asked_for_where_it_decides_the_figures() -> None:
+    answers = Answers({"release": "26.04"}, asks=True)
+    assert with_release(answers, "megatron-bridge") == "megatron-bridge-26.04"
+    assert answers.rows == [("release", "26.04")]
+    assert with_release(answers, "torchtitan") == "torchtitan"
+    with pytest.raises(InputError):
+        with_release(Answers({"release": "20.01"}, asks=True), "megatron-bridge")
 
 
 def test_the_layout_is_for_the_runtime_that_is_named(mpctl: Mpctl) -> None:
