@@ -35,6 +35,9 @@ class PassListener:
     def back(self, unit: int) -> None:
         """Backward has the gradient of the layer's output: all units after it are done."""
 
+    def weights(self) -> None:
+        """The weight gradients that the action's backward has deferred are about to be computed."""
+
     def end(self, action: Action) -> None:
         """The action ends."""
 

@@ -202,6 +202,8 @@ class _ProgramRun:
             listener.end(action)
 
     def _add_weights(self, key: tuple[int, int]) -> None:
+        for listener in self.runner.listeners:
+            listener.weights()
         for deferred in self.deferred.pop(key):
             deferred()
 
