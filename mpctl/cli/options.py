@@ -84,6 +84,12 @@ FLAGS = (
     Flag("--vpp", "parallel.vpp", int, "Model chunks (virtual pipeline stages) on each rank."),
     Flag("--stage-balance", "parallel.stage_balance", str, "Stages of equal layers (even) or of equal compute (cost)."),
     Flag(
+        "--pipeline-layout",
+        "parallel.pipeline_layout",
+        str,
+        "What each virtual stage has, in Megatron's words: Et*3|(tt|)*29,m|L.",
+    ),
+    Flag(
         "--order",
         "parallel.order",
         str,

@@ -26,8 +26,8 @@ from mpctl.interop.megatron_flags import (
     ORDERS,
     POSITIONS,
     cp_sizes,
-    layout_by_cost,
     loss_flags,
+    pipeline_layout,
     variants,
 )
 from mpctl.interop.megatron_optimizers import optimizer_fields
@@ -109,8 +109,7 @@ def _layout(plan: Plan) -> Fields:
     yield "model.context_parallel_size", p.cp
     yield "model.cp_comm_type", p.stated_cp_comm
     yield "model.hierarchical_context_parallel_sizes", cp_sizes(plan.job)
-    if (by_cost := layout_by_cost(plan.job)) is not None:
-        yield "model.pipeline_model_parallel_layout", by_cost
+    yield "model.pipeline_model_parallel_layout", pipeline_layout(plan.job)
     yield "model.virtual_pipeline_model_parallel_size", p.vpp if p.vpp > 1 else None
     yield "model.sequence_parallel", p.sequence_parallel and p.tp > 1
     yield "model.num_layers_in_first_pipeline_stage", p.first_stage_layers

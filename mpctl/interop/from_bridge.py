@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import re
 
+from mpctl.core.errors import InputError
 from mpctl.interop.bridge_peft import MODULES, read_bridge_adapter
 from mpctl.interop.config_text import Flags, flat_values, python_calls, read_yaml, unreadable
+from mpctl.interop.from_megatron import cut_as
 from mpctl.interop.mapping import NO_SETTINGS, ForeignKey, KeyReader, ReadJob
 from mpctl.interop.megatron_experts import DISPATCHERS
 from mpctl.interop.megatron_flags import FSDP_STRATEGIES, LR_SCHEDULES, read_cp_comm, read_loss
@@ -64,6 +66,7 @@ STRATEGY, ZERO, REDUCED = (
 KIND, BACKEND = "model.moe_token_dispatcher_type", "model.moe_flex_dispatcher_backend"
 STASH, STASHED = "model.moe_paged_stash", "model.moe_paged_stash_buffer_size_factor_cuda"
 EVEN = "model.moe_router_force_load_balancing"
+STAGES = "model.pipeline_model_parallel_layout"
 MAPPING = "dist.use_tp_pp_dp_mapping"
 CP_KEYS = ("model.cp_comm_type", "model.hierarchical_context_parallel_sizes")
 LOSS = ("model.cross_entropy_loss_fusion", "model.cross_entropy_fusion_impl")
@@ -78,6 +81,7 @@ READ = (
         ZERO,
         REDUCED,
         MAPPING,
+        STAGES,
         "optimizer.use_distributed_optimizer",
         "optimizer.optimizer",
         SPLITS,
@@ -104,6 +108,11 @@ def read_bridge(text: str, typed: Overrides = NO_SETTINGS) -> ReadJob:
     reader.read(ROWS)
     read_cp_comm(reader, *CP_KEYS)
     s = reader.settings
+    if reader.value(STAGES, "None") not in ("None", "null"):
+        try:
+            s |= cut_as(reader.value(STAGES), {"parallel.pp": 1, **s}, STAGES)
+        except InputError as error:
+            reader.issues += error.issues
     stages = {name: stage for stage, name in FSDP_STRATEGIES.items()}
     if reader.is_on("ddp.use_megatron_fsdp"):
         s["parallel.zero"] = stages.get(reader.value(STRATEGY), 3)

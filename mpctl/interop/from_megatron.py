@@ -9,8 +9,8 @@ another, and each that is planned as the nearest setting in a separate one. Name
 megatron-core 0.19.2.
 
 At most one of three flags sets the chunks of a rank: their number, the layers in each, or the
-layout of every part, `Et*3|(tt|)*6,tL` (E embedding, t layer, L loss, `|` between parts, part i on
-rank i mod pp). A layout becomes the settings that cut the layers the same way, where there are any.
+layout of every part, `Et*3|(tt|)*6,tL` (spec/layout_text.py). A layout becomes the settings that cut the
+layers the same way, where there are any, else parallel.pipeline_layout.
 
 `--tensor-model-parallel-size 2 --bf16` is {"parallel.tp": 2, "training.dtype": "bf16"} and the
 defaults.
@@ -21,7 +21,6 @@ defaults.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import get_args
 
@@ -64,6 +63,7 @@ from mpctl.model.pipeline.stages import Span, UnevenLayersError, job_stages, spa
 from mpctl.plan.planning.plan import Overrides
 from mpctl.plan.rules.check import Check, listed
 from mpctl.plan.rules.layout import is_countable
+from mpctl.spec.layout_text import PipelineLayout, parse_layout, write_layout
 from mpctl.spec.load import job_from_raw
 from mpctl.spec.schedules import SCHEDULES
 from mpctl.spec.training import CORE, RecomputeModule
@@ -434,9 +434,6 @@ def _read_warmup(reader: KeyReader) -> None:
         reader.nearest(flag, "planned without a warm-up, as neither --train-iters nor --lr-decay-iters is there")
 
 
-_LONGEST = 100_000  # layers and parts of a layout
-
-
 def _read_pipeline(reader: KeyReader) -> None:
     given = [flag for flag in (CHUNKS, LAYERS_A_CHUNK, LAYOUT) if reader.has(flag)]
     if len(given) > 1:
@@ -447,7 +444,7 @@ def _read_pipeline(reader: KeyReader) -> None:
         for flag in given:
             text = reader.value(flag)
             if flag == LAYOUT:
-                reader.settings |= _cut_as(text, reader.settings)
+                reader.settings |= cut_as(text, reader.settings)
             elif (chunks := _chunks(flag, text, reader.settings)) > 1:
                 reader.settings["parallel.vpp"] = chunks
     except InputError as error:
@@ -472,32 +469,32 @@ def _chunks(flag: str, text: str, settings: Mapping[str, object]) -> int:
 
 
 def layer_counts(text: str) -> list[int]:
-    """Layers of each part of a layout. Raises InputError for other letters than E, t and L, for an
-    embedding that is not the first or a loss that is not the last, and for one that is too long."""
-    flat = text.replace(",", "")
-    for pattern in (r"\(([^()]+)\)\*(\d{1,5})", r"([^()])\*(\d{1,5})"):
-        parts = re.split(pattern, flat)
-        size = sum(len(part) for part in parts[::3])
-        size += sum(len(what) * int(n) for what, n in zip(parts[1::3], parts[2::3], strict=True))
-        if size > _LONGEST:
-            raise _wrong(LAYOUT, f"{text[:40]!r} has more than {_LONGEST:,} parts and layers")
-        flat = re.sub(pattern, lambda found: found[1] * int(found[2]), flat)
-    if not re.fullmatch(r"E[t|]*L", flat):
-        raise _wrong(LAYOUT, f"{text[:60]!r} is not E, layers t and L in this order, with | between stages")
-    return [part.count("t") for part in flat.split("|")]
+    """Layers of each part of a layout. Raises InputError with all its errors."""
+    return [part.layers for part in _parsed(text, LAYOUT).parts]
 
 
-def _cut_as(text: str, settings: Mapping[str, object]) -> dict[str, object]:
-    """The settings that cut the layers as a layout does: evenly, by the ends, or by cost."""
-    counts, pp = layer_counts(text), settings.get("parallel.pp")
-    if not isinstance(pp, int) or len(counts) % pp:
-        raise _wrong(LAYOUT, f"{len(counts)} parts cannot be dealt to {pp} stages")
-    if settings.get("model.layers") not in (None, sum(counts)):
-        raise _wrong(LAYOUT, f"has {sum(counts)} layers, --num-layers {settings['model.layers']}")
-    if (cut := find_cut(counts, settings)) is not None:
+def _parsed(text: str, flag: str) -> PipelineLayout:
+    layout = parse_layout(text)
+    if layout.problems:
+        shown = f"{text[:60]!r}"
+        raise InputError(
+            [Issue("megatron-flag", flag, f"{shown}, {problem}", problem.hint) for problem in layout.problems]
+        )
+    return layout
+
+
+def cut_as(text: str, settings: Mapping[str, object], flag: str = LAYOUT) -> dict[str, object]:
+    """The settings that cut the layers as a layout does: evenly, by the ends, by cost, or as it says. Raises
+    InputError where it fits neither the stages nor the layers."""
+    layout, pp = _parsed(text, flag), settings.get("parallel.pp")
+    if not isinstance(pp, int) or len(layout.parts) % pp:
+        raise _wrong(flag, f"{len(layout.parts)} parts cannot be dealt to {pp} stages")
+    if settings.get("model.layers") not in (None, layout.layers):
+        raise _wrong(flag, f"has {layout.layers} layers, --num-layers {settings['model.layers']}")
+    cut = None if layout.separates_prediction else find_cut([part.layers for part in layout.parts], settings)
+    if cut is not None:
         return cut
-    message = f"{text[:60]!r} is a cut that no settings of a job give"
-    raise _wrong(LAYOUT, message, "use equal parts, other ends, or what --emit megatron writes")
+    return {"parallel.pipeline_layout": write_layout(layout.parts), "parallel.vpp": len(layout.parts) // pp}
 
 
 def find_cut(counts: list[int], settings: Mapping[str, object]) -> dict[str, object] | None:

@@ -33,7 +33,9 @@ from mpctl.interop.log_formats import LONGEST_VALUE, MOST, LauncherLog, PrintedC
 from mpctl.interop.mapping import NO_SETTINGS, KeyReader, ReadJob
 from mpctl.interop.shell_words import is_unexpanded
 from mpctl.interop.torchtitan_keys import FLAVORS, ROWS, P, T
+from mpctl.model.pipeline.explicit import layout_parts
 from mpctl.plan.planning.plan import Overrides
+from mpctl.spec.layout_text import write_layout
 from mpctl.spec.presets import find_preset
 
 CALL = "ParallelismConfig."
@@ -289,8 +291,11 @@ def _read_stages(reader: KeyReader) -> None:
     parts = f"{P}module_fqns_per_model_part"
     if reader.has(parts):
         counts = [len(_LAYER.findall(words)) for words in reader.flags[parts]]
-        if (cut := find_cut(counts, s)) is None:
-            reader.wrong(parts, "is a cut that no settings of a job give", "use equal stages")
+        if (cut := find_cut(counts, s)) is None and len(counts) % pp == 0:
+            text = write_layout(layout_parts([[(0, count) for count in counts[stage::pp]] for stage in range(pp)]))
+            cut = {"parallel.pipeline_layout": text, "parallel.vpp": len(counts) // pp}
+        if cut is None:
+            reader.wrong(parts, f"{len(counts)} parts cannot be dealt to {pp} ranks", "use a multiple of the ranks")
         else:
             s |= cut
         return

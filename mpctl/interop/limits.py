@@ -210,8 +210,8 @@ def uneven_refusals(plan: Plan, message: str) -> Iterator[Issue]:
     """An issue if pipeline stages hold unequal numbers of layers, for the setting that causes
     them."""
     p = plan.job.parallel
-    if len({sum(stop - start for start, stop in chunks) for chunks in plan.stages or ()}) > 1:
-        ends = ("first_stage_layers", "last_stage_layers", "embedding_is_layer", "loss_is_layer")
+    if p.pipeline_layout or len({sum(stop - start for start, stop in chunks) for chunks in plan.stages or ()}) > 1:
+        ends = ("pipeline_layout", "first_stage_layers", "last_stage_layers", "embedding_is_layer", "loss_is_layer")
         key = next((key for key in ends if getattr(p, key)), "stage_balance")
         yield refused(f"parallel.{key}", getattr(p, key), message, "use stages of equal layers")
 

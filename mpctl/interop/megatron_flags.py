@@ -21,8 +21,10 @@ from mpctl.interop.limits import find_order, splits_sequence
 from mpctl.interop.mapping import ForeignKey, KeyReader, written
 from mpctl.interop.megatron_optimizers import OPTIMIZER_FLAGS
 from mpctl.model.layout.topology import zero_copies
-from mpctl.model.pipeline.stages import Span, job_stages
+from mpctl.model.pipeline.explicit import find_layout, layout_parts
+from mpctl.model.pipeline.stages import job_stages
 from mpctl.spec.job import JobSpec
+from mpctl.spec.layout_text import write_layout
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.parallel import CpComm
 from mpctl.spec.training import CORE
@@ -63,24 +65,20 @@ def words_of(values: Iterable[tuple[str, Value]]) -> Iterator[str]:
             yield ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def layout_by_cost(job: JobSpec) -> str | None:
-    """The stages of a job that balances them by cost, as a layout; None for other jobs."""
-    if job.parallel.stage_balance != "cost" or job.parallel.pp == 1 or job.model is None:
+def pipeline_layout(job: JobSpec) -> str | None:
+    """The layout of a job that has one or balances its stages by cost, in its shortest form; None for
+    other jobs."""
+    if job.parallel.pp == 1 or job.model is None:
         return None
-    return layout_text(job_stages(job, job.model.layers))
-
-
-def layout_text(stages: Iterable[Iterable[Span]]) -> str:
-    """The spans of layers by [stage][chunk] as Megatron's pipeline layout: E embedding, t layer, L
-    loss, `|` between the parts in the order in which a sample passes them."""
-    by_stage = [[stop - start for start, stop in chunks] for chunks in stages]
-    counts = [count for chunk in zip(*by_stage, strict=True) for count in chunk]
-    parts = ["t" if count == 1 else f"t*{count}" if count else "" for count in counts]
-    return f"E{'|'.join(parts)}L"
+    if (layout := find_layout(job)) is not None:
+        return write_layout(layout.parts)
+    if job.parallel.stage_balance != "cost":
+        return None
+    return write_layout(layout_parts(job_stages(job, job.model.layers), job.model.mtp_layers))
 
 
 def _chunks(job: JobSpec) -> int | None:
-    return job.parallel.vpp if job.parallel.vpp > 1 and layout_by_cost(job) is None else None
+    return job.parallel.vpp if job.parallel.vpp > 1 and pipeline_layout(job) is None else None
 
 
 def cp_sizes(job: JobSpec) -> list[int] | None:
@@ -131,7 +129,7 @@ LAYOUT_FLAGS = (
     ForeignKey("--decoder-first-pipeline-num-layers", "parallel.first_stage_layers", int),
     ForeignKey("--decoder-last-pipeline-num-layers", "parallel.last_stage_layers", int),
     ForeignKey("--use-tp-pp-dp-mapping", value=lambda job: find_order(job, ORDERS) == ORDERS[1]),
-    ForeignKey(LAYOUT, value=layout_by_cost),
+    ForeignKey(LAYOUT, value=pipeline_layout),
     ForeignKey(CHUNKS, value=_chunks),
     ForeignKey("--sequence-parallel", value=splits_sequence),
     ForeignKey("--tp-comm-overlap", value=lambda job: splits_sequence(job) and job.parallel.tp_comm_overlap),

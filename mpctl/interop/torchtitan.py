@@ -225,7 +225,7 @@ def _stage_layers(plan: Plan) -> dict[str, Value]:
     placement = Placement.of(p)
     places = map(placement.place, range(placement.stages * placement.chunks))
     parts = [stages[place.stage][place.chunk] for place in places]
-    is_even = p.stage_balance == "even" and not (p.first_stage_layers or p.last_stage_layers)
+    is_even = p.stage_balance == "even" and not (p.first_stage_layers or p.last_stage_layers or p.pipeline_layout)
     ends = int(p.embedding_is_layer), int(p.loss_is_layer)
     if is_even:
         return {

@@ -8,12 +8,14 @@ line, and checks that passed are counted. `--full` prints all of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 from rich.text import Text
 
 from mpctl.core.topology import Topology
 from mpctl.core.units import bytes_span_text, bytes_text, count_text, plural, rate_text, seconds_text
+from mpctl.model.pipeline.explicit import find_layout
 from mpctl.plan.planning.document import stack_layers
 from mpctl.plan.planning.plan import Plan
 from mpctl.plan.planning.runtimes import UnderRuntime, elsewhere_text, is_open, open_text
@@ -52,6 +54,7 @@ from mpctl.render.plan_layout import layout_parts
 from mpctl.render.plan_traffic import traffic_parts
 from mpctl.render.terminal import print_parts
 from mpctl.spec.figure_sources import sources_text
+from mpctl.spec.layout_text import write_layout
 
 if TYPE_CHECKING:
     from mpctl.model.layout.job_layout import JobLayout
@@ -114,6 +117,7 @@ def plan_parts(plan: Plan, topology: Topology, view: PlanView) -> Iterator[Part]
 
         yield runtimes_table(view.runtimes)
     if estimate is not None:
+        yield from stages_picture(plan)
         yield from memory_parts(plan, estimate, full=view.full)
     is_deep = view.full or view.is_page
     kinds = () if view.kinds is None and estimate is not None and not is_deep else view.kinds
@@ -130,6 +134,20 @@ def plan_parts(plan: Plan, topology: Topology, view: PlanView) -> Iterator[Part]
     if not view.full:
         more = ("rank groups, traffic, schedule", "step time by part") if estimate is not None else ()
         yield Sentence(f"--full: {', '.join((*more, 'every check'))}", "note", "terminal")
+
+
+def stages_picture(plan: Plan) -> Iterator[Part]:
+    """What each stage of an explicit layout has, chunk by chunk in its letters; like stages share a row."""
+    layout, pp = find_layout(plan.job), plan.job.parallel.pp
+    if layout is None or layout.problems:
+        return
+    words = [write_layout([part]) for part in layout.parts]
+    rows, stages = list[tuple[str, ...]](), range(pp)
+    for _, alike in groupby(stages, key=lambda stage: words[stage::pp]):
+        held = list(alike)
+        rows.append((span_text(held[0], held[-1]), *(word or "-" for word in words[held[0] :: pp])))
+    columns = ("stage", *(f"chunk {chunk}" for chunk in range(len(words) // pp)))
+    yield table_of("What each stage has: E embedding, t layer, m prediction, L loss", columns, rows, left=columns)
 
 
 def _layout_rows(plan: Plan, topology: Topology) -> Iterator[tuple[str, str]]:

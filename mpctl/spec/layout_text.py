@@ -96,6 +96,12 @@ def stage_sizes(text: str, given: Mapping[str, object]) -> dict[str, int]:
     return {"vpp" if vpp is None else "pp": parts // known}
 
 
+def shortest(text: str) -> str:
+    """The shortest text of the same layout; a text with errors unchanged."""
+    layout = parse_layout(text)
+    return text if layout.problems else write_layout(layout.parts)
+
+
 class _Item(NamedTuple):
     """A letter or bar, and its place in the text."""
 
@@ -204,7 +210,7 @@ def _order_problems(items: list[_Item]) -> Iterator[LayoutProblem]:
 
 
 def write_layout(parts: Iterable[LayoutPart]) -> str:
-    """The shortest text of a layout; of equally short ones that with the fewest items.
+    """The shortest text of a layout; of equally short ones that with the fewest groups, then repeats.
 
     >>> write_layout([LayoutPart(True), LayoutPart(layers=2), LayoutPart(layers=2), LayoutPart(loss=True)])
     'E|tt|tt|L'
@@ -212,8 +218,10 @@ def write_layout(parts: Iterable[LayoutPart]) -> str:
     flat = "|".join(part.text for part in parts)
     best: list[tuple[int, int, str]] = [(0, 0, "")] * (len(flat) + 1)
     for start in range(len(flat) - 1, -1, -1):
+        found = ((head, best[stop]) for stop, head in _heads(flat, start))
         best[start] = min(
-            (len(head) + best[stop][0], 1 + best[stop][1], head + best[stop][2]) for stop, head in _heads(flat, start)
+            (len(head) + size, items + (100 if head[0] == "(" else 1), head + rest)
+            for head, (size, items, rest) in found
         )
     return best[0][2]
 

@@ -298,6 +298,7 @@ class RuntimeSupport(StrictModel):
     )
     expert_tensor: bool = Field(False, description="tensor parallelism of experts (parallel.etp above 1)")
     by_cost: bool = Field(False, description="stages of equal compute (parallel.stage_balance)")
+    layouts: bool = Field(False, description="explicit pipeline layouts (parallel.pipeline_layout)")
     ends_as_layers: bool = Field(
         False,
         description="if layers do not divide over the stages, embedding and loss count as a layer "

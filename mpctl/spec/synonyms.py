@@ -174,6 +174,7 @@ BY_SETTING: dict[str, tuple[str, ...]] = {
     "parallel.schedule": ("pipeline_schedule", "pipeline_parallel_schedule", "pp_schedule"),
     "parallel.first_stage_layers": ("decoder_first_pipeline_num_layers",),
     "parallel.last_stage_layers": ("decoder_last_pipeline_num_layers",),
+    "parallel.pipeline_layout": ("pipeline_model_parallel_layout",),
     "parallel.embedding_is_layer": ("account_for_embedding_in_pipeline_split",),
     "parallel.loss_is_layer": ("account_for_loss_in_pipeline_split",),
     "training.micro_batch_size": (

@@ -8,7 +8,9 @@ from mpctl.core.errors import InputError
 from mpctl.interop.emitted import emit_plan
 from mpctl.interop.from_bridge import read_bridge
 from mpctl.model.families import get_table
+from mpctl.model.pipeline.explicit import layout_parts
 from mpctl.plan.planning.plan import Plan, load_plan
+from mpctl.spec.layout_text import parse_layout
 from tests.interop.jobs import EXAMPLE, GRID, LAYOUTS, Settings, plan_of
 from tests.interop.snippets import assigned_in, fields_of
 from tests.interop.test_megatron import refusals
@@ -60,7 +62,17 @@ def test_experts_and_latents_are_fields_of_the_model() -> None:
 
 def test_stages_by_cost_are_a_layout_text() -> None:
     fields = assigned_in(emit_plan(plan_of(LAYOUTS["by cost"]), "megatron-bridge").text)
-    assert fields["cfg.model.pipeline_model_parallel_layout"].startswith("Et")
+    plan = plan_of(LAYOUTS["by cost"])
+    parts = parse_layout(fields["cfg.model.pipeline_model_parallel_layout"]).parts
+    assert parts == tuple(layout_parts(plan.stages or ()))
+
+
+def test_an_explicit_layout_is_read() -> None:
+    text = 'cfg.model.pipeline_model_parallel_size = 4\ncfg.model.pipeline_model_parallel_layout = "Ett|t|m|L"'
+    settings = read_bridge(text, {"model": "x"}).settings
+    assert (settings["parallel.pipeline_layout"], settings["parallel.vpp"]) == ("Ett|t|m|L", 1)
+    with pytest.raises(InputError, match="position 2: 'x' is no item"):
+        read_bridge(text.replace("Ett|", "Ex|"), {"model": "x"})
 
 
 def test_what_it_cannot_say() -> None:

@@ -13,10 +13,11 @@ from mpctl.interop.command_line import read_flags
 from mpctl.interop.emitted import emit_plan
 from mpctl.interop.from_megatron import layer_counts, read_megatron
 from mpctl.interop.megatron_experts import layer_pattern, read_pattern
-from mpctl.interop.megatron_flags import layout_text
+from mpctl.model.pipeline.explicit import layout_parts
 from mpctl.model.pipeline.stages import spans_of
 from mpctl.plan.planning.plan import Plan, load_plan
 from mpctl.spec.job import JobSpec
+from mpctl.spec.layout_text import parse_layout, write_layout
 from tests.interop.jobs import EXAMPLE, GRID, LAYOUTS, MIXTURE, Settings, plan_of
 from tests.interop.jobs import LATENT as LATENT_SHAPE
 
@@ -163,14 +164,14 @@ def test_a_name_from_a_job_file_stays_in_its_comment() -> None:
 @pytest.mark.parametrize("pp", [1, 2, 4])
 def test_a_pipeline_layout_says_the_layers_of_every_part(pp: int) -> None:
     counts = [1, 3, 2, 1] if pp > 1 else [7]
-    text = layout_text(spans_of(counts, pp))
+    text = write_layout(layout_parts(spans_of(counts, pp)))
     assert layer_counts(text) == counts
-    assert text == ("Et|t*3|t*2|tL" if pp > 1 else "Et*7L")
+    assert text == ("Et|t*3|tt|tL" if pp > 1 else "Et*7L")
 
 
 def test_megatron_s_own_spellings_of_a_layout_are_read() -> None:
     assert layer_counts("Etttt|(tttt|)*18,ttttL") == [4] * 20
-    for wrong in ("tttL", "Ettm|L", "Et*99999|(t|)*99999,tL", "E(t|L"):
+    for wrong in ("tttL", "Etm|tL", "Et*99999|(t|)*99999,tL", "E(t|L"):
         with pytest.raises(InputError):
             layer_counts(wrong)
 
@@ -387,13 +388,23 @@ def test_the_flags_of_megatron_s_own_example_are_planned() -> None:
     assert changes.startswith("--rampup-batch-size 16 16 5859375: ")
 
 
-def test_a_layout_without_a_countable_model_is_not_one_by_cost() -> None:
+def test_a_layout_that_no_other_settings_give_is_one_of_its_own() -> None:
     layout = "--pipeline-model-parallel-layout 'Et*4|t*2|t*3|t*3L'"
-    pipeline = f"--pipeline-model-parallel-size 4 {layout} --micro-batch-size 1"
-    for flags in (pipeline, f"{SHAPE} {pipeline} --num-layers 12 --hidden-size 1023"):
-        with pytest.raises(InputError, match="a cut that no settings of a job give") as caught:
-            read_megatron(flags)
-        assert caught.value.issues[0].hint
+    settings, _ = read_megatron(f"{SHAPE} --pipeline-model-parallel-size 4 {layout} --num-layers 12")
+    assert settings["parallel.pipeline_layout"] == "Et*4|tt|t*3|t*3L"
+    plan = load_plan(None, {**settings, "cluster.gpus_per_node": 4})
+    assert [sum(stop - start for start, stop in chunks) for chunks in plan.stages or ()] == [4, 2, 3, 3]
+
+
+@pytest.mark.parametrize("text", ["Et*4|(t*4|)*2t*3|t*2|(t|)*2mL", "Et*3|t*5|m|L", "E|(t*9|)*2L"])
+def test_an_explicit_layout_returns_from_its_flags(text: str) -> None:
+    layout = parse_layout(text)
+    shape = {"model.layers": layout.layers, "model.mtp_layers": layout.predictions, "model.vocab": 50257}
+    plan = plan_of({**shape, "parallel.pp": 4, "parallel.pipeline_layout": text})
+    text = emit_plan(plan, "megatron").text
+    assert "--num-virtual-stages-per-pipeline-rank" not in text
+    settings, _ = read_megatron(text)
+    assert parse_layout(str(settings["parallel.pipeline_layout"])).parts == layout.parts
 
 
 def test_a_number_that_is_zero_is_not_the_default() -> None:

@@ -18,7 +18,7 @@ from mpctl.spec.layout_text import LayoutPart, parse_layout, stage_sizes, write_
         ("Et*4|(t*4|)*14tmL", ["Etttt", *["tttt"] * 14, "tmL"], "E(t*4|)*15tmL"),  # MLPerf 6.0, DeepSeek-V3
         ("Et*3|(tt|)*29,m|L", ["Ettt", *["tt"] * 29, "m", "L"], "Et(tt|)*30m|L"),
         ("E|*3tL", ["E", "", "", "tL"], "E|*3tL"),
-        ("E,t,*2,|t*0(t|)*2L", ["Ett", "t", "t", "L"], "Et(t|)*3L"),
+        ("E,t,*2,|t*0(t|)*2L", ["Ett", "t", "t", "L"], "Ett|t|t|L"),
     ],
 )
 def test_what_megatron_reads(text: str, parts: list[str], written: str) -> None:

@@ -11,13 +11,14 @@ layers 29 and 30 and, in chunk 1, the prediction; stage 15 layers 31 and 32 and,
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from mpctl.core.sharding import divisors
 from mpctl.core.units import plural
 from mpctl.spec.job import JobSpec
-from mpctl.spec.layout_text import LayoutProblem, PipelineLayout, parse_layout
+from mpctl.spec.layout_text import LayoutPart, LayoutProblem, PipelineLayout, parse_layout
 
+Span = tuple[int, int]
 EXCLUDED = ("first_stage_layers", "last_stage_layers", "embedding_is_layer", "loss_is_layer")
 """Settings of [parallel] that cut the layers in another way."""
 
@@ -32,6 +33,16 @@ def separates_prediction(job: JobSpec) -> bool:
     """Whether layers of multi-token prediction run in another virtual stage than the loss."""
     layout = find_layout(job)
     return layout is not None and layout.separates_prediction and not layout.problems
+
+
+def layout_parts(stages: Sequence[Sequence[Span]], predictions: int = 0) -> list[LayoutPart]:
+    """The parts of stages by [stage][chunk], with embedding and loss at the ends, and that many layers of
+    multi-token prediction before the loss."""
+    counts = [stop - start for chunk in zip(*stages, strict=True) for start, stop in chunk]
+    parts = [LayoutPart(layers=count) for count in counts]
+    parts[0] = parts[0]._replace(embedding=True)
+    parts[-1] = parts[-1]._replace(predictions=predictions, loss=True)
+    return parts
 
 
 def layout_problems(job: JobSpec, layout: PipelineLayout) -> Iterator[LayoutProblem]:

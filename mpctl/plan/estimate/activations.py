@@ -90,7 +90,15 @@ def stage_chunks(layout: JobLayout, stage: int, shapes: ActivationShapes) -> tup
     rest = arrays, model.tied_embeddings
     kinds, order = layout.table.once(("parts", layout.stage_classes[stage]), lambda: _kinds(layout.chunks(stage)))
     sizes = [_chunk(shapes, parts, *rest) for parts in kinds]
-    return tuple([sizes[kind] for kind in order])
+    return tuple([sizes[kind] if kinds[kind] else _handed_on(layout, stage, n, shapes) for n, kind in enumerate(order)])
+
+
+def _handed_on(layout: JobLayout, stage: int, chunk: int, shapes: ActivationShapes) -> ChunkBytes:
+    """A chunk that has nothing sends on what it receives, and holds it until its gradient has come."""
+    arrays = tuple(array.dims for array in batch_arrays(layout.model, layout.job.data.chat).values())
+    tensors = len(layout.border(stage, chunk, after=True).dims) if layout.job.parallel.pipeline_layout else 0
+    held = tensors * shapes.own_bytes() + shapes.bytes_of(batch_activations(arrays))
+    return ChunkBytes(held, held, 0, held, moments=(Moment(held),))
 
 
 def _kinds(chunks: Iterable[Iterable[StageSlice]]) -> tuple[tuple[tuple[StackPart, ...], ...], tuple[int, ...]]:

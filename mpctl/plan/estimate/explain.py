@@ -265,7 +265,7 @@ def _exchange(layout: JobLayout) -> Iterator[Figure]:
     experts = ExpertMessages(layout, layout.profile)
     if experts.ranks == 1:
         return
-    flow = layout.table.flows[-1].last
+    flow = next(flow.last for flow in reversed(layout.table.flows) if flow.runs)
     assert flow is not None
     sent = [m for m in experts.of_rows(flow, is_again=False) if m.what == ROWS]
     if not sent:  # the last layer is dense
@@ -312,7 +312,7 @@ def explain_memory(layout: JobLayout) -> Iterator[Figure]:
     tensor by tensor, and of every stage."""
     layout = buffered_layout(loaded_layout(layout))
     form = activation_shapes(layout)
-    for stack in layout.table.stacks:
+    for stack in (stack for stack in layout.table.stacks if stack.layers):
         first, last = stack.block_of(0), stack.block_of(stack.layers - 1)
         blocks = {f"memory.{stack.figure_name}": last}
         if first.has_experts != last.has_experts:

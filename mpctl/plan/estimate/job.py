@@ -52,7 +52,9 @@ class Estimate:
         """Collectives over tp of the last block of each layer stack."""
         table = self.layout.table
         return tuple(
-            block_traffic(self.layout, stack, flow.last) for stack, flow in zip(table.stacks, table.flows, strict=True)
+            block_traffic(self.layout, stack, flow.last)
+            for stack, flow in zip(table.stacks, table.flows, strict=True)
+            if stack.layers
         )
 
     @cached_property

@@ -24,6 +24,7 @@ from mpctl.plan.planning.layout_settings import layout_of, tensor_mode_text
 from mpctl.plan.planning.plan import Plan
 from mpctl.spec.cluster import Link, LinkSpec, link_hint
 from mpctl.spec.job import JobSpec
+from mpctl.spec.layout_text import shortest
 
 if TYPE_CHECKING:
     from mpctl.plan.estimate.job import AtLoad, Estimate
@@ -374,6 +375,7 @@ def order_text(plan: Plan) -> str:
             *([p.schedule] if p.pp > 1 else []),
             *([f"vpp {p.vpp}"] if p.vpp > 1 else []),
             *(["stages balanced by cost"] if p.stage_balance == "cost" else []),
+            *([f"layout {shortest(p.pipeline_layout)}"] if p.pipeline_layout else []),
             *(["sequence parallel"] if p.sequence_parallel else []),
         ]
     )

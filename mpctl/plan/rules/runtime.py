@@ -53,6 +53,7 @@ def not_run(job: JobSpec, profile: RuntimeProfile) -> Iterator[tuple[str, str]]:
         ),
         ("parallel.tensor_mode", f"tensor_mode {mode}", p.tp == 1 or not runs.tensor or mode in runs.tensor_modes),
         ("parallel.vpp", f"vpp {p.vpp}", p.vpp == 1 or runs.chunks),
+        ("parallel.pipeline_layout", "pipeline_layout", p.pipeline_layout is None or runs.layouts),
         ("parallel.sequence_parallel", "sequence parallelism", p.tp == 1 or not p.sequence_parallel or runs.sequence),
         ("parallel.schedule", f"schedule {p.schedule}", p.pp == 1 or runs.has_schedule(p.schedule, p.vpp)),
         ("parallel.order", f"order {p.order}", not runs.orders or find_order(p.order, runs.orders, sizes) is not None),

@@ -522,7 +522,7 @@ class SearchSpace:
         values = layout._asdict()
         training = {key: values.pop(key) for key in TRAINING}
         ends = self.counts_ends(layout.pp * layout.vpp) and layout.stage_balance == "even"
-        values |= dict.fromkeys(("first_stage_layers", "last_stage_layers"))
+        values |= dict.fromkeys(("first_stage_layers", "last_stage_layers", "pipeline_layout"))
         values |= dict.fromkeys(("embedding_is_layer", "loss_is_layer"), ends)
         key = ("training", layout.sequence_parallel, *training.values())
         tables = {
