@@ -61,7 +61,7 @@ types: $(READY)
 	$(BIN)/mypy
 
 # Plans beside published runs, source by source; fails if one got worse than at the last release by more than a
-# point (tests/recorded/accuracy_released.json). Half a minute of one core.
+# point (tests/recorded/accuracy_released.json). Half a minute of one core; writes benchmarks/results/accuracy.md.
 accuracy: $(READY)
 	$(BIN)/python -m benchmarks.accuracy_gate
 

@@ -110,8 +110,8 @@ def mlperf6_runs() -> tuple[Run, ...]:
 
 def with_software(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row whose job also says what `details` say of the software, as far as keys have it: the
-    dispatcher and its overlap, a load that is forced to be even, and the profile of runs that capture a
-    whole iteration."""
+    dispatcher, a load that is forced to be even, the layout of the pipeline, and the profile of runs that
+    capture a whole iteration. Not `ep_overlap`: the profiles' share of hidden messages was fitted to a mixture."""
     details, training = row["details"], dict(row["job"]["training"])
     if (dispatcher := details.get("dispatcher")) in get_args(Dispatcher):
         training["moe_dispatcher"] = dispatcher
@@ -119,9 +119,10 @@ def with_software(row: Mapping[str, Any]) -> dict[str, Any]:
         training["moe_load"] = 1.0
     if details.get("cuda_graph") == "full_iteration":
         training["runtime"] = "megatron-core-graphs"
-    if details.get("ep_overlap"):
-        training["moe_overlap"] = True
-    return {**row, "job": {**row["job"], "training": training}}
+    parallel = row["job"]["parallel"]
+    if words := details.get("pipeline_layout"):
+        parallel = {**parallel, "pipeline_layout": words}
+    return {**row, "job": {**row["job"], "parallel": parallel, "training": training}}
 
 
 @cache

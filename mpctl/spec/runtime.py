@@ -81,6 +81,11 @@ class OperatorCosts(StrictModel):
     )
     flash: Part = Field(1.0, description="speed of flash attention's forward relative to the device's")
     flash_backward: Part = Field(1.0, description="speed of flash attention's backward relative to the device's")
+    flash_narrow: Part = Field(
+        1.0,
+        description="speed of flash attention in jobs of fp8, mxfp8 and nvfp4 relative to that of 16 bits: above 1 "
+        "if the software computes it in fp8",
+    )
     recompute: Literal["core", "second-products"] = Field(
         "core",
         description="what selective recomputation repeats: attention scores (core), or every other product "

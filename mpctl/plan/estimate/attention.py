@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mpctl.core.units import PRODUCT_BYTES
 from mpctl.model.layout.job_layout import JobLayout
 from mpctl.model.operators.fused_attention import refusal
 from mpctl.model.operators.grad_flow import GradFlow
@@ -102,10 +103,11 @@ class AttentionTimer:
                 dropout=layout.job.training.attention_dropout > 0,
             )
             own = self.profile.operators
-            work.forward += attention_seconds(self.speed, ahead, own.flash)
+            narrow = own.flash_narrow if layout.job.training.dtype in PRODUCT_BYTES else 1.0
+            work.forward += attention_seconds(self.speed, ahead, own.flash * narrow)
             if gradients:
                 back = ahead._replace(backward=True)
-                work.dgrad += attention_seconds(self.speed, back, own.flash_backward)
+                work.dgrad += attention_seconds(self.speed, back, own.flash_backward * narrow)
         else:
             self._held_scores(work, int(batch * heads), queries, keys, gradients, flow)
 
