@@ -45,7 +45,7 @@ from mpctl.interop.torchtitan_keys import (
     find_flavor,
 )
 from mpctl.model.layout.topology import zero_stage
-from mpctl.model.pipeline.placement import Placement
+from mpctl.model.pipeline.placement import StagePlacement
 from mpctl.plan.planning.plan import Plan
 from mpctl.plan.rules.check import listed
 from mpctl.spec.job import JobSpec
@@ -222,7 +222,7 @@ def _stage_layers(plan: Plan) -> dict[str, Value]:
     p, stages = plan.job.parallel, plan.stages
     if stages is None:
         return {}
-    placement = Placement.of(p)
+    placement = StagePlacement.of(p)
     places = map(placement.place, range(placement.stages * placement.chunks))
     parts = [stages[place.stage][place.chunk] for place in places]
     is_even = p.stage_balance == "even" and not (p.first_stage_layers or p.last_stage_layers or p.pipeline_layout)

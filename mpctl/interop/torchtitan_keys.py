@@ -17,7 +17,7 @@ from mpctl.interop.config_text import Source, Value
 from mpctl.interop.limits import dp_degrees
 from mpctl.interop.mapping import ForeignKey
 from mpctl.model.layout.topology import zero_stage
-from mpctl.model.pipeline.placement import Placement
+from mpctl.model.pipeline.placement import StagePlacement
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import job_from_raw
 from mpctl.spec.model import ModelSpec
@@ -44,7 +44,7 @@ def _in_pipeline(value: Callable[[JobSpec], Value]) -> Callable[[JobSpec], Value
 
 def _schedule(job: JobSpec) -> str:
     p = job.parallel
-    is_looped = p.vpp > 1 and not Placement.of(p).is_v
+    is_looped = p.vpp > 1 and not StagePlacement.of(p).is_v
     return SCHEDULES.get("interleaved" if is_looped else p.schedule, SCHEDULES["1f1b"])
 
 

@@ -102,7 +102,7 @@ def shortest(text: str) -> str:
     return text if layout.problems else write_layout(layout.parts)
 
 
-class _Item(NamedTuple):
+class _Letters(NamedTuple):
     """A letter or bar, and its place in the text."""
 
     letter: str
@@ -113,7 +113,7 @@ class _Item(NamedTuple):
 def parse_layout(text: str) -> PipelineLayout:
     """Read a layout with all its errors."""
     problems: list[LayoutProblem] = []
-    items = _Reader(text, problems).items()
+    items = _LetterReader(text, problems).items()
     if len(items) > MOST_ITEMS:
         message = f"{len(items):,} letters and bars when expanded, above {MOST_ITEMS:,}"
         return PipelineLayout((), (*problems, LayoutProblem(message, "use smaller repeats")))
@@ -123,21 +123,21 @@ def parse_layout(text: str) -> PipelineLayout:
     return PipelineLayout(tuple(parts), tuple(sorted(problems, key=lambda problem: problem.at)))
 
 
-class _Reader:
+class _LetterReader:
     """Expands a text; what cannot be read is reported and skipped."""
 
     def __init__(self, text: str, problems: list[LayoutProblem]) -> None:
         self.text, self.at, self.problems = text, 0, problems
 
-    def items(self) -> list[_Item]:
+    def items(self) -> list[_Letters]:
         """Letters and bars of the whole text."""
-        found, group, opened, inner = list[_Item](), list[_Item](), 0, 0
+        found, group, opened, inner = list[_Letters](), list[_Letters](), 0, 0
         while self.at < len(self.text):
             letter, place = self.text[self.at], self.at + 1
             self.at += 1
             read = group if opened else found
             if letter in "EtmL|":
-                read += [_Item(letter, place)] * self._repeat(len(found) + len(group))
+                read += [_Letters(letter, place)] * self._repeat(len(found) + len(group))
             elif letter == "(" and opened:
                 self._wrong(place, f"a group inside the one of position {opened}", "write the inner group out")
                 inner += 1
@@ -162,7 +162,7 @@ class _Reader:
             found += group
         return found
 
-    def _repeated(self, group: list[_Item], before: int) -> list[_Item]:
+    def _repeated(self, group: list[_Letters], before: int) -> list[_Letters]:
         place = self.at
         if self.text[place : place + 1] != "*":
             self._wrong(place, "the group is not repeated", "write (..)*N, or leave the brackets out")
@@ -184,7 +184,7 @@ class _Reader:
         self.problems.append(LayoutProblem(message, hint, at))
 
 
-def _order_problems(items: list[_Item]) -> Iterator[LayoutProblem]:
+def _order_problems(items: list[_Letters]) -> Iterator[LayoutProblem]:
     """E first and once, L last and once, no layer behind multi-token prediction, that in one part."""
     letters = [item.letter for item in items]
     for letter, name, end, where in (("E", "embedding", 0, "first"), ("L", "loss", -1, "last")):

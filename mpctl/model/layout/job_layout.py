@@ -31,7 +31,7 @@ from mpctl.model.operators.matmul import Dims, ParameterSpec
 from mpctl.model.operators.table import OperatorTable, StageSlice, named_weights
 from mpctl.model.pipeline.explicit import find_layout, separates_prediction
 from mpctl.model.pipeline.filled import FilledCut, is_filled, job_cut
-from mpctl.model.pipeline.placement import Placement, StageChunk
+from mpctl.model.pipeline.placement import StageChunk, StagePlacement
 from mpctl.model.pipeline.stages import Span, job_stages
 from mpctl.spec.cluster import ClusterSpec
 from mpctl.spec.job import JobSpec
@@ -199,9 +199,9 @@ class JobLayout:
         return len(self.stages) - 1
 
     @property
-    def placement(self) -> Placement:
+    def placement(self) -> StagePlacement:
         """Where virtual stages are."""
-        return Placement.of(self.job.parallel)
+        return StagePlacement.of(self.job.parallel)
 
     @property
     def head_stage(self) -> int:

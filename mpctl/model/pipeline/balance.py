@@ -26,7 +26,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from mpctl.model.pipeline.placement import Placement
+from mpctl.model.pipeline.placement import StagePlacement
 
 Bounds = list[int]  # where virtual stages begin, and the end
 
@@ -55,7 +55,7 @@ def balanced_counts(costs: LayerCosts, *, pp: int, vpp: int = 1, is_v: bool = Fa
     """
     blocks, layers = pp * vpp, len(costs.layers)
     assert blocks <= layers, f"{layers} layers leave some of {blocks} chunks empty"
-    placement = Placement(pp, vpp, is_v)
+    placement = StagePlacement(pp, vpp, is_v)
     stage_of = [placement.place(block).stage for block in range(blocks)]
     search = _BalanceSearch(costs, list(accumulate(costs.layers, initial=0)), pp, stage_of)
     even = [layers * block // blocks for block in range(blocks + 1)]

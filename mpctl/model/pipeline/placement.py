@@ -5,7 +5,7 @@ always forward (interleaving, arXiv 2104.04473 section 2.2), or forward and back
 the shape of a V, so that the last stage hands over to itself and stage 0 has both ends of the model.
 Everything that asks where a layer, the embedding or the head is asks here.
 
->>> looped, v = Placement(stages=3, chunks=2), Placement(stages=3, chunks=2, is_v=True)
+>>> looped, v = StagePlacement(stages=3, chunks=2), StagePlacement(stages=3, chunks=2, is_v=True)
 >>> [looped.place(virtual).stage for virtual in range(6)], [v.place(virtual).stage for virtual in range(6)]
 ([0, 1, 2, 0, 1, 2], [0, 1, 2, 2, 1, 0])
 """
@@ -25,7 +25,7 @@ class StageChunk(NamedTuple):
     chunk: int
 
 
-class Placement(NamedTuple):
+class StagePlacement(NamedTuple):
     """Numbers of stages and of chunks on each, and whether every second chunk runs backward."""
 
     stages: int
@@ -33,7 +33,7 @@ class Placement(NamedTuple):
     is_v: bool = False
 
     @classmethod
-    def of(cls, parallel: ParallelSpec) -> Placement:
+    def of(cls, parallel: ParallelSpec) -> StagePlacement:
         """The placement that a job's schedule gives."""
         return cls(parallel.pp, parallel.vpp, parallel.pp > 1 and SCHEDULES[parallel.schedule].is_v)
 

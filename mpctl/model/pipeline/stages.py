@@ -24,7 +24,7 @@ from mpctl.core.units import plural
 from mpctl.model.pipeline.balance import balanced_counts
 from mpctl.model.pipeline.explicit import find_layout, layout_problems
 from mpctl.model.pipeline.filled import is_filled, job_cut
-from mpctl.model.pipeline.placement import Placement
+from mpctl.model.pipeline.placement import StagePlacement
 from mpctl.spec.job import JobSpec
 
 Span = tuple[int, int]
@@ -77,7 +77,7 @@ def spans_of(counts: Iterable[int], pp: int, *, is_v: bool = False) -> list[list
     """Spans of layers by [stage][chunk]. counts: number of layers of each virtual stage; is_v: these
     go over the stages and back."""
     stages: list[list[Span]] = [[] for _ in range(pp)]
-    start, placement = 0, Placement(pp, is_v=is_v)
+    start, placement = 0, StagePlacement(pp, is_v=is_v)
     for virtual, count in enumerate(counts):
         stages[placement.place(virtual).stage].append((start, start + count))
         start += count
@@ -106,7 +106,7 @@ def job_stages(job: JobSpec, layers: int) -> list[list[Span]]:
         last=p.last_stage_layers,
         embedding_is_layer=p.embedding_is_layer,
         loss_is_layer=p.loss_is_layer,
-        is_v=Placement.of(p).is_v,
+        is_v=StagePlacement.of(p).is_v,
     )
 
 
@@ -124,7 +124,7 @@ def _balanced(job: JobSpec, layers: int) -> list[list[Span]]:
         )
     from mpctl.model.pipeline.costs import job_costs
 
-    is_v = Placement.of(p).is_v
+    is_v = StagePlacement.of(p).is_v
     return spans_of(balanced_counts(job_costs(job), pp=p.pp, vpp=p.vpp, is_v=is_v), p.pp, is_v=is_v)
 
 

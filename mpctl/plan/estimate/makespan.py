@@ -20,7 +20,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
-from mpctl.model.pipeline.placement import Placement, StageChunk
+from mpctl.model.pipeline.placement import StageChunk, StagePlacement
 from mpctl.model.pipeline.schedule.orders import Kind, actions
 from mpctl.model.pipeline.schedule.replay import Turns
 from mpctl.spec.parallel import ScheduleName
@@ -165,7 +165,7 @@ class PipelineTiming(NamedTuple):
 
     def transfer(self, sender: StageChunk, receiver: StageChunk) -> float:
         """Seconds in which one micro batch gets from a chunk to its neighbour."""
-        placement = Placement(len(self.chunks), len(self.chunks[0]), SCHEDULES[self.schedule].is_v)
+        placement = StagePlacement(len(self.chunks), len(self.chunks[0]), SCHEDULES[self.schedule].is_v)
         a, b = map(placement.virtual, (sender, receiver))
         return self.ahead[a] if a < b else self.back[b]
 

@@ -17,7 +17,7 @@ from mpctl.model.layout.topology import other_views, replicas
 from mpctl.model.pipeline.balance import balanced_counts
 from mpctl.model.pipeline.explicit import find_layout, layout_problems
 from mpctl.model.pipeline.filled import is_filled
-from mpctl.model.pipeline.placement import Placement
+from mpctl.model.pipeline.placement import StagePlacement
 from mpctl.model.pipeline.schedule.legality import schedule_conflicts
 from mpctl.model.pipeline.stages import UnevenLayersError, spans_of
 from mpctl.plan.rules.check import Check, listed, refusal
@@ -166,6 +166,10 @@ def pipeline_rules(draft: LayoutDraft) -> Iterator[Check]:
     for conflict in schedule_conflicts(p.schedule, stages=p.pp, microbatches=job.num_microbatches, chunks=p.vpp):
         yield refusal(conflict.rule, conflict.setting, conflict.message, *conflict.offers, more=conflict.hint)
     if (layout := find_layout(job)) is not None:
+        if StagePlacement.of(p).is_v:
+            message = f"{p.schedule} goes over the stages and back, where a layout deals its parts out in rounds"
+            hint = "leave pipeline_layout out, or use parallel.schedule 1f1b"
+            yield Check("pipeline-layout", "error", "parallel.schedule", message, hint)
         yield from _layout_checks(job, layout)
         return
     if job.model is None or (p.stage_balance == "cost" and not is_countable(job.model)):
@@ -243,7 +247,7 @@ def balance_rules(draft: LayoutDraft) -> Iterator[Check]:
     costs = draft.costs
     if min(costs.layers) == 0:  # less than a token per rank: cp-divides-sequence
         return
-    placement = Placement.of(p)
+    placement = StagePlacement.of(p)
     head = placement.last.stage
     takes = costs.of_stages(draft.stages, exit_stage=head)
     counted = balanced_counts(costs, pp=p.pp, vpp=p.vpp, is_v=placement.is_v)

@@ -22,7 +22,7 @@ All ranks make the same number of groups in the same order (torch splits NCCL's 
 the default one, in which all ranks must take part), so links are made in rounds in which every
 stage is in at most one pair.
 
->>> link_rounds(Placement(stages=4))[:2]
+>>> link_rounds(StagePlacement(stages=4))[:2]
 [[(0, 1), (2, 3)], [(1, 2)]]
 """
 
@@ -37,7 +37,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mpctl.model.pipeline.placement import Placement
+from mpctl.model.pipeline.placement import StagePlacement
 from mpctl.train.runtime.mesh import Mesh, pair_groups
 from mpctl.train.transport.group import Group, Pending
 from mpctl.train.transport.streams import HOST_STREAM, MakeStream, SideStream, StreamMark, side_stream
@@ -96,7 +96,7 @@ class StageLinks:
         return Spare(buffer, self.stream.here())
 
 
-def stage_links(mesh: Mesh, placement: Placement, *, make_stream: MakeStream = side_stream) -> StageLinks:
+def stage_links(mesh: Mesh, placement: StagePlacement, *, make_stream: MakeStream = side_stream) -> StageLinks:
     """The links of this rank's stage; every rank of the mesh calls it."""
     if mesh.pp.size == 1 or dist.get_backend(mesh.pp.process_group) == "gloo":
         return StageLinks(mesh.pp)
@@ -111,7 +111,7 @@ def stage_links(mesh: Mesh, placement: Placement, *, make_stream: MakeStream = s
     return StageLinks(mesh.pp, alone, make_stream(mesh.device, is_urgent=True))
 
 
-def link_rounds(placement: Placement) -> list[list[Pair]]:
+def link_rounds(placement: StagePlacement) -> list[list[Pair]]:
     """The links that a forward pass uses, in rounds in which no stage is twice: from each stage to
     the next and, with several chunks, from the last to the first, or in a V back from each."""
     places = map(placement.place, range(placement.stages * placement.chunks))

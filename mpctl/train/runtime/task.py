@@ -72,7 +72,7 @@ def _mesh(job: JobSpec, rank_env: RankEnv) -> Mesh:
     import torch
 
     from mpctl.model.layout.topology import dense_view, job_topology, other_views
-    from mpctl.model.pipeline.placement import Placement
+    from mpctl.model.pipeline.placement import StagePlacement
     from mpctl.train.runtime.device import prepare_device
     from mpctl.train.runtime.mesh import build_mesh
     from mpctl.train.runtime.process_group import init_process_group
@@ -81,7 +81,7 @@ def _mesh(job: JobSpec, rank_env: RankEnv) -> Mesh:
     device = prepare_device(job, rank_env.local_rank)
     init_process_group(job, rank=rank_env.rank, local_rank=rank_env.local_rank, world_size=rank_env.world_size)
     views = {view.name: view for view in (dense_view(job), *other_views(job))}
-    last = Placement.of(job.parallel).last
+    last = StagePlacement.of(job.parallel).last
     return build_mesh(job_topology(job), rank_env.rank, device, launch=job.launch, views=views, loss_stage=last.stage)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pytest
 
 from mpctl.core.errors import InputError
-from mpctl.model.pipeline.placement import Placement, StageChunk
+from mpctl.model.pipeline.placement import StageChunk, StagePlacement
 from mpctl.model.pipeline.schedule.legality import schedule_conflicts
 from mpctl.model.pipeline.schedule.orders import Action, Kind, actions, peak_in_flight
 from mpctl.model.pipeline.schedule.replay import replay
@@ -171,7 +171,7 @@ def test_more_micro_batches_repeat_the_middle(name: str) -> None:
 
 
 def test_the_first_stage_has_both_ends_and_the_last_one_the_middle() -> None:
-    v = Placement(stages=4, chunks=2, is_v=True)
+    v = StagePlacement(stages=4, chunks=2, is_v=True)
     assert [v.place(virtual) for virtual in (0, 3, 4, 7)] == [(0, 0), (3, 0), (3, 1), (0, 1)]
     assert all(v.virtual(v.place(virtual)) == virtual for virtual in range(8))
     assert v.last == (0, 1) and v.neighbour(StageChunk(3, 0), 1) == (3, 1) and v.neighbour(v.last, 1) is None

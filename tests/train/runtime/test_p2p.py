@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mpctl.model.layout.job_layout import JobLayout
 from mpctl.model.layout.topology import job_topology
-from mpctl.model.pipeline.placement import Placement
+from mpctl.model.pipeline.placement import StagePlacement
 from mpctl.plan.estimate.activation_shapes import activation_shapes
 from mpctl.plan.estimate.memory import spare_bytes
 from mpctl.spec.job import JobSpec
@@ -31,7 +31,7 @@ CPU, STAGES = torch.device("cpu"), 3
 
 @given(stages=st.integers(2, 40), chunks=st.integers(1, 3))
 def test_every_link_is_made_once_and_no_stage_twice_at_a_time(stages: int, chunks: int) -> None:
-    rounds = link_rounds(Placement(stages, chunks))
+    rounds = link_rounds(StagePlacement(stages, chunks))
     ring = {(stage, (stage + 1) % stages) for stage in range(stages)}
     line = {pair for pair in ring if pair != (stages - 1, 0)}
     made = [pair for pairs in rounds for pair in pairs]
@@ -42,10 +42,10 @@ def test_every_link_is_made_once_and_no_stage_twice_at_a_time(stages: int, chunk
 
 
 def test_by_hand() -> None:
-    assert link_rounds(Placement(2, 1)) == [[(0, 1)]]
-    assert link_rounds(Placement(2, 2)) == [[(0, 1)], [(1, 0)]]
-    assert link_rounds(Placement(3, 2)) == [[(0, 1)], [(1, 2)], [(2, 0)]]
-    assert link_rounds(Placement(3, 2, is_v=True)) == [[(0, 1)], [(1, 2)], [(2, 1)], [(1, 0)]]
+    assert link_rounds(StagePlacement(2, 1)) == [[(0, 1)]]
+    assert link_rounds(StagePlacement(2, 2)) == [[(0, 1)], [(1, 0)]]
+    assert link_rounds(StagePlacement(3, 2)) == [[(0, 1)], [(1, 2)], [(2, 0)]]
+    assert link_rounds(StagePlacement(3, 2, is_v=True)) == [[(0, 1)], [(1, 2)], [(2, 1)], [(1, 0)]]
 
 
 def pipeline_mesh(rank: int, raw: dict) -> Mesh:
@@ -59,7 +59,7 @@ def raw_job() -> dict:
 
 
 def groups_of_gloo(rank: int, size: int, raw: dict) -> bool:
-    links = stage_links(pipeline_mesh(rank, raw), Placement(STAGES))
+    links = stage_links(pipeline_mesh(rank, raw), StagePlacement(STAGES))
     return not links.alone and links.stream is HOST_STREAM
 
 
@@ -68,7 +68,7 @@ def test_gloo_needs_no_groups_of_two() -> None:
 
 
 def described(rank: int, size: int, world: LateWorld, raw: dict) -> dict[str, str]:
-    links = stage_links(pipeline_mesh(rank, raw), Placement(STAGES), make_stream=world.make_stream)
+    links = stage_links(pipeline_mesh(rank, raw), StagePlacement(STAGES), make_stream=world.make_stream)
     return {f"{direction} {pair}": group.group_desc for (direction, pair), group in links.alone.items()}
 
 
@@ -91,7 +91,7 @@ def pass_on(rank: int, size: int, world: LateWorld, raw: dict, is_alone: bool) -
     """Stage 1 starts to receive from stage 0, then sends to stage 2; stage 0 sends when stage 2 has
     what it waits for."""
     mesh = pipeline_mesh(rank, raw)
-    links = stage_links(mesh, Placement(STAGES), make_stream=world.make_stream)
+    links = stage_links(mesh, StagePlacement(STAGES), make_stream=world.make_stream)
     if not is_alone:
         links = StageLinks(mesh.pp, stream=links.stream)
     store = dist.distributed_c10d._get_default_store()
@@ -120,7 +120,7 @@ def known_of_compute(rank: int, size: int, world: LateWorld, raw: dict) -> list[
     """For each of two messages, whether it waits for what was computed before the first; and
     whether the second waits for what was computed since."""
     mesh = pipeline_mesh(rank, raw)
-    links = stage_links(mesh, Placement(STAGES), make_stream=world.make_stream)
+    links = stage_links(mesh, StagePlacement(STAGES), make_stream=world.make_stream)
     x, computed, pending = torch.ones(2), [], []
     for _ in range(2 if rank else 0):
         for _ in range(3):

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice, takewhile
 from typing import Literal, NamedTuple
 
-from mpctl.model.pipeline.placement import Placement, StageChunk
+from mpctl.model.pipeline.placement import StageChunk, StagePlacement
 from mpctl.model.pipeline.schedule.legality import schedule_conflicts
 from mpctl.model.pipeline.schedule.v_shaped import v_order
 from mpctl.spec.parallel import ScheduleName
@@ -128,16 +128,16 @@ def most_in_flight(order: Iterable[Action]) -> int:
 def source(action: Action, *, stage: int, stages: int, chunks: int = 1, is_v: bool = False) -> StageChunk | None:
     """The chunk whose result an action needs: as a message if it is on another stage; None if it
     needs none."""
-    return _neighbour(action, stage, Placement(stages, chunks, is_v), -1)
+    return _neighbour(action, stage, StagePlacement(stages, chunks, is_v), -1)
 
 
 def target(action: Action, *, stage: int, stages: int, chunks: int = 1, is_v: bool = False) -> StageChunk | None:
     """The chunk that needs an action's result, which is sent if it is on another stage; None if
     none does."""
-    return _neighbour(action, stage, Placement(stages, chunks, is_v), 1)
+    return _neighbour(action, stage, StagePlacement(stages, chunks, is_v), 1)
 
 
-def _neighbour(action: Action, stage: int, placement: Placement, way: int) -> StageChunk | None:
+def _neighbour(action: Action, stage: int, placement: StagePlacement, way: int) -> StageChunk | None:
     if action.kind not in DIRECTIONS:
         return None
     return placement.neighbour(StageChunk(stage, action.chunk), way * DIRECTIONS[action.kind])

@@ -31,7 +31,7 @@ from functools import cached_property
 from operator import sub
 from typing import NamedTuple
 
-from mpctl.model.pipeline.placement import Placement, StageChunk
+from mpctl.model.pipeline.placement import StageChunk, StagePlacement
 from mpctl.model.pipeline.schedule.orders import Action, Kind, most_in_flight, show, source
 
 Seconds = Callable[[int, int, Kind], float]  # of (stage, chunk, kind); asked once for each
@@ -183,7 +183,7 @@ class _Shape(NamedTuple):
     def number(self, kind: Kind, place: StageChunk) -> int:
         """Number of the result of micro batch 0: activations first, then gradients, then dW."""
         part = {"forward": 0, "backward_weight": 2}.get(kind, 1)
-        virtual = Placement(self.stages, self.chunks, self.is_v).virtual(place)
+        virtual = StagePlacement(self.stages, self.chunks, self.is_v).virtual(place)
         return (part * self.chunks * self.stages + virtual) * self.microbatches
 
     def row(self, index: int, kind: Kind, place: StageChunk) -> _Row:

@@ -44,7 +44,7 @@ def zbv(*, stage: int, stages: int, microbatches: int) -> Iterator[Work]:
 
 def _zbv(stage: int, p: int, m: int) -> Iterator[Work]:
     """Of at least 2p - 1 micro batches."""
-    work = _Counted()
+    work = _CountedPasses()
     yield from work.times(2 * (p - stage) - 1, "aF")
     yield from work.times(stage, "bF", "aF")
     yield from work.times(p - stage, "bF", "bI", "bW")
@@ -59,7 +59,7 @@ def _zbv(stage: int, p: int, m: int) -> Iterator[Work]:
 def dualpipev(*, stage: int, stages: int, microbatches: int) -> Iterator[Work]:
     """DeepSeek's eight phases, of at least 2p micro batches; weights that are put off run in the order in
     which they were."""
-    work, after = _Counted(), stages - stage - 1
+    work, after = _CountedPasses(), stages - stage - 1
     yield from work.times(2 * after, "aF")
     yield from work.times(stage + 1, "aF", "bF")
     yield from work.times(after, "bI", "bW", "bF")
@@ -75,7 +75,7 @@ def dualpipev(*, stage: int, stages: int, microbatches: int) -> Iterator[Work]:
     yield from work.times(1, *weights[after:])
 
 
-class _Counted:
+class _CountedPasses:
     """Numbers the micro batches of each piece; weights have those of their gradients of inputs."""
 
     def __init__(self) -> None:

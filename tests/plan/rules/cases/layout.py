@@ -102,6 +102,14 @@ CASES = (
         r"use 8",
     ),
     Case(
+        "pipeline-layout",
+        {"parallel.pp": 4, "parallel.pipeline_layout": "E|t*9|ttt|L"},
+        {"parallel.pp": 4, "parallel.pipeline_layout": "E|t*9|tt|L"},
+        "parallel.pipeline_layout",
+        ("11 layers t", "the model has 12"),
+        r"add 1 t, or set model.layers 11",
+    ),
+    Case(
         "layers-per-stage",
         {"parallel.pp": 4},
         {"parallel.pp": 5},
