@@ -122,7 +122,8 @@ def test_a_million_tokens_take_what_they_took() -> None:
     assert plan.estimate.fits and not plan_of(MILLION, training__cross_entropy="unfused").estimate.fits
 
 
-# torchtune's README: Llama 3.2 3B on an A100, batch 2 of 4096: 51.0 GiB, with its loss in chunks 42.9.
+# torchtune's README: Llama 3.2 3B on an A100, batch 2 of 4096: 60.0 GiB; compiled, which the kernels of `other` are not,
+# 51.0, and so with its loss in chunks 42.9.
 TUNE: dict[str, Any] = {
     "model": "llama-3.2-3b",
     "cluster": "dgx-a100",
@@ -140,8 +141,8 @@ TUNE: dict[str, Any] = {
 def test_chunks_save_what_torchtunes_saved() -> None:
     linear = {"training__cross_entropy": "linear", "training__cross_entropy_chunks": 8}
     whole, chunked = (plan_of(TUNE, **more).estimate.memory[0].allocated_bytes / 2**30 for more in ({}, linear))
-    assert whole == pytest.approx(51.0, rel=0.1) and chunked == pytest.approx(42.9, rel=0.1)
-    assert whole - chunked == pytest.approx(8.1, rel=0.1)
+    assert whole == pytest.approx(60.0, rel=0.1)
+    assert whole - chunked == pytest.approx(51.0 - 42.9, rel=0.1)
 
 
 # Arctic Long Sequence Training (arXiv 2506.13996): Llama 8B, 3.7M tokens on 8 H100 with tiled logits and MLPs,
