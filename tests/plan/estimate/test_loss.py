@@ -122,7 +122,7 @@ def test_a_million_tokens_take_what_they_took() -> None:
     assert plan.estimate.fits and not plan_of(MILLION, training__cross_entropy="unfused").estimate.fits
 
 
-# torchtune's README: Llama 3.2 3B on an A100, batch 2 of 4096: 60.0 GiB; compiled, which the kernels of `other` are not,
+# torchtune's README: Llama 3.2 3B on an A100, batch 2 of 4096: 60.0 GiB; compiled, which `other`'s kernels are not,
 # 51.0, and so with its loss in chunks 42.9.
 TUNE: dict[str, Any] = {
     "model": "llama-3.2-3b",
