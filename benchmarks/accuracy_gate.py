@@ -1,7 +1,7 @@
 """Each source's error beside that of the last release: `make accuracy`, or `python -m benchmarks.accuracy_gate`.
 
 Prints every source; writes benchmarks/results/accuracy.md with them, every row of MLPerf Training 6.0, every row
-with experts and the dense runs outside their bands. Exits with 1 if a source got worse by more than a point
+with experts and all others outside their bands. Exits with 1 if a source got worse by more than a point
 (tests/released.py). `--release` records today's figures as those of the release.
 """
 
@@ -16,9 +16,7 @@ from datetime import date
 from pathlib import Path
 
 from mpctl import __version__
-from mpctl.measure.calibrate.runs import Run
-from tests.published import expert_runs, mlperf6_runs, published_runs
-from tests.released import RELEASED, Source, every_source, read_released, run_error, worse
+from tests.released import RELEASED, Planned, Source, every_plan, other_sources, read_released, sources_of, worse
 
 PAGE = Path(__file__).with_name("results") / "accuracy.md"
 HEAD = """\
@@ -41,26 +39,26 @@ def source_lines(before: Mapping[str, Source], now: Mapping[str, Source]) -> Ite
         yield f"| {name} | {' | '.join(cells)} |"
 
 
-def row_lines(title: str, runs: Iterable[Run]) -> Iterator[str]:
+def row_lines(title: str, plans: Iterable[Planned]) -> Iterator[str]:
     """One line a row, under a title."""
     yield from ("", f"## {title}", "")
     yield "| run | step, planned | measured | error | band | in band |"
     yield "|---|---|---|---|---|---|"
-    for run in runs:
-        time, seconds = run.estimate(), run.measured["step_seconds"]
-        error, is_inside = run_error(run)
-        cells = (f"{time.total:.4g} s", f"{seconds:.4g} s", f"{100 * error:+.1f} %", f"{time.band.factor:.2f}x")
-        yield f"| {run.id} | {' | '.join(cells)} | {'yes' if is_inside else '**no**'} |"
+    for own in plans:
+        cells = (f"{own.planned:.4g} s", f"{own.measured:.4g} s", f"{100 * own.error:+.1f} %", f"{own.band:.2f}x")
+        yield f"| {own.id} | {' | '.join(cells)} | {'yes' if own.inside else '**no**'} |"
 
 
-def page(before: Mapping[str, Source], now: Mapping[str, Source]) -> Iterator[str]:
+def page(before: Mapping[str, Source], now: Mapping[str, Source], plans: Sequence[Planned]) -> Iterator[str]:
     """The lines of the page."""
     yield HEAD
     yield from source_lines(before, now)
-    yield from row_lines("MLPerf Training 6.0", mlperf6_runs())
-    yield from row_lines("Mixtures of experts", expert_runs(software=True))
-    steps = (run for run in published_runs() if "step_seconds" in run.measured)
-    yield from row_lines("Dense runs outside their bands", (run for run in steps if not run_error(run)[1]))
+    newest = [own for own in plans if own.source.startswith("mlperf6")]
+    experts = [own for own in plans if own.source.endswith("_moe")]
+    yield from row_lines("MLPerf Training 6.0", newest)
+    yield from row_lines("Mixtures of experts", experts)
+    shown = {own.id for own in (*newest, *experts)}
+    yield from row_lines("Other runs outside their bands", (p for p in plans if not p.inside and p.id not in shown))
 
 
 def write_release(sources: Mapping[str, Source]) -> None:
@@ -74,12 +72,13 @@ def write_release(sources: Mapping[str, Source]) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Print the sources and write the page; return 1 if a source got worse."""
-    now = every_source()
+    plans = every_plan()
+    now = {**sources_of(plans), **other_sources()}
     if "--release" in arguments:
         write_release(now)
     before = read_released()
     print("\n".join(source_lines(before, now)))
-    PAGE.write_text("\n".join([*page(before, now), ""]), "utf-8")
+    PAGE.write_text("\n".join([*page(before, now, plans), ""]), "utf-8")
     found = list(worse(before, now))
     print("\n".join(found), file=sys.stderr)
     return 1 if found else 0

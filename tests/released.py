@@ -14,6 +14,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from multiprocessing import get_context
 from statistics import fmean
 
 from mpctl.measure.calibrate.runs import Run
@@ -42,27 +43,28 @@ class Source:
         return cls(len(errors), *(round(100 * value, 2) for value in (size, bias, fmean(inside))))
 
 
-def quick_sources() -> dict[str, Source]:
-    """The sources that are cheap to plan: rows with experts, and MLPerf Training 6.0."""
-    return _by_source((*expert_runs(software=True), *mlperf6_runs()))
+@dataclass(frozen=True)
+class Planned:
+    """A run beside its plan. planned, measured: seconds of a step; band: the factor of the plan's band."""
 
+    id: str
+    source: str
+    planned: float
+    measured: float
+    band: float
+    inside: bool
 
-def every_source() -> dict[str, Source]:
-    """All sources: some 20 s of one core."""
-    found = _by_source((*published_runs(), *expert_runs(software=True), *mlperf6_runs()))
-    judged: dict[str, list[tuple[float, bool]]] = defaultdict(list)
-    for row in judged_rows():
-        if row.step:
-            judged[f"fine-tuning: {row.group}"].append((row.step_error, row.inside))
-    unknown = ((run.error, run.in_band) for run in outside_runs())
-    tuned = {name: Source.of(steps) for name, steps in judged.items()}
-    return {**found, **tuned, "systems that no preset knows": Source.of(unknown)}
+    @classmethod
+    def of(cls, run: Run) -> Planned:
+        """Plan a run."""
+        time, seconds = run.estimate(), run.measured["step_seconds"]
+        is_inside = time.low <= seconds <= time.high
+        return cls(run.id, source_of(run), time.total, seconds, time.band.factor, is_inside)
 
-
-def run_error(run: Run) -> tuple[float, bool]:
-    """The relative error of a run's planned step, and whether the plan's band holds the measured one."""
-    time, seconds = run.estimate(), run.measured["step_seconds"]
-    return time.total / seconds - 1, time.low <= seconds <= time.high
+    @property
+    def error(self) -> float:
+        """(planned - measured) / measured."""
+        return self.planned / self.measured - 1
 
 
 def source_of(run: Run) -> str:
@@ -71,12 +73,35 @@ def source_of(run: Run) -> str:
     return run.group if not has_experts or run.group.endswith("_moe") else f"{run.group}, experts"
 
 
-def _by_source(runs: Iterable[Run]) -> dict[str, Source]:
+def quick_runs() -> tuple[Run, ...]:
+    """The runs that are cheap to plan: those with experts, and MLPerf Training 6.0."""
+    return (*mlperf6_runs(), *expert_runs(software=True))
+
+
+def every_plan(processes: int | None = None) -> list[Planned]:
+    """Plans of all runs, MLPerf 6.0 and experts first: some 20 s of one core. processes: one a core when absent."""
+    runs = [run for run in (*quick_runs(), *published_runs()) if "step_seconds" in run.measured]
+    with get_context("fork").Pool(processes) as pool:
+        return pool.map(Planned.of, runs, 16)
+
+
+def sources_of(plans: Iterable[Planned]) -> dict[str, Source]:
+    """How far plans are off, by source."""
     steps: dict[str, list[tuple[float, bool]]] = defaultdict(list)
-    for run in runs:
-        if "step_seconds" in run.measured:
-            steps[source_of(run)].append(run_error(run))
+    for own in plans:
+        steps[own.source].append((own.error, own.inside))
     return {name: Source.of(own) for name, own in steps.items()}
+
+
+def other_sources() -> dict[str, Source]:
+    """Fine-tuning by source, and systems that no preset knows."""
+    judged: dict[str, list[tuple[float, bool]]] = defaultdict(list)
+    for row in judged_rows():
+        if row.step:
+            judged[f"fine-tuning: {row.group}"].append((row.step_error, row.inside))
+    unknown = ((run.error, run.in_band) for run in outside_runs())
+    tuned = {name: Source.of(steps) for name, steps in judged.items()}
+    return {**tuned, "systems that no preset knows": Source.of(unknown)}
 
 
 def read_released() -> dict[str, Source]:

@@ -9,9 +9,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu.cases import CASES
-from benchmarks.gpu.ours import job_settings
-from benchmarks.gpu.shapes import SHAPES
 from mpctl.plan.planning.plan import Plan, load_plan
 
 RECORDED = json.loads((Path(__file__).parents[1] / "recorded/gpu_h200.json").read_text("utf-8"))
@@ -19,10 +16,8 @@ RUNS: list[dict[str, Any]] = RECORDED["runs"]
 
 
 def plan_of(run: dict[str, Any]) -> Plan:
-    case = next(case for case in CASES if case.title == run["case"])
-    assert case.settings is not None
     one = {"cluster.nodes": 1, "cluster.gpus_per_node": 1, "cluster.device": RECORDED["device"]}
-    return load_plan(None, {**one, **job_settings(SHAPES[case.shape], case.settings)})
+    return load_plan(None, {**one, **run["job"]})
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run["case"])

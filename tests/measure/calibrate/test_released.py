@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 
 from tests.published import mlperf6_rows
-from tests.released import POINT, Source, quick_sources, read_released, worse
+from tests.released import POINT, Planned, Source, quick_runs, read_released, sources_of, worse
 
 
 @pytest.mark.quick(1)
 def test_no_source_is_worse_than_at_the_release() -> None:
-    assert list(worse(read_released(), quick_sources())) == []
+    assert list(worse(read_released(), sources_of(map(Planned.of, quick_runs())))) == []
 
 
 def test_a_source_that_is_more_than_a_point_worse_is_named() -> None:
