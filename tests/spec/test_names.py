@@ -220,7 +220,6 @@ def test_a_synonym_is_no_setting_itself_and_means_one_thing() -> None:
         ("parallel.schedule", "zero_bubble", "zero-bubble"),
         ("model.position", "rope", "rotary"),
         ("launch.device", "gpu", "cuda"),
-        ("training.runtime", "megatron", "megatron-core"),
     ],
 )
 def test_values_of_other_software_are_hinted(setting: str, value: object, meant: str) -> None:

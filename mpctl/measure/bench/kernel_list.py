@@ -25,8 +25,8 @@ from mpctl.model.operators.layer import AttentionOp, LayerStack
 from mpctl.model.operators.matmul import MatMul
 from mpctl.plan.estimate.attention import fused_pairs, keeps_no_scores
 from mpctl.plan.estimate.flops import ALL, FORWARD, block_flops
+from mpctl.plan.estimate.host_times import layer_host
 from mpctl.plan.estimate.kernels import BACKWARD, OpTimes, pace
-from mpctl.plan.estimate.operator_times import layer_host
 from mpctl.plan.estimate.system import MEASURED
 from mpctl.plan.estimate.time import StepTimeModel, step_time_model
 from mpctl.records.rundir.requests import LAYER_SIZES, KernelCase, KernelName, KernelPart, sized_layer

@@ -36,6 +36,7 @@ from mpctl.plan.estimate.attention import AttentionTimer, kernels_of, repeats_co
 from mpctl.plan.estimate.communication import Message, Sizes, gradient_bytes, local_sizes
 from mpctl.plan.estimate.expert_messages import ROWS, routed_layers
 from mpctl.plan.estimate.hidden_messages import Hiding
+from mpctl.plan.estimate.host_times import layer_host
 from mpctl.plan.estimate.kernels import OpTimes, ProductTimes, Rates, Shape, Speed, product_seconds
 from mpctl.plan.estimate.layer_messages import (
     LayerMessages,
@@ -49,8 +50,7 @@ from mpctl.plan.estimate.network import Network
 from mpctl.plan.estimate.optimizers import update_factor
 from mpctl.plan.estimate.routing import expert_load
 from mpctl.plan.estimate.system import layer_factor
-from mpctl.spec.parallel import ParallelSpec
-from mpctl.spec.runtime import HostCosts, MemoryPasses, OperatorCosts, RuntimeProfile
+from mpctl.spec.runtime import MemoryPasses, OperatorCosts, RuntimeProfile
 
 NORM_PASSES = MemoryPasses(forward=2.0, backward=3.0)  # reads x, writes y; reads dy, x, writes dx
 # An element of nvfp4 is rotated, rounded at random and scaled twice. On B300 a layer takes 1 / 2971 with its casts and
@@ -586,26 +586,3 @@ class OperatorTimer:
                 work.tp_forward += seconds
             else:
                 work.tp_backward += seconds
-
-
-SYNCED = 8  # ranks of tp for which host.sync is stated
-
-
-def layer_host(host: HostCosts, tp: int) -> float:
-    """Seconds of the host thread that launches the kernels of a layer's forward; a backward has
-    twice as many.
-
-    A runtime takes as long for every layer, whatever its size (`host.layer`), and longer where its
-    matrices are split, for messages and pieces of products (`host.split`), and where tp ranks wait
-    for each other at every message (`host.sync`).
-    """
-    own = host.layer + host.split * (tp > 1)
-    return own + host.sync * (min(tp, SYNCED) / SYNCED) ** 3
-
-
-def pipeline_host(host: HostCosts, parallel: ParallelSpec, network: Network) -> float:
-    """Host seconds by which a pipeline whose stages send from node to node makes a layer's forward
-    longer, for each rank of tp."""
-    if parallel.pp == 1 or parallel.tp == 1 or not host.rank_in_pipeline:
-        return 0.0
-    return host.rank_in_pipeline * parallel.tp * network.pipelines_cross_nodes

@@ -27,6 +27,7 @@ from mpctl.model.layout.job_layout import JobLayout
 from mpctl.plan.estimate.communication import Message, local_parameters
 from mpctl.plan.estimate.expert_overlap import overlap, paired_share
 from mpctl.plan.estimate.flops import model_and_hardware_flops
+from mpctl.plan.estimate.host_times import pipeline_host
 from mpctl.plan.estimate.kernels import MissingFigure, OpTimes, cover_backwards, device_speed, pace
 from mpctl.plan.estimate.makespan import ChunkPass, ChunkTimes, PipelineTiming
 from mpctl.plan.estimate.memory import StageMemory, layout_memory
@@ -34,7 +35,7 @@ from mpctl.plan.estimate.messages import StepMessages
 from mpctl.plan.estimate.muon import MuonWork
 from mpctl.plan.estimate.network import MissingLink, Network, contention_seconds
 from mpctl.plan.estimate.offload import gradients_down, link_seconds, overlapped_update, update_and_return
-from mpctl.plan.estimate.operator_times import OperatorTimer, pipeline_host
+from mpctl.plan.estimate.operator_times import OperatorTimer
 from mpctl.plan.estimate.optimizers import RULES
 from mpctl.plan.estimate.states import find_states
 from mpctl.plan.estimate.step import ClosingTimes, closing_times, find_band

@@ -7,8 +7,8 @@ import pytest
 
 from mpctl.model.layout.topology import job_topology
 from mpctl.plan.estimate.communication import Message
+from mpctl.plan.estimate.host_times import layer_host, pipeline_host
 from mpctl.plan.estimate.network import Network
-from mpctl.plan.estimate.operator_times import layer_host, pipeline_host
 from mpctl.plan.estimate.step import closing_times, part_of_group
 from mpctl.spec.runtime import HostCosts, OverlapShares
 from tests.jobs import Settings, job_of

@@ -37,8 +37,10 @@ from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job
 from mpctl.spec.presets import preset_names
 from mpctl.spec.runtime import PlainLayout, get_profile
+from mpctl.spec.schedules import SCHEDULES
 from tests.cli.calls import Mpctl, caller
 
+V_SHAPED = ("zbv", "v-half", "v-min", "dualpipev")
 SMALL = {
     "cluster": "selene",
     "cluster.nodes": 2,
@@ -125,7 +127,10 @@ def test_the_space_by_hand() -> None:
     assert {axes.pp for axes in space.axes() if axes.tp == 2} == {1, 2}
     assert list(space.micro_batch_sizes(2)) == [1, 2, 4]
     cuts = [cut for cut in space.pipelines(2, 4) if cut[0] > 1]
-    assert [vpp for vpp, _, _ in cuts] == [2, 3, 4, 6, 12]
+    assert [vpp for vpp, schedule, _ in cuts if not SCHEDULES[schedule].is_v] == [2, 3, 4, 6, 12]
+    assert {(vpp, schedule) for vpp, schedule, _ in cuts if SCHEDULES[schedule].is_v} == {
+        (2, name) for name in V_SHAPED
+    }
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -247,7 +252,8 @@ def test_selective_recomputation_is_tried_where_it_spares_memory(runtime: str, a
 def test_chunks_keep_the_name_that_the_job_gives_their_schedule() -> None:
     interleaved = job_of(parallel__pp=2, parallel__vpp=2, parallel__schedule="interleaved")
     names = {(layout.vpp > 1, layout.schedule) for layout in SearchSpace(interleaved).layouts()}
-    assert names == {(False, "1f1b"), (False, "zero-bubble"), (True, "interleaved")}
+    plain = {(False, "1f1b"), (False, "zero-bubble"), (True, "interleaved")}
+    assert names == plain | {(True, name) for name in V_SHAPED}
 
 
 def test_what_is_fixed_stays_and_bounds_hold() -> None:
