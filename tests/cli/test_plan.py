@@ -45,7 +45,7 @@ def test_the_plan_in_words(mpctl: Mpctl) -> None:
         "16 ranks on 2 nodes x 8 GPUs of NVIDIA A100",
         "bf16, sequence 1,024, global batch 64, micro batch 4 x 8, recompute none, ZeRO 0, runtime",
         "planned for   mpctl, as no --runtime was given; never measured on NVIDIA A100",
-        "elsewhere     torchtitan ",
+        "elsewhere     fsdp2 ",
         " megatron-core ",
         "gpt2-medium: tp 2 x dp 2 x pp 4",
         "node 1 · layers 12-23",
