@@ -133,7 +133,7 @@ def test_pure_bf16_training_takes_8_bytes_a_parameter() -> None:
     total = find_states(layout(), 0).count
     pure, usual = (layout(**{"training.master_weights": value, "training.runtime": "other"}) for value in (False, None))
     assert bare(pure) == (2 * total, 2 * total, 4 * total)
-    assert bare(usual) == (2 * total, 4 * total, 12 * total)
+    assert bare(usual) == (2 * total, 2 * total, 12 * total)  # an unknown trainer: gradients of 16 bits
     assert bare(layout(**{"training.master_weights": False})) == (2 * total, 2 * total, 4 * total)
     assert bare(layout()) == (4 * total, 4 * total, 8 * total)
 
