@@ -55,7 +55,6 @@ def test_gpus_are_a_cluster_and_what_is_assumed_is_said(mpctl: Mpctl) -> None:
     [
         (("--gpus", "12xh100"), "gpus-fill-nodes", "use 8 or 16"),
         (("--gpus", "8xh1000"), "bad-gpus", "h100"),
-        (("--gpus", "16xmi300x"), "gpus-one-node", "use at most 8"),
         (("--gpus", "x8"), "bad-gpus", "--gpus 64xh100"),
         (("--gpus", "8,16xh100"), "bad-gpus", "mpctl search --gpus 8,16xh100"),
         (("--gpus", "8"), "bad-gpus", "--gpus 8xh100"),

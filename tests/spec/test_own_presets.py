@@ -16,6 +16,7 @@ import pytest
 from mpctl.cli.app import run
 from mpctl.core.errors import InputError, Issue
 from mpctl.plan.batch.answers import answers
+from mpctl.spec.gpus import read_gpus
 from mpctl.spec.load import load_job
 from mpctl.spec.presets import VARIABLE, find_file, lasting_name, own_folders, presets_root
 from mpctl.spec.runtime import get_profile
@@ -49,6 +50,15 @@ def issue_of(source: str | None, overrides: dict[str, Any] | None = None) -> Iss
 
 def cluster_name(value: str) -> str | None:
     return load_job(None, {"cluster": value}).cluster.name
+
+
+def test_gpus_of_an_own_node_without_a_network_are_one_node(here: Path) -> None:
+    place(here / "presets/clusters/mi350x-node.toml", CLUSTER.format("a node").replace("a100-80gb", "mi350x"))
+    assert read_gpus("4xmi350x").settings == {"cluster": "mi350x-node", "cluster.nodes": 1, "cluster.gpus_per_node": 4}
+    with pytest.raises(InputError) as caught:
+        read_gpus("8xmi350x")
+    (issue,) = caught.value.issues
+    assert issue.rule == "gpus-one-node" and "use at most 4" in issue.hint
 
 
 def test_the_nearest_folder_wins(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
