@@ -130,7 +130,7 @@ def _assumed(count: int, settings: Mapping[str, Any], table: Mapping[str, Any]) 
     device = find_preset("devices", table["device"]) or {}
     nodes = settings["cluster.nodes"]
     where = "on one node" if nodes == 1 else f"on {plural(nodes, 'node')} of {settings['cluster.gpus_per_node']}"
-    links = [_link(table["intra_node"], "NVLink", "a GPU")] if count > 1 else []
+    links = [_link(table["intra_node"], "NVLink", "a GPU")] if count > 1 and "intra_node" in table else []
     links += [_link(table["inter_node"], "the network", "a node")] if nodes > 1 else []
     shown = f"; assumed, from preset {settings['cluster']}: {', '.join(links)}" if links else ""
     return f"{count} x {device.get('name', table['device'])} {where}{shown}"
