@@ -17,6 +17,7 @@ from mpctl.spec.muon import MuonSpec
 from mpctl.train.kernels.newton_schulz import orthogonalized
 from mpctl.train.rehearsal.worker import rehearse_rank
 from tests.train.runtime.test_axes import SHAPES
+from tests.train.runtime.test_experts import LAYOUTS, moe_job
 from tests.train.runtime.test_pipeline import layout, pipeline_job, whole_pipelines
 from tests.train.runtime.tiny import (
     _train_rank,
@@ -123,3 +124,13 @@ def test_a_checkpoint_has_the_momentum_and_is_read_by_other_layouts(data: Path, 
         shutil.copytree(tmp_path / "one/checkpoints/step-2", folder / "checkpoints/step-2")
         ranks = train(tiny_job(data, **how, **few), folder)
         assert column(ranks) == pytest.approx(whole[2:], rel=1e-10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ep2", "tp2-ep2", "tp2-dp2-ep2-etp2", "pp2-dp2-ep2", "zero1", "zero3"])
+def test_each_expert_is_a_matrix_of_its_own(data: Path, tmp_path: Path, name: str) -> None:
+    few = {**MUON, "training__steps": 3, "training__eval_samples": 0, "checkpoint__interval": 0}
+    alone = train(moe_job(data, layout=few), tmp_path / "alone")
+    ranks = train(moe_job(data, layout={**LAYOUTS[name], **few}), tmp_path / "ranks")
+    for column_name in ("loss", "grad_norm"):
+        assert column(ranks, column_name) == pytest.approx(column(alone, column_name), rel=1e-10)
