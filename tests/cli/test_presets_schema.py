@@ -88,7 +88,7 @@ def test_one_kind_may_be_listed_alone(mpctl: Mpctl) -> None:
     assert "megatron-core" in said.out and "selene" not in said.out and "bundled" in said.out
     assert "\npax-gpu " not in said.out and "pax-gpu (--all)" in said.out
     assert "\npax-gpu " in mpctl("presets", "runtimes", "--all").out
-    assert set(mpctl("presets", "runtimes", "--json").document) == {"schema", "runtimes", "files"}
+    assert set(mpctl("presets", "runtimes", "--json").document) == {"schema", "runtimes", "files", "releases"}
     assert "use devices, clusters" in mpctl("presets", "cars", "gpt2").err
 
 
