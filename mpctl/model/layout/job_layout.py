@@ -198,7 +198,7 @@ class JobLayout:
         """Number of the pipeline's last stage."""
         return len(self.stages) - 1
 
-    @property
+    @cached_property
     def placement(self) -> StagePlacement:
         """Where virtual stages are."""
         return StagePlacement.of(self.job.parallel)
@@ -332,9 +332,10 @@ class JobLayout:
     def border(self, stage: int, chunk: int, *, after: bool) -> Border:
         """The tensors that a chunk sends to the next one (after), or receives from the one before."""
         place, layer = self.prediction_place, self.stages[stage][chunk][after]
-        virtual = self.placement.virtual
-        here = virtual(StageChunk(stage, chunk)), after
-        predicted = place is not None and here >= (virtual(place), True)
+        predicted = False
+        if place is not None:
+            virtual = self.placement.virtual
+            predicted = (virtual(StageChunk(stage, chunk)), after) >= (virtual(place), True)
         table = self.table
         return Border(table.boundary(layer, predicted=predicted), table.boundary_needs(layer, predicted=predicted))
 

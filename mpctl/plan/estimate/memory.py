@@ -237,9 +237,8 @@ class LayoutMemory:
             gathered = shapes.stream_bytes()
             lasting += layout.profile.memory.gather_buffers * gathered
         if layout.job.parallel.pp > 1:
-            places = range(len(layout.stages[stage]))
-            borders = (layout.border(stage, chunk, after=after) for chunk in places for after in (False, True))
-            dims = {dims for border in borders for dims in border.dims}
+            ends = {layer for span in layout.stages[stage] for layer in span}
+            dims = {dims for layer in ends for dims in layout.table.boundary(layer)}
             message = max(message_bytes(layout, own) for own in dims)
             split = shapes.tp if shapes.splits else 1
             work += (MAX_SENDS_IN_FLIGHT + 1) * message / split
