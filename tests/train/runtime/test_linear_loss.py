@@ -106,7 +106,7 @@ def test_a_peak_without_logits_is_as_planned(name: str) -> None:
     for stage, memory in enumerate(tiny_plan(job).estimate.memory):
         account = rehearse_rank(job, topology, topology.rank(pp=stage))
         assert account["failure"] is None, "".join(account["failure"]["traceback"])
-        rest = account["peak_bytes"] - sum(account["state_bytes"].values())
-        assert memory.tensor_bytes - memory.state_bytes == pytest.approx(rest, rel=0.05)
+        assert memory.tensor_bytes == pytest.approx(account["peak_bytes"], rel=0.05)
         assert memory.activation_bytes == pytest.approx(account["activation_bytes"], rel=0.02)
-    assert memory.tensor_bytes < whole[-1].tensor_bytes - 25e6
+    saved = 25e6 * job.training.value_bytes / 4  # most of the logits
+    assert memory.tensor_bytes < whole[-1].tensor_bytes - saved
