@@ -8,7 +8,7 @@ back as the issues of InputError, each with the control at fault.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 from typing_extensions import TypedDict
@@ -171,11 +171,16 @@ def _figures(plan: Plan) -> dict[str, float | None]:
     }
 
 
-def choices(controls: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """By control its values near the layout, each with the rule's words that refuse it, or empty."""
-    return {
-        name: {value: _refusal({**controls, name: value}) for value in values} for name, values in _values(controls)
-    }
+def choices(controls: Mapping[str, str], is_stale: Callable[[], bool] = lambda: False) -> dict[str, dict[str, str]]:
+    """By control its values near the layout, each with the rule's words that refuse it, or empty.
+    is_stale: whether a newer question waits, for which the rest is left out."""
+    found: dict[str, dict[str, str]] = {}
+    for name, values in _values(controls):
+        for value in values:
+            if is_stale():
+                return found
+            found.setdefault(name, {})[value] = _refusal({**controls, name: value})
+    return found
 
 
 def _values(controls: Mapping[str, str]) -> Iterator[tuple[str, list[str]]]:

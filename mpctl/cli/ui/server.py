@@ -2,7 +2,8 @@
 
 Every request must name this host (a page of another name that resolves to it, DNS rebinding, gets 403), carry the
 link's token, and come from this page if it says where from (Origin, Sec-Fetch-Site). Bodies are at most BODY bytes.
-Answers are computed one at a time: a later question makes the page drop an earlier one's answer.
+Answers are computed one at a time: a later question makes the page drop an earlier one's answer, and a new plan ends
+the check of every choice around the last one.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ POLICY = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 
-Answer = Callable[[Mapping[str, str], str], Any]
+Answer = Callable[[Mapping[str, str], str, Callable[[], bool]], Any]
 ROUTES: Mapping[str, Answer] = {
-    "/plan": lambda controls, _: plan_answer(controls),
-    "/choices": lambda controls, _: choices(controls),
-    "/search": lambda controls, _: search_answer(controls),
-    "/emit": emit_answer,
-    "/alive": lambda controls, _: {},
+    "/plan": lambda controls, *_: plan_answer(controls),
+    "/choices": lambda controls, _, is_stale: choices(controls, is_stale),
+    "/search": lambda controls, *_: search_answer(controls),
+    "/emit": lambda controls, target, _: emit_answer(controls, target),
+    "/alive": lambda *_: {},
 }
 
 
@@ -50,7 +51,7 @@ class UiServer(ThreadingHTTPServer):
     def __init__(self, port: int, first: Mapping[str, str], *, idle: float = IDLE) -> None:
         super().__init__((HOST, port), Handler)
         self.first, self.idle, self.token = dict(first), idle, secrets.token_urlsafe(24)
-        self.computing, self.asked = threading.Lock(), time.monotonic()
+        self.computing, self.asked, self.plans = threading.Lock(), time.monotonic(), 0
 
     @property
     def link(self) -> str:
@@ -111,9 +112,11 @@ class Handler(BaseHTTPRequestHandler):
         except (ValueError, AttributeError, RecursionError):
             self._send(HTTPStatus.BAD_REQUEST, "no question\n", "text/plain")
             return
+        self.server.plans += self.path == "/plan"
+        now = self.server.plans
         try:
             with self.server.computing:
-                answer = route(controls, target)
+                answer = route(controls, target, lambda: self.server.plans != now)
         except InputError as error:
             answer = {"issues": [issue.as_dict() for issue in error.issues]}
         self._send(HTTPStatus.OK, json.dumps(answer), "application/json")

@@ -45,7 +45,7 @@ def test_choices_have_the_rules_words() -> None:
     found = choices(LLAMA)
     assert found["tp"]["4"] == "" and "16" not in found["tp"]
     assert "does not divide" in found["pp"]["8"] and found["zero"]["1"] == ""
-    assert choices({"gpus": "8xnothing"}) == {}
+    assert choices({"gpus": "8xnothing"}) == choices(LLAMA, lambda: True) == {}
 
 
 @pytest.mark.slow
