@@ -16,7 +16,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
-OUTSIDE = ("*.md", "examples/*", "examples/ci/*", "mpctl/*/README.md")
+OUTSIDE = ("*.md", "examples/*", "examples/ci/*", "examples/launch/*", "benchmarks/results/gpu.md", "mpctl/*/README.md")
 LINK = re.compile(r"\]\((?!https?://|#)([^)\s#]+)(#[^)\s]*)?\)")
 
 
