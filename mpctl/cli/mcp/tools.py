@@ -246,7 +246,7 @@ def _job(
     gpus: str | None = None,
     runtime: str | None = None,
 ) -> list[str]:
-    """The options of a job, of which a table is settings; the last of them asks for JSON."""
+    """The options of a job, the settings of its table among them, and --json."""
     table = dict(_items(job, "")) if isinstance(job, Mapping) else {}
     named = [*_option("model", model), *_option("gpus", gpus), *_option("runtime", runtime)]
     both = {**table, **(settings or {})}.items()

@@ -1,4 +1,4 @@
-"""What the page asks: controls are words, as flags of the command line have them without their dashes.
+"""Answers to the page. A control is a flag of the command line without its dashes, its value a word:
 
     {"model": "llama-3-70b", "gpus": "64xh100", "tp": "8", "sequence-parallel": "true"}
 
@@ -16,7 +16,10 @@ from typing_extensions import TypedDict
 from mpctl.cli.options import FLAGS, JobSource, command_line
 from mpctl.core.errors import InputError, Issue, IssueEntry
 from mpctl.core.sharding import divisors
+from mpctl.core.units import bytes_text, seconds_text
 from mpctl.plan.planning.plan import Plan, load_plan
+from mpctl.plan.planning.summary import headline_figures, step_text
+from mpctl.plan.rules.validate import check_job
 from mpctl.spec.gpus import CLUSTERS, read_gpus
 from mpctl.spec.load import load_partial
 
@@ -43,13 +46,16 @@ class ControlIssue(TypedDict):
 
 
 class PlanAnswer(TypedDict):
-    """A plan. status: what to colour; html: its parts as a page has them; figures: of pins."""
+    """A plan. status: what to colour; html: its parts as a page has them; step: with its band, in words;
+    figures: the main ones, by name."""
 
     status: Literal["fits", "over", "unknown", "illegal"]
     verdict: str
     command: str
     html: str
-    figures: dict[str, float | None]
+    step: str
+    seconds: float | None
+    figures: dict[str, str]
     issues: list[ControlIssue]
 
 
@@ -61,7 +67,8 @@ def controls_of(job: JobSource) -> dict[str, str]:
     device = next((name for name, cluster in CLUSTERS.items() if cluster == given.get("cluster")), None)
     if device and isinstance(counts[0], int) and isinstance(counts[1], int):
         words["gpus"] = f"{counts[0] * counts[1]}x{device}"
-        given = {where: value for where, value in given.items() if where not in read_gpus(words["gpus"]).settings}
+        named = read_gpus(words["gpus"]).settings
+        given = {where: value for where, value in given.items() if where not in named}
     kind = given.get("training.adapter.kind")
     if isinstance(kind, str) and kind in ADAPTERS:
         words[kind] = str(given.get("training.adapter.rank", 16))
@@ -122,16 +129,27 @@ def plan_answer(controls: Mapping[str, str]) -> PlanAnswer:
     except InputError as error:
         found = [ControlIssue(control=_control(issue.where), issue=issue.as_dict()) for issue in error.issues]
         words = error.issues[0].message if error.issues else str(error)
-        return PlanAnswer(status="illegal", verdict=words, command="", html="", figures={}, issues=found)
+        return PlanAnswer(
+            status="illegal", verdict=words, command="", html="", step="", seconds=None, figures={}, issues=found
+        )
     status: Literal["fits", "over", "unknown"] = "unknown" if plan.fits is None else "fits" if plan.fits else "over"
     return PlanAnswer(
         status=status,
         verdict=verdict(plan),
         command=_command(job, controls),
         html=str(html),
-        figures=_figures(plan),
+        step=_step_words(plan),
+        seconds=plan.estimate.step_seconds if plan.estimate else None,
+        figures=dict(headline_figures(plan)),
         issues=[],
     )
+
+
+def _step_words(plan: Plan) -> str:
+    """The step with its band; empty without an estimate."""
+    if plan.estimate is None or isinstance(plan.estimate.time, str):
+        return ""
+    return step_text(plan.estimate.time)
 
 
 def _command(job: JobSource, controls: Mapping[str, str]) -> str:
@@ -139,7 +157,8 @@ def _command(job: JobSource, controls: Mapping[str, str]) -> str:
     gpus = controls.get("gpus")
     if not gpus:
         return command_line("plan", job.source, job.overrides)
-    rest = {key: value for key, value in job.overrides.items() if key not in read_gpus(gpus).settings}
+    named = read_gpus(gpus).settings
+    rest = {key: value for key, value in job.overrides.items() if key not in named}
     return f"{command_line('plan', job.source, rest)} --gpus {gpus}"
 
 
@@ -148,27 +167,6 @@ def _control(where: str) -> str:
     flat = where.split(":")[0].strip()
     found = BY_SETTING.get(flat, flat.removeprefix("--"))
     return found if found in SETTINGS or found in ("gpus", "job", *ADAPTERS) else ""
-
-
-def _figures(plan: Plan) -> dict[str, float | None]:
-    """What pins are compared by: step and its band, bytes of the fullest rank, tokens a second, MFU."""
-    estimate = plan.estimate
-    if estimate is None:
-        return {}
-    bytes_ = max(stage.device_bytes for stage in estimate.memory)
-    time = estimate.time
-    if isinstance(time, str):
-        return {"bytes": bytes_}
-    tokens = plan.job.training.global_batch_size or 0
-    length = plan.job.model.seq_length if plan.job.model else 0
-    return {
-        "bytes": bytes_,
-        "seconds": time.total,
-        "low": time.low,
-        "high": time.high,
-        "tokens_per_second": tokens * length / time.total,
-        "mfu": time.mfu,
-    }
 
 
 def choices(controls: Mapping[str, str], is_stale: Callable[[], bool] = lambda: False) -> dict[str, dict[str, str]]:
@@ -199,12 +197,16 @@ def _values(controls: Mapping[str, str]) -> Iterator[tuple[str, list[str]]]:
 
 
 def _refusal(controls: Mapping[str, str]) -> str:
+    """The first rule that refuses the layout, without its estimates and without hints, which try other layouts."""
     try:
         job = source_of(controls)
-        load_plan(job.source, job.overrides).require_legal()
     except InputError as error:
-        return f"{error.issues[0].where}: {error.issues[0].message}" if error.issues else str(error)
-    return ""
+        issues = list(error.issues)
+    else:
+        loaded = load_partial(job.source, job.overrides)
+        checks = check_job(loaded.job, loaded.tables_with_errors) if loaded.job else []
+        issues = [*loaded.issues, *(check.issue for check in checks if check.status == "error")]
+    return f"{issues[0].where}: {issues[0].message}" if issues else ""
 
 
 def search_answer(controls: Mapping[str, str]) -> dict[str, Any]:
@@ -225,7 +227,13 @@ def search_answer(controls: Mapping[str, str]) -> dict[str, Any]:
     for choice in result.rows:
         changed = changed_settings(layout_of(request.job), choice.layout)
         words = {BY_SETTING[key]: _word(value) for key, value in changed.items() if key in BY_SETTING}
-        rows.append({"controls": {**free, **words}, "seconds": choice.time.total, "bytes": choice.bytes})
+        rows.append(
+            {
+                "controls": {**free, **words},
+                "seconds": choice.time.total,
+                "figures": {"step time": seconds_text(choice.time.total), "on device": bytes_text(choice.bytes)},
+            }
+        )
     return {"rows": rows}
 
 
@@ -237,6 +245,4 @@ def emit_answer(controls: Mapping[str, str], target: str) -> dict[str, str]:
     job = source_of(controls)
     if target == "toml":
         return {"text": job_toml(job.source, job.overrides, [_command(job, controls)])}
-    plan = load_plan(job.source, job.overrides)
-    plan.require_legal()
-    return {"text": emit_plan(plan, target).text}
+    return {"text": emit_plan(load_plan(job.source, job.overrides), target).text}

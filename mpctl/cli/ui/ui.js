@@ -81,10 +81,6 @@ function fill() {
   drawLayout();
 }
 
-function seconds(value) {
-  return value >= 100 ? `${value.toFixed(0)} s` : value >= 1 ? `${value.toFixed(2)} s` : `${(value * 1e3).toFixed(0)} ms`;
-}
-
 function show(answer) {
   last = answer;
   $("plan").classList.remove("stale");
@@ -92,9 +88,13 @@ function show(answer) {
   verdict.textContent = answer.verdict;
   verdict.className = `verdict ${answer.status === "fits" ? "fits" : answer.status === "unknown" ? "unknown" : "over"}`;
   const f = answer.figures;
-  $("step").textContent = f.seconds === undefined ? "" :
-    `${seconds(f.seconds)} a step (9 of 10 runs: ${seconds(f.low)} to ${seconds(f.high)}), ` +
-    `${Math.round(f.tokens_per_second).toLocaleString("en")} tokens/s, MFU ${(100 * f.mfu).toFixed(0)} %`;
+  $("step").textContent = answer.step && `${answer.step}, ${f["tokens/s"]} tokens/s, MFU ${f.MFU}`;
+  mark(answer);
+  if (answer.status !== "illegal") $("plan").innerHTML = answer.html;
+  else $("plan").classList.add("stale");
+}
+
+function mark(answer) {
   for (const why of form.querySelectorAll(".why")) why.textContent = "";
   const others = [];
   for (const {control, issue} of answer.issues) {
@@ -106,8 +106,6 @@ function show(answer) {
   for (const {control} of answer.issues)
     for (const field of form.querySelectorAll(`input[name="${control}"]`)) field.setAttribute("aria-invalid", "true");
   $("told").textContent = others.join("; ");
-  if (answer.status !== "illegal") $("plan").innerHTML = answer.html;
-  else $("plan").classList.add("stale");
 }
 
 async function refresh() {
@@ -122,7 +120,7 @@ async function refresh() {
     if (mine !== asked) return;
     legal = found;
     drawLayout();
-    show(answer);
+    mark(answer);
   } catch (error) {
     if (error.name === "AbortError" || mine !== asked) return;
     $("told").textContent = `No answer: ${error.message}. Is mpctl ui still running?`;
@@ -165,7 +163,7 @@ async function copy(text) {
 
 $("pin").addEventListener("click", () => {
   if (!last || last.status === "illegal") return;
-  pins = [...pins, {controls: {...controls}, figures: last.figures, verdict: last.verdict}].slice(-PINS);
+  pins = [...pins, {controls: {...controls}, figures: last.figures, seconds: last.seconds, verdict: last.verdict}].slice(-PINS);
   drawPins();
 });
 
@@ -174,14 +172,14 @@ function drawPins() {
   const keys = [...new Set(pins.flatMap(pin => Object.keys(pin.controls)))];
   const differs = keys.filter(key => new Set(pins.map(pin => pin.controls[key] ?? DEFAULTS[key] ?? "")).size > 1);
   const row = (title, cell) => make("tr", {}, make("th", {scope: "row"}, title), ...pins.map(pin => make("td", {}, cell(pin))));
-  const base = pins[0].figures.seconds;
+  const base = pins[0].seconds;
   const table = make("table", {}, make("caption", {}, "Pinned layouts: what differs"),
     make("tbody", {},
       row("", pin => { const b = make("button", {type: "button"}, "load"); b.onclick = () => load(pin.controls); return b; }),
       ...differs.map(key => row(TITLES[key] ?? key, pin => pin.controls[key] ?? DEFAULTS[key] ?? "")),
-      row("step", pin => pin.figures.seconds === undefined ? "" : seconds(pin.figures.seconds) +
-        (base && pin !== pins[0] ? ` (${(100 * (pin.figures.seconds / base - 1)).toFixed(0)} %)` : "")),
-      row("memory", pin => pin.figures.bytes === undefined ? "" : `${(pin.figures.bytes / 2 ** 30).toFixed(1)} GiB`),
+      row("step time", pin => (pin.figures["step time"] ?? "") +
+        (base && pin.seconds && pin !== pins[0] ? ` (${(100 * (pin.seconds / base - 1)).toFixed(0)} %)` : "")),
+      ...["tokens/s", "MFU", "on device"].map(name => row(name, pin => pin.figures[name] ?? "")),
       row("fits", pin => pin.verdict)));
   $("pins").replaceChildren(make("div", {class: "scroll"}, table));
 }
@@ -209,10 +207,10 @@ function drawFound(rows) {
       .map(name => `${name} ${row.controls[name]}`).join(", ") || "one rank holds all";
     const button = make("button", {type: "button"}, words);
     button.onclick = () => load(row.controls);
-    return make("tr", {}, make("td", {}, button), make("td", {}, seconds(row.seconds)),
-      make("td", {}, `${(row.bytes / 2 ** 30).toFixed(1)} GiB`));
+    const figures = ["step time", "on device"].map(name => make("td", {}, row.figures[name]));
+    return make("tr", {}, make("td", {}, button), ...figures);
   });
-  const head = make("tr", {}, ...["layout", "step", "memory"].map(title => make("th", {scope: "col"}, title)));
+  const head = make("tr", {}, ...["layout", "step time", "on device"].map(title => make("th", {scope: "col"}, title)));
   $("found").replaceChildren(make("div", {class: "scroll"}, make("table", {},
     make("caption", {}, "Found: the fastest layouts that fit"), make("thead", {}, head), make("tbody", {}, ...cells))));
 }

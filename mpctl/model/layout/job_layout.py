@@ -200,7 +200,7 @@ class JobLayout:
 
     @cached_property
     def placement(self) -> StagePlacement:
-        """Where virtual stages are."""
+        """The stage and chunk of each virtual stage."""
         return StagePlacement.of(self.job.parallel)
 
     @property

@@ -8,6 +8,7 @@ from mpctl.cli.options import JobSource
 from mpctl.cli.ui.answers import LONGEST, choices, controls_of, emit_answer, plan_answer, search_answer, source_of
 from mpctl.core.errors import InputError
 from mpctl.plan.planning.plan import load_plan
+from mpctl.plan.planning.summary import headline_figures, step_text
 
 LLAMA = {"model": "llama-3-8b", "gpus": "8xh100", "runtime": "megatron-core", "tp": "4", "global-batch-size": "64"}
 
@@ -17,7 +18,8 @@ def test_a_plan_is_the_plan_of_its_command() -> None:
     job = source_of(LLAMA)
     plan = load_plan(job.source, job.overrides)
     assert plan.estimate is not None and answer["status"] == ("fits" if plan.fits else "over")
-    assert answer["figures"]["seconds"] == plan.estimate.time.total
+    assert answer["seconds"] == plan.estimate.time.total and answer["step"] == step_text(plan.estimate.time)
+    assert answer["figures"] == dict(headline_figures(plan))
     assert answer["command"] == (
         "mpctl plan --model llama-3-8b --runtime megatron-core --tp 4 --global-batch-size 64 --gpus 8xh100"
     )
@@ -54,7 +56,7 @@ def test_rows_of_a_search_are_plans_of_their_controls() -> None:
     assert len(rows) >= 3
     for row in rows[:3]:
         answer = plan_answer(row["controls"])
-        assert answer["figures"]["seconds"] == pytest.approx(row["seconds"]) and answer["status"] == "fits"
+        assert answer["seconds"] == pytest.approx(row["seconds"]) and answer["status"] == "fits"
 
 
 def test_flags_and_job_files() -> None:
