@@ -60,7 +60,7 @@ class PlanAnswer(TypedDict):
 
 
 def controls_of(job: JobSource) -> dict[str, str]:
-    """The controls of a command line's job."""
+    """The controls of a command line's job. Raises InputError for settings that the page has no control for."""
     given = dict(job.overrides)
     words = {"job": job.source} if job.source else {}
     counts = given.get("cluster.nodes"), given.get("cluster.gpus_per_node")
@@ -71,7 +71,11 @@ def controls_of(job: JobSource) -> dict[str, str]:
         given = {where: value for where, value in given.items() if where not in named}
     kind = given.get("training.adapter.kind")
     if isinstance(kind, str) and kind in ADAPTERS:
-        words[kind] = str(given.get("training.adapter.rank", 16))
+        words[kind] = str(given.pop("training.adapter.rank", 16))
+        del given["training.adapter.kind"]
+    hint = "write them into a job file (mpctl emit JOB toml) and name that: mpctl ui FILE"
+    if lost := [where for where in given if where not in BY_SETTING]:
+        raise InputError([Issue("no-control", where, "has no control on the page", hint) for where in lost])
     return words | {BY_SETTING[where]: _word(value) for where, value in given.items() if where in BY_SETTING}
 
 

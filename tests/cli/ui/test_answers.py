@@ -64,4 +64,12 @@ def test_flags_and_job_files() -> None:
     assert "tp = 4" in emit_answer(LLAMA, "toml")["text"]
     with pytest.raises(InputError):
         emit_answer({**LLAMA, "tp": "3"}, "megatron")
+
+
+def test_no_setting_of_a_command_line_is_dropped() -> None:
     assert controls_of(JobSource("demo", {"parallel.tp": 2})) == {"job": "demo", "tp": "2"}
+    lora = {"training.adapter.kind": "lora", "training.adapter.rank": 8}
+    assert controls_of(JobSource(None, lora)) == {"lora": "8"}
+    with pytest.raises(InputError) as caught:
+        controls_of(JobSource("demo", {"training.moe_load": 1.1, "training.tiled_mlp": 2}))
+    assert [issue.where for issue in caught.value.issues] == ["training.moe_load", "training.tiled_mlp"]
