@@ -2,6 +2,7 @@
 
 calls.py   a command line, run as a process of its own; what it says, as one result
 pages.py   results that are too long for one answer, by page
+strict.py  unknown arguments are refused
 tools.py   the tools: arguments of an agent -> words of a command
 """
 

@@ -10,7 +10,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
-from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 from mcp.types import CallToolResult, TextContent, ToolAnnotations
 from pydantic import Field
@@ -18,7 +17,8 @@ from pydantic import Field
 from mpctl import __version__
 from mpctl.cli.mcp.calls import Calls
 from mpctl.cli.mcp.pages import Pages
-from mpctl.core.errors import ErrorDocument, InputError
+from mpctl.cli.mcp.strict import StrictServer, refusal
+from mpctl.core.errors import InputError
 
 Ctx: TypeAlias = Context[Any, Any]
 Table: TypeAlias = dict[str, Any]
@@ -43,9 +43,9 @@ its band (low_seconds, high_seconds) and whether it is measured or extrapolated;
 run. An error lists every issue with a way out: change what its hint says."""
 
 
-def server(*, allow_launch: bool) -> MCPServer[Any]:
+def server(*, allow_launch: bool) -> StrictServer:
     """The server with its tools."""
-    made = MCPServer[Any]("mpctl", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING")
+    made = StrictServer("mpctl", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING")
     tools = Tools()
     for tool in (
         tools.plan,
@@ -93,7 +93,7 @@ class Tools:
             result = await self._calls.run([command, *named, *options], ctx, text=text)
             return _answer(self._pages.short({**result, "document": _chosen(result["document"], keys)}))
         except InputError as error:
-            return _refusal(error)
+            return refusal(error)
 
     async def plan(
         self,
@@ -226,7 +226,7 @@ class Tools:
         try:
             return _answer(self._pages.page(result, page))
         except InputError as error:
-            return _refusal(error)
+            return refusal(error)
 
     async def launch(
         self,
@@ -281,9 +281,3 @@ def _chosen(document: Any, keys: Sequence[str] | None) -> Any:
 
 def _answer(result: dict[str, Any]) -> CallToolResult:
     return CallToolResult(content=[TextContent(type="text", text=json.dumps(result))], structured_content=result)
-
-
-def _refusal(error: InputError) -> CallToolResult:
-    document: ErrorDocument = {"schema": "mpctl.error/1", "issues": [issue.as_dict() for issue in error.issues]}
-    text = TextContent(type="text", text=json.dumps(document))
-    return CallToolResult(content=[text], structured_content={**document}, is_error=True)

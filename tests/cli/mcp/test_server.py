@@ -81,6 +81,12 @@ def test_an_agents_words_are_never_options_or_a_shells() -> None:
         assert wrong.is_error and "top" in wrong.content[0].text  # type: ignore[union-attr]
         launch = await client.call_tool("launch", {"job": "demo", "run_dir": "x"})
         assert launch.is_error
+        dropped = await client.call_tool("search", {"model": "gpt2", "global_batch_size": 512, "speed": 1})
+        assert dropped.is_error
+        assert [(issue["where"], issue["hint"][:44]) for issue in content(dropped)["issues"]] == [
+            ("global_batch_size", 'use settings: {"training.global_batch_size":'),
+            ("speed", "its arguments: job, settings, model, gpus, r"),
+        ]
 
     with_client(use)
 
