@@ -32,6 +32,7 @@ def compare(
     """Show plans next to each other: other jobs, other settings.
 
     mpctl compare demo tp=1,dp=2 demo-llama --fail-if "step>+5%"
+    mpctl compare tp=8 tp=4,pp=2 --model llama-3-8b --gpus 8xh100
 
     Options of a job hold for all of them. Exit codes: 0 done; 2 bad input; with --fail-if 4, a gate
     failed, and 3, a job after the first does not fit.
@@ -41,8 +42,11 @@ def compare(
     from mpctl.render.output import print_json
 
     gates = read_gates(fail_if or [])
-    jobs = [*([job.source] if job.source else []), *job.with_words(others)]
+    job, words = job.with_first_word(job.with_words(others))
+    jobs = [*([job.source] if job.source else []), *words]
     read = (f"--from {job.read[0]}", job.others) if job.read else None
+    if job.source is None and read is None and "model" in job.overrides:
+        read = str(job.overrides["model"]), {}
     document = compare_document(load_variants(jobs, job.own, read), gates)
     if as_json:
         print_json(document)

@@ -126,3 +126,11 @@ def test_counts_of_a_search_may_have_a_device(mpctl: Mpctl) -> None:
     assert document["fastest"]["price_per_billion_tokens"] > 0
     listed = mpctl(*words, "--cluster", "dgx-h100", "--nodes", 1, "--gpus", "2,4", "--json").document
     assert [entry["gpus"] for entry in listed["by_gpus"]] == [2, 4, 8]
+
+
+def test_a_job_of_flags_is_compared_with_variants_without_a_name(mpctl: Mpctl) -> None:
+    model = ("--model", "gpt2", "--gpus", "8xh100")
+    document = mpctl("compare", "tp=4", "tp=2,micro_batch_size=2", *model, "--json").document
+    assert document["jobs"] == ["gpt2", "tp=4", "tp=2,micro_batch_size=2"]
+    assert document["settings"]["parallel.tp"] == [1, 4, 2]
+    assert "nothing to compare" in mpctl("compare", *model).err
