@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import typer
@@ -15,7 +15,13 @@ from tests.reference.types import number_text, type_text
 
 SHARED = {flag.option.split("/")[0] for flag in FLAGS} | {"--set", "--fetch"}
 COMMON = {"--help", "--install-completion", "--show-completion"}
-OFTEN = 3  # an option that reads the same in as many commands is described once
+OFTEN = 2  # an option that reads the same in as many commands is described once
+OF_A_JOB = ("--lora", "--qlora", "--gpus", "--from")
+GROUPS = {
+    "of a bench": ("--device", "--out", "--overwrite", "--quick", "--budget"),
+    "of hosts": ("--hostfile", "--include", "--exclude"),
+}
+"""Shared options that go together, under one name."""
 
 
 def commands(command: Any = None, path: tuple[str, ...] = ("mpctl",)) -> Iterator[tuple[str, Any]]:
@@ -31,9 +37,11 @@ def commands(command: Any = None, path: tuple[str, ...] = ("mpctl",)) -> Iterato
 def commands_text() -> str:
     """The options that many commands share, then a section for each command."""
     own = {typed: _own(command) for typed, command in commands()}
-    count = Counter(row for parameters in own.values() for row in map(_row, parameters))
-    shared = {row for row, times in count.items() if times >= OFTEN}
-    parts = ["### Shared options", "\n".join(row for row in count if row in shared)]
+    count = Counter((_name(p), _row(p)) for parameters in own.values() for p in parameters)
+    most = {name: row for (name, row), times in reversed(count.most_common()) if times >= OFTEN}
+    shared = {*most.values()}
+    groups = "; ".join(f"{name} are {_listed(options)}" for name, options in GROUPS.items())
+    parts = ["### Shared options", "\n".join(row for _, row in count if row in shared), f"Options {groups}."]
     parts += [_command_text(typed, command, own[typed], shared) for typed, command in commands()]
     return "\n\n".join(parts)
 
@@ -55,8 +63,15 @@ def _takes_job(command: Any) -> bool:
 
 def _command_text(typed: str, command: Any, own: list[Any], shared: set[str]) -> str:
     arguments = [_argument_name(p) for p in own if p.param_type_name == "argument"]
-    also = [f"`{p.opts[-1]}`" for p in own if p.param_type_name == "option" and _row(p) in shared]
-    also += ["options of a job"] if _takes_job(command) else []
+    names = [_name(p) for p in own if p.param_type_name == "option" and _row(p) in shared]
+    groups = [name for name, options in GROUPS.items() if {*options} <= {*names}]
+    grouped = {*OF_A_JOB} if _takes_job(command) else set()
+    grouped |= {option for name in groups for option in GROUPS[name]}
+    also = [_listed(name for name in names if name not in grouped)] if {*names} - grouped else []
+    also += [f"options {name}" for name in groups]
+    if _takes_job(command):
+        lacks = [option for option in OF_A_JOB if option not in names]
+        also.append("options of a job" + (f" (but {_listed(lacks)})" if lacks else ""))
     parts = [f"### {' '.join([typed, *arguments])}", _help_text(command)]
     parts += ["\n".join(rows)] if (rows := [row for row in map(_row, own) if row not in shared]) else []
     return "\n\n".join([*parts, *([f"Also: {', '.join(also)}."] if also else [])])
@@ -66,6 +81,14 @@ def _help_text(command: Any) -> str:
     """A command's help without its examples."""
     lines = inspect.cleandoc(command.help or "").splitlines()
     return _prose("\n".join(line for line in lines if not line.lstrip("\b ").startswith("mpctl ")))
+
+
+def _name(parameter: Any) -> str:
+    return str(parameter.opts[-1] if parameter.param_type_name == "option" else _argument_name(parameter))
+
+
+def _listed(options: Iterable[str]) -> str:
+    return ", ".join(f"`{option}`" for option in options)
 
 
 def _argument_name(parameter: Any) -> str:
@@ -80,7 +103,8 @@ def _row(parameter: Any) -> str:
         names = [*parameter.opts, *parameter.secondary_opts]
         value = "" if parameter.is_flag else _value(parameter)
     facts = "; ".join(filter(None, [value, _default(parameter)]))
-    return f"- `{'`, `'.join(names)}`{f' ({facts})' if facts else ''}: {_prose(parameter.help or '')}"
+    help_text = _prose(parameter.help or "").replace("; repeatable", "")  # the brackets say so
+    return f"- `{'`, `'.join(names)}`{f' ({facts})' if facts else ''}: {help_text}"
 
 
 def _value(parameter: Any) -> str:

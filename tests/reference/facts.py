@@ -27,64 +27,50 @@ EXIT_CODES = {
 }
 READ = {
     "COLUMNS": "width of tables and pages of text; when absent the terminal's, 100 in a pipe",
-    "CUDA_VISIBLE_DEVICES": "GPUs that a launch may use",
-    "COMP_WORDS": "set by bash where it asks for completions: the words that are typed",
-    "COMP_CWORD": "the same: the number of the word that is to be completed",
-    "_MPCTL_COMPLETE": "set by a shell's script that asks for completions: which shell asks",
-    "LOCAL_RANK": "by workers: set by torchrun",
-    "MASTER_ADDR": "by workers: set by torchrun, where they meet",
-    "MASTER_PORT": "the same: the port",
-    "TORCHELASTIC_USE_AGENT_STORE": "by workers: set by torchrun, which hosts their store",
-    "SUDO_UID": "set by sudo: whose run directories root may act on",
-    "MPCTL_PARENT": "by processes of `doctor`: set by what starts them, with which they end",
-    "MPCTL_BREADCRUMBS": "by workers: set by what starts the ranks of a host",
-    "MPCTL_FORK": "by torchrun: set by the launcher where ranks may be forked from it",
-    "MPCTL_LAUNCHER": "by torchrun: set by the launcher, the process that it ends with",
-    "GLOO_SOCKET_IFNAME": "by `doctor`: the interface that gloo would use",
-    "NCCL_SOCKET_IFNAME": "by `doctor`: the interfaces that NCCL would use",
-    "SSH_CONNECTION": "by node agents: set by sshd, the address of the launcher",
-    "HF_HUB_CACHE": "Hugging Face's cache, in which a model's config.json is looked for",
-    "HF_ENDPOINT": "by --fetch: the hub that is asked, by default https://huggingface.co",
-    "HF_HOME": "the same: the folder whose `hub` it is, where HF_HUB_CACHE is not set",
-    "XDG_CACHE_HOME": "the user's cache, by default ~/.cache: huggingface/hub there is the same, "
-    "and mpctl/models keeps what --fetch fetched",
-    "XDG_CONFIG_HOME": "the user's settings, by default ~/.config: mpctl/presets there is searched",
-    "HOME": "the user's folder, where XDG_CONFIG_HOME is not set",
     "NO_COLOR": "any value turns colours off",
-    "PYTHONPATH": "searched for modules by workers too; what hides Python's own modules is refused",
-    "RANK": "by workers: set by torchrun",
-    "SLURM_STEP_NUM_NODES, SLURM_NNODES, SLURM_JOB_NUM_NODES, PET_NNODES, GROUP_WORLD_SIZE": ""
-    "hosts that a scheduler gave the job; the first that is set counts",
-    "SLURMD_NODENAME": "by node agents: set by Slurm, the name of the node in its list",
-    "WORLD_SIZE": "by workers: set by torchrun",
+    "CUDA_VISIBLE_DEVICES": "GPUs that a launch may use",
+    "PYTHONPATH": "searched by workers too; what hides Python's own modules is refused",
+    "HF_HUB_CACHE": "Hugging Face's cache, in which a model's config.json is looked for",
+    "HF_HOME": "without HF_HUB_CACHE: the folder whose `hub` is that cache",
+    "XDG_CACHE_HOME": "without both: huggingface/hub here; mpctl/models keeps what --fetch got; by default ~/.cache",
+    "HF_ENDPOINT": "the hub that --fetch asks, by default https://huggingface.co",
+    "XDG_CONFIG_HOME, HOME": "mpctl/presets here is searched; by default ~/.config",
+    "GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME": "network interfaces, which `doctor` checks",
+    "SLURM_STEP_NUM_NODES, SLURM_NNODES, SLURM_JOB_NUM_NODES, PET_NNODES, GROUP_WORLD_SIZE": "hosts "
+    "that a scheduler gave the job; the first that is set counts",
+    "RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_USE_AGENT_STORE": "by workers, from torchrun",
+    "SLURMD_NODENAME": "by node agents, from Slurm: the node's name",
+    "SSH_CONNECTION": "by node agents, from sshd: the launcher's address",
+    "SUDO_UID": "from sudo: whose run directories root may act on",
+    "COMP_WORDS, COMP_CWORD, _MPCTL_COMPLETE": "from a shell that completes a line",
+    "MPCTL_PARENT, MPCTL_BREADCRUMBS, MPCTL_FORK, MPCTL_LAUNCHER": "from mpctl's own processes to each other",
 }
 SET = {
-    "CUDA_DEVICE_MAX_CONNECTIONS": "for workers on GPUs in a pipeline, unless set: 32, so that its "
-    "streams have queues of their own",
-    "CUDA_VISIBLE_DEVICES": "for workers on CPU: empty",
-    "GLOO_SOCKET_IFNAME": "for workers on CPU: the loopback interface",
-    "MPCTL_BREADCRUMBS": "for workers: the first rank of the host, and the file in memory in which "
-    "its ranks say what they do",
-    "MPCTL_JOB_SHA256": "for workers: the job.json that the launcher wrote",
-    "MPCTL_RESUME_SAVE": "for workers: which save of that step, where it has a name",
-    "MPCTL_RESUME_STEP": "for workers: the step of the checkpoint to resume, 0 for none",
-    "TORCHELASTIC_SIGNALS_TO_HANDLE": "for workers, as torchrun does: the signals that end it",
-    "OMP_NUM_THREADS": "for workers: launch.threads_per_rank",
-    "PYTORCH_ALLOC_CONF": "for workers on GPUs, unless set under any name that torch reads: expandable_segments:True",
+    "CUDA_DEVICE_MAX_CONNECTIONS": "on GPUs in a pipeline, unless set: 32, queues for its streams",
+    "CUDA_VISIBLE_DEVICES": "on CPU: empty",
+    "GLOO_SOCKET_IFNAME": "on CPU: the loopback interface",
+    "OMP_NUM_THREADS": "launch.threads_per_rank",
+    "PYTORCH_ALLOC_CONF": "on GPUs, unless set under any name that torch reads: expandable_segments:True",
+    "PYTHONSAFEPATH": "1, the working directory is not searched for modules",
+    "PYTHONUNBUFFERED": "1, logs are written at once",
+    "TORCHELASTIC_SIGNALS_TO_HANDLE": "signals that end torchrun",
+    "TORCH_FR_BUFFER_SIZE, TORCH_FR_DUMP_TEMP_FILE, TORCH_NCCL_DUMP_ON_TIMEOUT": "unless set: torch's flight "
+    "recorder of collectives, written to RUN/logs/nccl_trace_rank_N at a timeout",
+    "MPCTL_JOB_SHA256, MPCTL_RESUME_STEP, MPCTL_RESUME_SAVE, MPCTL_BREADCRUMBS": "the job, the checkpoint to resume "
+    "(step 0: none), the file in memory in which ranks say what they do",
     "PYDANTIC_DISABLE_PLUGINS": "for the command itself, unless set: a faster start",
-    "PYTHONSAFEPATH": "for workers: 1, the working directory is not searched for modules",
-    "PYTHONUNBUFFERED": "for workers: 1, logs are written at once",
-    "TORCH_FR_BUFFER_SIZE": "for workers, unless set: entries of torch's flight recorder of collectives",
-    "TORCH_FR_DUMP_TEMP_FILE": "for workers, unless set: the beginning of the files that it writes "
-    "when a collective times out, RUN/logs/nccl_trace_rank_",
-    "TORCH_NCCL_DUMP_ON_TIMEOUT": "for workers, unless set: 1, it writes them",
 }
 SCHEMAS = {name: document.meaning for name, document in DOCUMENTS.items()}
 SCHEMA = re.compile(r"mpctl(\.[a-z-]+)+/\d+")
 
 
+def described(*tables: dict[str, str]) -> set[str]:
+    """Every name in the tables, whose keys may hold several."""
+    return {name for table in tables for key in table for name in key.split(", ")}
+
+
 def facts_text(table: dict[str, str]) -> str:
-    return "\n".join(f"- `{name}`: {meaning}" for name, meaning in table.items())
+    return "\n".join(f"- `{name.replace(', ', '`, `')}`: {meaning}" for name, meaning in table.items())
 
 
 def trees(apart: str = "") -> Iterator[ast.Module]:

@@ -13,7 +13,7 @@ from mpctl.spec.job import JobSpec
 from mpctl.spec.load import MODEL
 from mpctl.spec.model import DERIVED
 from mpctl.spec.presets import PRESET_TABLES
-from tests.reference.types import bounds_text, default_text, type_text
+from tests.reference.types import NAMES, bounds_text, default_text, type_text
 
 
 def job_tables(
@@ -42,24 +42,25 @@ def keys_text() -> str:
 
 
 def _like(table: str, missing: set[str]) -> str:
-    keys = ", ".join(sorted(row.split(" ")[1] for row in missing))
+    keys = ", ".join(f"`{key}`" for key in sorted(row.split("`")[1] for row in missing))
     return f"Keys of [{table}]{f', except {keys}' if keys else ''}."
 
 
 def _start_rows(path: tuple[str, ...]) -> Iterator[str]:
     """What a table may start from, which no model holds."""
     if path in PRESET_TABLES:
-        yield f"- `preset` (string): start from this preset of {PRESET_TABLES[path]}"
+        yield f"- `preset`: start from this preset of {PRESET_TABLES[path]}"
     if path == MODEL:
-        yield "- `hf_config` (string): take the shape from this Hugging Face config"
+        yield "- `hf_config`: take the shape from this Hugging Face config"
 
 
 def _row(table: str, key: str, field: FieldInfo) -> str:
     setting = f"{table}.{key}" if table else key
     flag = next((f.option for f in FLAGS if f.setting == setting), None)
-    meaning = (field.description or "") + (f" (`{flag}`)" if flag else "")
+    meaning = (field.description or "").removeprefix("whether ") + (f" (`{flag}`)" if flag else "")
+    default = "" if table == "model" and key in DERIVED else default_text(field)
     kind = type_text(field.annotation, field.metadata)
     kind += ", or a preset" if tuple(setting.split(".")) in PRESET_TABLES else ""
-    default = "" if table == "model" and key in DERIVED else default_text(field)
-    facts = [fact for fact in (kind, bounds_text(field), default) if fact]
-    return f"- `{key}` ({'; '.join(facts)}): {meaning}"
+    told = "" if kind == "string" or (default.startswith("`") and kind in NAMES.values()) else kind
+    facts = "; ".join(filter(None, (told, bounds_text(field), default)))
+    return f"- `{key}`{f' ({facts})' if facts else ''}: {meaning}"

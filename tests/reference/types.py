@@ -19,10 +19,10 @@ NAMES = {int: "integer", float: "number", str: "string", bool: "bool"}
 
 def type_text(annotation: Any, metadata: Iterable[Any] = ()) -> str:
     """`list[str] | None` -> `list of string`: None is an absent key and told as the default. A
-    number that may have a unit is told with a text that is one."""
+    number that may have a unit is told by a text that is one, a list by what it holds unless that is text."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if measured := [item for item in metadata if isinstance(item, Measured)]:
-        return f'{type_text(annotation)} or `"{measured[0].measure.example}"`'
+        return f'`"{measured[0].measure.example}"`'
     if hasattr(annotation, "__metadata__"):
         return type_text(annotation.__origin__, annotation.__metadata__)
     if origin is Literal:
@@ -30,7 +30,7 @@ def type_text(annotation: Any, metadata: Iterable[Any] = ()) -> str:
     if origin in (Union, types.UnionType):
         return " or ".join(type_text(part) for part in arguments if part is not type(None))
     if origin is list:
-        return f"list of {type_text(arguments[0])}"
+        return "list" if arguments[0] is str else f"list of {type_text(arguments[0])}"
     if origin is dict:
         return f"table of {type_text(arguments[1])} by {type_text(arguments[0])}"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
@@ -44,7 +44,7 @@ def default_text(field: FieldInfo) -> str:
     value = field.get_default(call_default_factory=True)
     if isinstance(value, BaseModel):
         return ""
-    return "" if value in (None, [], {}, "") else f"default `{json.dumps(value)}`"
+    return "" if value in (None, [], {}, "") else f"`{json.dumps(value)}`"
 
 
 def bounds_text(field: FieldInfo) -> str:
