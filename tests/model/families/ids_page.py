@@ -32,7 +32,7 @@ def parameters(model: ModelSpec) -> int:
 
 
 def ids() -> str:
-    """A line for each preset that has ids: parameters, ids, why it is not launched."""
+    """A line for each preset that has ids, and whether it is planned only."""
     named: dict[str, list[str]] = {}
     for name, preset in hub_ids().items():
         named.setdefault(preset, []).append(name)
@@ -40,10 +40,8 @@ def ids() -> str:
 
 
 def _line(preset: str, names: list[str]) -> str:
-    model = model_of(preset)
-    keys = ", ".join(f"`{key}`" for key in keys_not_launched(model))
-    planned = f"; planned only: {keys}" if keys else ""
-    return f"`{preset}` ({parameters(model):,}): {', '.join(f'`{name}`' for name in names)}{planned}"
+    planned = " (planned only)" if keys_not_launched(model_of(preset)) else ""
+    return f"`{preset}`{planned}: {', '.join(f'`{name}`' for name in names)}"
 
 
 def page(text: str) -> str:

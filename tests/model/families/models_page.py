@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -177,11 +178,12 @@ def variant(name: str) -> Variant:
 
 
 def table() -> str:
-    """A row for each variant that is planned, then a line for each that is refused."""
+    """A row for each variant that is planned, or for several alike, then a line for each that is refused."""
     assert NAMES.keys() == {GLM, *CONFIGS, *EXPERTS, *OTHERS, *REFUSED}
     variants = [variant(name) for name in NAMES]
     rows = [HEAD, ("---",) * len(HEAD)]
-    rows += [(one.name, one.kind, one.trains, one.weights, one.emitted) for one in variants if not one.refused]
+    planned = groupby((one for one in variants if not one.refused), lambda one: one[1:])
+    rows += [("; ".join(one.name for one in alike), *cells[:1], *cells[2:]) for cells, alike in planned]
     lines = [f"| {' | '.join(cells)} |" for cells in rows]
     lines += ["", "Refused:", ""]
     lines += [f"- {one.name} ({one.kind}): {one.refused}" for one in variants if one.refused]
