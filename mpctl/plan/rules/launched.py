@@ -18,7 +18,6 @@ from pathlib import Path
 from mpctl.core.units import PRODUCT_BYTES
 from mpctl.model.families import all_builtin, get_family, get_table
 from mpctl.model.layout.draft import LayoutDraft
-from mpctl.model.pipeline.placement import StagePlacement
 from mpctl.plan.rules.check import Check, listed
 from mpctl.plan.rules.loss import loss_not_launched
 from mpctl.plan.rules.optimizers import states_not_launched
@@ -173,7 +172,6 @@ def settings_not_launched(job: JobSpec) -> Iterator[Check]:
     """Tensor mode and data types that the planner knows but mpctl's workers do not run."""
     training, mode = job.training, job.parallel.tensor_mode
     runs = get_profile(launched_runtime(training.runtime)).runs
-    yield from _v_not_launched(job.parallel)
     if mode not in runs.tensor_modes:
         yield Check(
             JOB_RULE,
@@ -210,14 +208,6 @@ def settings_not_launched(job: JobSpec) -> Iterator[Check]:
         yield Check(JOB_RULE, "warning", where, message, hint)
     yield from fp8_not_launched(job)
     yield from adapter_not_launched(job)
-
-
-def _v_not_launched(parallel: ParallelSpec) -> Iterator[Check]:
-    """ZeRO with V-shaped schedules as far as its losses were compared with those of one process."""
-    most = 1 if parallel.schedule == "dualpipev" else 2
-    if StagePlacement.of(parallel).is_v and parallel.zero > most:
-        message = f"{parallel.zero} is planned with {parallel.schedule}, not run by `mpctl launch`"
-        yield Check(JOB_RULE, "warning", "parallel.zero", message, f"use zero {most} or less, or schedule 1f1b")
 
 
 def not_launched(job: JobSpec) -> Iterator[Check]:

@@ -49,8 +49,7 @@ class GradientOverlap(PassListener):
         self.unreduced: set[int] = set()
         self.action: Action | None = None
         self.due: list[int] = []  # buckets that the current action is to reduce
-        self.missing: list[set[Tensor]] = []  # deferred gradients not computed yet, by bucket
-        self.adds_deferred = False
+        self.missing: list[set[Tensor]] = []  # deferred gradients not computed yet, by bucket, from `weights` on
         self.in_flight: deque[tuple[BucketGradients, Pending, bool]] = deque()
         self.equal_in_flight: list[Pending] = []  # sums of slices that several ranks hold
         for parameter in set[Tensor]().union(*self.deferred):
@@ -87,12 +86,11 @@ class GradientOverlap(PassListener):
             for i in self._completed_by(action)
             if self.stores[i].reduces_each or (self.early and self.last[i] == action)
         ]
-        self.missing = [set(parameters) for parameters in self.deferred]
-        self.adds_deferred = action.kind == "backward_weight"
+        self.missing = []
 
     def weights(self) -> None:
         """From now on deferred gradients are added."""
-        self.adds_deferred = True
+        self.missing = [set(parameters) for parameters in self.deferred]
 
     def back(self, unit: int) -> None:
         """Start the buckets that are complete: all of their units are done."""
@@ -102,7 +100,7 @@ class GradientOverlap(PassListener):
 
     def _accumulated(self, parameter: Tensor) -> None:
         """A deferred gradient was added; buckets start in one order on all replicas."""
-        if not self.adds_deferred:  # autograd passes by without a gradient
+        if not self.missing:  # a backward in one: autograd calls the hook without a gradient too
             return
         for i in self.due:
             self.missing[i].discard(parameter)

@@ -9,6 +9,7 @@ import pytest
 
 from mpctl.model.pipeline.schedule.orders import Action
 from mpctl.spec.load import parse
+from mpctl.train.layers.parameters import DeferredWgrad, DefersWgrad
 from mpctl.train.runtime.pass_listener import PassListener
 from mpctl.train.runtime.train import Trainer
 from mpctl.train.runtime.zero.overlap import GradientOverlap
@@ -43,6 +44,9 @@ class Log(PassListener):
 
     def back(self, unit: int) -> None:
         self.events.append(("back", unit))
+
+    def weights(self) -> None:
+        self.events.append(("weights",))
 
     def end(self, action: Action) -> None:
         self.events.append(("end",))
@@ -88,6 +92,27 @@ def test_in_each_micro_batch_where_gradients_are_not_kept_whole(data: Path, tmp_
     assert starts(events) == 4 * list(range(len(overlap.stores)))
 
 
+def test_a_backward_in_one_waits_for_the_gradients_that_it_defers(data: Path, tmp_path: Path) -> None:
+    """As under dualpipev, which defers only some: in backward autograd calls the hooks of all weights."""
+    trainer, deferred = make_trainer(pipeline_job(data, "gpt", {}, SMALL), tmp_path), DeferredWgrad()
+    for module in trainer.model.modules():
+        if isinstance(module, DefersWgrad):
+            module.defer_wgrad(deferred)
+    trainer.pipeline.deferred_wgrad = deferred
+    for store in trainer.gradients.stores:
+        store.reduces_each = True
+    overlap = GradientOverlap(trainer.gradients.buffer, [Action("backward", 3)], early=True)
+    listeners = trainer.pipeline.listeners
+    assert isinstance(listeners, list)
+    listeners[listeners.index(trainer.gradients)] = trainer.gradients = overlap
+    events, _ = logged(trainer)
+    last = events[events.index(("backward", 3, 0)) :]
+    before, after = (starts(part) for part in (last[: last.index(("weights",))], last[last.index(("weights",)) :]))
+    assert sorted(before + after) == list(range(len(overlap.stores)))
+    late = [number for number, parameters in enumerate(overlap.deferred) if parameters]
+    assert [number for number in after if number in late] == late != []
+
+
 def _of_stages(rank: int, size: int, raw: dict[str, Any], folder: str) -> list[list[Any]]:
     events, overlap = logged(make_trainer(parse(raw), Path(folder), rank))
     later = [bool(deferred) for deferred in overlap.deferred]
@@ -110,7 +135,7 @@ def test_of_a_pipeline_each_starts_once_in_the_last_pass_that_adds_to_it(
             if event[0] == "start":
                 assert event[1] not in found
                 found[event[1]] = at
-            elif event[0] not in ("back", "end"):
+            elif event[0] not in ("back", "weights", "end"):
                 at = event
         assert sorted(found) == list(range(len(later)))
         for number, (kind, micro_batch, _) in found.items():
