@@ -169,6 +169,11 @@ class HostCosts(StrictModel):
     )
     step: Seconds = Field(0.0, description="host time once for each step, seconds")
     accelerator_step: Seconds | None = Field(None, description="as host.step, where the job's device is not a CPU")
+    update: Seconds = Field(
+        0.0,
+        description="seconds in which a rank updates an element of offloaded states by torch's AdamW, inside the "
+        "optimizer's step; 0: one kernel at cluster.host_bandwidth, gradients come during backward",
+    )
 
     def step_on(self, is_accelerator: bool) -> float:
         """Seconds once a step on an accelerator or on a CPU."""

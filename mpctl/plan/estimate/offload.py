@@ -6,11 +6,17 @@ the last backward as other messages overlap with it. Offloaded parameters (arXiv
 once in each forward and once in each backward, beside ZeRO's messages. Paged states that do not fit beside the peak
 cross the link twice a step. Ranks of a node share its memory's bandwidth; each has a link.
 
+Megatron's HybridDeviceOptimizer updates by torch's AdamW, whose kernels pass over every tensor one after another and
+whose temporaries are new pages: a rank takes `host.update` seconds an element however few ranks a node has, and no
+less than a stated memory does. All of it is inside the optimizer's step: gradients go down after backward.
+
 By hand, 1e9 bf16 parameters on a GPU with PCIe 4, float32 gradients: 4e9 / 27.8e9 = 0.14 s down, 30e9 / 117e9 =
 0.26 s of update, 2e9 / 27.8e9 = 0.07 s up.
 """
 
 from __future__ import annotations
+
+from math import inf
 
 from mpctl.model.layout.job_layout import JobLayout
 from mpctl.plan.estimate.communication import gradient_bytes
@@ -51,4 +57,6 @@ def _update_and_return(layout: JobLayout, elements: float) -> tuple[float, float
     ranks = min(job.cluster.gpus_per_node or job.world_size, job.world_size)
     moved = elements * (4 * states.rule.reads + states.moved)
     back = 0.0 if job.training.offload_parameters else elements * job.training.value_bytes
-    return moved * ranks / (job.cluster.host_bandwidth or HOST_UPDATE), link_seconds(layout, back)
+    own = elements * layout.profile.host.update
+    bandwidth = job.cluster.host_bandwidth or (inf if own else HOST_UPDATE)
+    return max(own, moved * ranks / bandwidth), link_seconds(layout, back)

@@ -347,12 +347,13 @@ class StepTimeModel:
 
     def _host_update(self, stage: int, elements: float) -> float:
         """Seconds of an update on the host of so many elements; gradients go there beside the last
-        backward."""
+        backward, unless the update copies them itself."""
         profile = self.operators.profile
         down = gradients_down(self.layout, profile, elements)
         if self.job.training.offload_overlap:
             return overlapped_update(self.layout, down, elements)
-        hidden = min(self._overlap_share(profile.overlap.zero) * down, self._last_backward(stage))
+        share = 0.0 if profile.host.update else self._overlap_share(profile.overlap.zero)
+        hidden = min(share * down, self._last_backward(stage))
         return down - hidden + update_and_return(self.layout, elements)
 
     def _paging(self, stage: int) -> float:

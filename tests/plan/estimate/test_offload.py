@@ -9,10 +9,17 @@ import pytest
 from mpctl.model.layout.job_layout import JobLayout
 from mpctl.plan.estimate.host_memory import host_memory
 from mpctl.plan.estimate.memory import layout_memory
-from mpctl.plan.estimate.offload import HOST_UPDATE, REACHED, link_seconds, overlapped_update, update_and_return
+from mpctl.plan.estimate.offload import (
+    HOST_UPDATE,
+    REACHED,
+    gradients_down,
+    link_seconds,
+    overlapped_update,
+    update_and_return,
+)
 from mpctl.plan.estimate.states import find_states
 from mpctl.plan.estimate.step import StepTime
-from mpctl.plan.estimate.time import find_step_time
+from mpctl.plan.estimate.time import find_step_time, step_time_model
 from mpctl.plan.planning.plan import make_plan
 from tests.jobs import job_of
 
@@ -130,3 +137,40 @@ def test_copies_overlap_with_the_hosts_update() -> None:
     assert overlapped_update(one, 1.0, 1e9) == pytest.approx(1.0 + link_seconds(one, 2e9))
     both = {**OPTIMIZER, "training.offload_overlap": True}
     assert step(**both).optimizer <= step(**OPTIMIZER).optimizer
+
+
+MEASURED = (  # seconds that offloading adds to a step: elements a rank, GPUs of a node, share, overlap
+    (0.596e9, 1, 0.5, False, 0.435),  # Qwen3-0.6B on an H100: NeMo-RL, pull request 3628
+    (0.596e9, 1, 0.5, True, 0.464),
+    (0.596e9, 1, 1.0, True, 0.926),
+    (30.5e9 / 16, 8, 0.25, False, 0.875),  # Qwen3-30B-A3B on 16 H100: Megatron-Bridge's card of cpu-offloading
+    (30.5e9 / 16, 8, 0.5, False, 1.488),
+    (30.5e9 / 16, 8, 0.75, False, 2.191),
+    (30.5e9 / 16, 8, 1.0, False, 3.193),
+    (30.5e9 / 16, 8, 1.0, True, 2.881),
+)
+
+
+@pytest.mark.parametrize(("elements", "ranks", "share", "overlaps", "measured"), MEASURED)
+def test_megatrons_update_on_the_host_takes_as_long_as_measured(
+    elements: float, ranks: int, share: float, overlaps: bool, measured: float
+) -> None:
+    """What the device no longer updates is taken off."""
+    node = {"cluster.device": "h100-sxm", "cluster.gpus_per_node": ranks, "parallel.dp": ranks}
+    one = layout(**OPTIMIZER, **node, **{"training.runtime": "megatron-core"})
+    down = gradients_down(one, one.profile, share * elements)
+    added = overlapped_update(one, down, share * elements)
+    if not overlaps:
+        added = down + update_and_return(one, share * elements)
+    saved = share * step_time_model(one).operators.optimizer_seconds(round(elements))
+    assert added - saved == pytest.approx(measured, rel=0.15)
+
+
+def test_nothing_of_megatrons_offloading_overlaps_with_backward() -> None:
+    megatron = {"training.runtime": "megatron-core", "cluster.device": "h100-sxm"}
+    one = layout(**OPTIMIZER, **megatron)
+    count = find_states(one, 0).count
+    both = gradients_down(one, one.profile, count) + update_and_return(one, count)
+    assert step(**OPTIMIZER, **megatron).optimizer == pytest.approx(both)
+    slow = layout(**OPTIMIZER, **megatron, **{"cluster.host_bandwidth": 1e9})
+    assert update_and_return(slow, count) > 30 * count / 1e9
