@@ -83,7 +83,7 @@ def status(
 
     Status: submitted (waits for its scheduler), running, finished, stopped (on request), failed,
     interrupted (its launcher is gone and did not say how the run ended) or unreadable (job.json is
-    damaged). The exit code is 0 for all of them.
+    damaged). The exit code is 0 for every status.
     """
     if via is not None:
         run_there(via, context)

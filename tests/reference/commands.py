@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -22,6 +23,23 @@ GROUPS = {
     "of hosts": ("--hostfile", "--include", "--exclude"),
 }
 """Shared options that go together, under one name."""
+PAGES = {
+    "mpctl why": "why.md",
+    "mpctl runs": "runs.md#list-and-show",
+    "mpctl status": "runs.md#watch",
+    "mpctl logs": "runs.md#logs",
+    "mpctl stop": "runs.md#stop",
+    "mpctl bench tensor-modes": "tensor-modes.md",
+    "mpctl bench": "bench.md",
+    "mpctl tune": "tune.md",
+    "mpctl calibrate": "other-launchers.md#own-runs-in-logs-of-other-launchers",
+    "mpctl doctor": "doctor.md",
+    "mpctl sample": "sampling.md#write-text",
+    "mpctl eval": "sampling.md#evaluate",
+    "mpctl mcp": "programs.md#coding-agents",
+}
+"""The pages on commands, by how these begin: the reference has what a command does and its exit codes."""
+EXIT_CODES = re.compile(r"(?:The exit code|Exit codes?)\b[^.]*\.")
 
 
 def commands(command: Any = None, path: tuple[str, ...] = ("mpctl",)) -> Iterator[tuple[str, Any]]:
@@ -72,15 +90,18 @@ def _command_text(typed: str, command: Any, own: list[Any], shared: set[str]) ->
     if _takes_job(command):
         lacks = [option for option in OF_A_JOB if option not in names]
         also.append("options of a job" + (f" (but {_listed(lacks)})" if lacks else ""))
-    parts = [f"### {' '.join([typed, *arguments])}", _help_text(command)]
+    parts = [f"### {' '.join([typed, *arguments])}", _help_text(typed, command)]
     parts += ["\n".join(rows)] if (rows := [row for row in map(_row, own) if row not in shared]) else []
     return "\n\n".join([*parts, *([f"Also: {', '.join(also)}."] if also else [])])
 
 
-def _help_text(command: Any) -> str:
-    """A command's help without its examples."""
+def _help_text(typed: str, command: Any) -> str:
+    """A command's help without its examples, and without what its page says."""
     lines = inspect.cleandoc(command.help or "").splitlines()
-    return _prose("\n".join(line for line in lines if not line.lstrip("\b ").startswith("mpctl ")))
+    first, _, rest = "\n".join(line for line in lines if not line.lstrip("\b ").startswith("mpctl ")).partition("\n\n")
+    page = next((page for name, page in PAGES.items() if typed.startswith(name)), None)
+    told = [*EXIT_CODES.findall(_prose(rest)), f"More: [{page.partition('#')[0]}]({page})."] if page else [rest]
+    return _prose(" ".join([first, *told]))
 
 
 def _name(parameter: Any) -> str:
@@ -116,7 +137,7 @@ def _value(parameter: Any) -> str:
     least, most = parameter.min, parameter.max
     if least is not None:
         end = "or more" if most is None else f"to {number_text(most)}"
-        kind += f", {number_text(least)} {end}"
+        kind = f"{'' if kind == 'integer' else f'{kind}, '}{number_text(least)} {end}"
     return kind + (", repeatable" if parameter.multiple else "")
 
 
