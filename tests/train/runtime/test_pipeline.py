@@ -32,6 +32,7 @@ STEPS = 3
 SEQUENCE = {"parallel__sequence_parallel": True}
 FULL = {"training__recompute": "full"}
 THREE = {"training__global_batch_size": 6}  # micro batches
+AHEAD = {"model__mtp_layers": 1, "model__position": "rotary"}
 COST = {"parallel__stage_balance": "cost"}
 T5 = {**SHAPES["t5"], "model__layers": 2, "model__decoder_layers": 2}
 # 3 layers each: 2 stages end with the encoder, 3 have the second on both sides
@@ -81,6 +82,9 @@ SLOW_CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("gpt", layout(2, 2, "dualpipev", dp=2), {"training__micro_batch_size": 1, "parallel__zero": 2}),
     ("gpt", layout(2, 2, "dualpipev", dp=2), {"training__micro_batch_size": 1, "parallel__zero": 3}),
     ("gpt", layout(2, 2, "zbv", dp=2), {"training__micro_batch_size": 1, "parallel__zero": 3}),
+    ("llama", V["zbv"], {**AHEAD, "model__mtp_layers": 2}),
+    ("gpt", layout(2, 2, "dualpipev", dp=2), {**AHEAD, "training__micro_batch_size": 1, "parallel__zero": 3}),
+    ("gpt", layout(2, 2, "v-half", tp=2), {**AHEAD, **SEQUENCE, **FULL, **THREE, **COST, "model__layers": 6}),
     ("llama", layout(2, 2, "zbv", tp=2), {**SEQUENCE, **FULL}),
     ("gpt", layout(2, 2, "v-half", cp=2), {}),
     ("gpt", layout(2, 2, "zbv", dp=2), {"training__freeze": ["*.mlp.*", "layers.0.*"]}),
