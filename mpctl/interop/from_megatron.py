@@ -8,9 +8,10 @@ data, logs and the like in one, those that change training, memory or speed with
 another, and each that is planned as the nearest setting in a separate one. Names are those of
 megatron-core 0.19.2.
 
-At most one of three flags sets the chunks of a rank: their number, the layers in each, or the
-layout of every part, `Et*3|(tt|)*6,tL` (spec/layout_text.py). A layout becomes the settings that cut the
-layers the same way, where there are any, else parallel.pipeline_layout.
+At most one of four flags sets the chunks of a rank: their number, the layers in each, a fork's V
+(megatron_fork.py), or the layout of every part, `Et*3|(tt|)*6,tL` (spec/layout_text.py). A layout
+becomes the settings that cut the layers the same way, where there are any, else
+parallel.pipeline_layout.
 
 `--tensor-model-parallel-size 2 --bf16` is {"parallel.tp": 2, "training.dtype": "bf16"} and the
 defaults.
@@ -28,7 +29,7 @@ from mpctl.core.axes import AXIS_NAMES
 from mpctl.core.errors import InputError, Issue
 from mpctl.core.sharding import divisors
 from mpctl.core.units import plural
-from mpctl.interop import megatron_experts
+from mpctl.interop import megatron_experts, megatron_fork
 from mpctl.interop.command_line import EXPAND, CommandLine, split_command
 from mpctl.interop.config_text import Flags
 from mpctl.interop.mapping import NO_SETTINGS, KeyReader, ReadJob, says_ranks
@@ -56,7 +57,7 @@ from mpctl.interop.megatron_flags import (
     read_variants,
 )
 from mpctl.interop.megatron_optimizers import read_optimizer
-from mpctl.interop.megatron_others import SOFTWARE, is_apart, is_neutral, parser_flags, refusal_of
+from mpctl.interop.megatron_others import SOFTWARE, is_apart, is_neutral, known_flags, refusal_of
 from mpctl.interop.shell_words import is_unexpanded
 from mpctl.interop.vocabulary import vocabularies
 from mpctl.model.pipeline.stages import Span, UnevenLayersError, job_stages, spans_of
@@ -80,6 +81,7 @@ OLDER = {"--no-async-tensor-model-parallel-allreduce": 0}
 READ = frozenset(
     (
         *megatron_experts.READ,
+        *megatron_fork.READ,
         *(row.key for row in ROWS),
         *SAMPLES,
         *OLDER,
@@ -106,7 +108,7 @@ def read_megatron(text: str, typed: Overrides = NO_SETTINGS) -> ReadJob:
     that is invalid, unknown to Megatron-LM, or changes the layout in a way that jobs cannot
     express, and for flags that leave the vocabulary open.
     """
-    counts = {name: flag.values for name, flag in parser_flags().items()} | OLDER
+    counts = {name: flag.values for name, flag in known_flags().items()} | OLDER
     read = read_command(split_command(text, counts), typed)
     if "model.layers" in read.settings and not {*read.settings, *typed} & {"model", "model.vocab"}:
         return _with_vocabulary(read, typed)
@@ -384,11 +386,11 @@ def _read_implementation(reader: KeyReader) -> None:
     """Megatron's local layers have attention that writes its scores to memory, whatever its
     backend."""
     implementation = reader.value("--transformer-impl", "transformer_engine")
-    if implementation == "local":
+    if implementation == "local" and not megatron_fork.has_flash(reader):
         reader.settings["model.attention"] = "unfused"
         message = "local: planned as unfused attention with Transformer Engine's other kernels"
         reader.nearest("--transformer-impl", message)
-    elif implementation != "transformer_engine":
+    elif implementation not in ("local", "transformer_engine"):
         message = f"{implementation!r} is none that a job can say"
         reader.wrong("--transformer-impl", message, "use transformer_engine or local")
 
@@ -435,15 +437,18 @@ def _read_warmup(reader: KeyReader) -> None:
 
 
 def _read_pipeline(reader: KeyReader) -> None:
-    given = [flag for flag in (CHUNKS, LAYERS_A_CHUNK, LAYOUT) if reader.has(flag)]
+    given = [flag for flag in (CHUNKS, LAYERS_A_CHUNK, LAYOUT, megatron_fork.V) if reader.has(flag)]
     if len(given) > 1:
         message = f"is given together with {' and '.join(given[1:])}; Megatron-LM takes one of them"
         reader.wrong(given[0], message, "leave the others out")
         return
+    megatron_fork.read_fork(reader)
     try:
         for flag in given:
             text = reader.value(flag)
-            if flag == LAYOUT:
+            if flag == megatron_fork.V:
+                reader.settings["parallel.vpp"] = 2
+            elif flag == LAYOUT:
                 reader.settings |= cut_as(text, reader.settings)
             elif (chunks := _chunks(flag, text, reader.settings)) > 1:
                 reader.settings["parallel.vpp"] = chunks

@@ -42,6 +42,34 @@ class ParserFlag(NamedTuple):
     default: str
 
 
+FORK_FLAGS = {
+    **dict.fromkeys(
+        ("--enable-zero-bubble", "--zero-bubble-v-schedule", "--allow-padding-num-layers", "--enable-1f1b-v"),
+        ParserFlag("layout", 0, ""),
+    ),
+    "--zero-bubble-v-schedule-mem-setup": ParserFlag("layout", 1, "zb"),
+    "--zero-bubble-max-pending-backward": ParserFlag("layout", 1, "auto"),
+    "--num-seq-splits": ParserFlag("layout", 1, "1"),
+    "--interleave-group-size": ParserFlag("layout", 1, "0"),
+    "--use-legacy-models": ParserFlag("model", 0, ""),
+    "--enable-zb-runtime": ParserFlag("other", 0, ""),
+    "--no-pre-communication-optimization": ParserFlag("other", 0, ""),
+    "--enable-optimizer-post-validation": ParserFlag("other", 0, ""),
+    "--enable-exactly-numeric-match": ParserFlag("other", 0, ""),
+    "--zero-bubble-adaptive-memory-limit-percentile": ParserFlag("other", 1, "85"),
+    "--cpu-offload": ParserFlag("other", 0, ""),
+    "--offload-chunk-num": ParserFlag("other", 1, "0"),
+    "--offload-time": ParserFlag("other", 1, "1.0"),
+    "--auto-offload-time": ParserFlag("other", 0, ""),
+    "--offload-overlap-sr": ParserFlag("other", 0, ""),
+    "--zero-bubble-pipeline-timers-start-iter": ParserFlag("data", 1, "100"),
+    "--zero-bubble-pipeline-timers-end-iter": ParserFlag("data", 1, "110"),
+    "--profile-memory-iter": ParserFlag("data", 1, "-1"),
+}
+"""What sail-sg's zero-bubble fork of Megatron-LM adds (commit 39f2c186, on core 0.9); megatron_fork.py reads
+some of them."""
+
+
 @cache
 def parser_flags() -> dict[str, ParserFlag]:
     """All flags of Megatron-LM's parser by name, in the order of their names."""
@@ -53,11 +81,16 @@ def parser_flags() -> dict[str, ParserFlag]:
     }
 
 
+def known_flags() -> dict[str, ParserFlag]:
+    """Megatron-LM's and the fork's flags."""
+    return parser_flags() | FORK_FLAGS
+
+
 def is_neutral(flag: str, values: tuple[str, ...]) -> bool:
     """Whether a flag with these values says what is so without it."""
     if values == NEUTRAL.get(flag):
         return True
-    known = parser_flags().get(flag)
+    known = known_flags().get(flag)
     return known is not None and len(values) == 1 and _is_same(values[0], known.default)
 
 
@@ -71,16 +104,16 @@ def _is_same(text: str, other: str) -> bool:
 
 def is_apart(flag: str) -> bool:
     """Whether a flag is for data, checkpoints or logging, which do not change a plan."""
-    return parser_flags()[flag].changes == "data"
+    return known_flags()[flag].changes == "data"
 
 
 def misspelt(flag: str) -> Issue | None:
     """The issue of a flag that Megatron-LM does not have, with the nearest that it has."""
-    if flag in parser_flags():
+    if flag in known_flags():
         return None
     import difflib  # only where something is wrong
 
-    near = difflib.get_close_matches(flag, parser_flags(), n=1, cutoff=0.75)
+    near = difflib.get_close_matches(flag, known_flags(), n=1, cutoff=0.75)
     hint = f"did you mean {near[0]}?" if near else "leave it out to plan without it"
     return Issue("megatron-flag", flag, f"is no flag of {SOFTWARE}", hint)
 
@@ -92,7 +125,7 @@ def refusal_of(flag: str, values: tuple[str, ...]) -> Issue | None:
         return wrong
     if flag in GONE:
         return Issue("megatron-flag", flag, f"{SOFTWARE} ends on it", f"use {GONE[flag]}")
-    changes = parser_flags()[flag].changes
+    changes = known_flags()[flag].changes
     if is_neutral(flag, values) or changes in ("other", "data"):
         return None
     what = "the layout" if changes == "layout" else "the model or its training"

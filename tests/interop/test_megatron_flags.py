@@ -19,7 +19,7 @@ from mpctl.interop.emitted import emit_plan
 from mpctl.interop.from_megatron import OLDER, READ, read_megatron
 from mpctl.interop.megatron_experts import ALL_FLAGS, BALANCING
 from mpctl.interop.megatron_flags import ROWS, VARIANT_FLAGS
-from mpctl.interop.megatron_others import GONE, NEUTRAL, is_apart, parser_flags, refusal_of
+from mpctl.interop.megatron_others import FORK_FLAGS, GONE, NEUTRAL, is_apart, parser_flags, refusal_of
 from mpctl.plan.planning.plan import Plan
 from mpctl.spec.job import JobSpec
 from tests.interop.jobs import EXAMPLE, LAYOUTS, plan_of
@@ -62,7 +62,8 @@ def test_kind_and_default_are_megatron_s(flag: Any) -> None:
 
 
 def test_every_flag_that_is_read_or_refused_is_one_of_megatron_s() -> None:
-    assert {*READ, *GONE, *NEUTRAL} - {*OLDER} - {*RECORD} == set()
+    assert {*READ, *GONE, *NEUTRAL} - {*OLDER, *FORK_FLAGS} - {*RECORD} == set()
+    assert not {*FORK_FLAGS} & {*RECORD}
 
 
 def test_the_flags_that_are_known_are_those_of_the_parser() -> None:
