@@ -18,6 +18,7 @@ from statistics import mean
 from typing import Any, get_args
 
 from mpctl.measure.calibrate.runs import Run, read_runs
+from mpctl.plan.estimate.routing import LOADS
 from mpctl.spec.training import Dispatcher
 from tests.joint_fit import Residuals
 from tests.nanotron import nanotron_rows
@@ -73,6 +74,7 @@ EXPERTS, EXPERT_TABLE = 15.0, 20.0
 A100_AND_V100 = 5.9  # percent, over all of published_runs.json together
 SPEARMAN, MEAN_REGRET, MEDIAN_REGRET = 0.8, 0.08, 0.02  # over sweeps of layouts
 EVEN = ("forced", "token drop", "fake")  # beginnings of `details.routing` of an even load
+REAL, TRAINED = "real data", "scattermoe"  # and of one that a trained router makes, by its name in LOADS
 BAND = (0.85, 0.95)  # share of the runs left out that lie inside a band of 90 %
 
 
@@ -110,13 +112,18 @@ def mlperf6_runs() -> tuple[Run, ...]:
 
 def with_software(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row whose job also says what `details` say of the software, as far as keys have it: the
-    dispatcher, a load that is forced to be even, the layout of the pipeline, and the profile of runs that
-    capture a whole iteration. Not `ep_overlap`: the profiles' share of hidden messages was fitted to a mixture."""
+    dispatcher, the load, whether messages of experts overlap, the layout of the pipeline, and the profile of
+    runs that capture a whole iteration."""
     details, training = row["details"], dict(row["job"]["training"])
     if (dispatcher := details.get("dispatcher")) in get_args(Dispatcher):
         training["moe_dispatcher"] = dispatcher
-    if details.get("routing", "").startswith(EVEN):
+    routing = details.get("routing", "")
+    if routing.startswith(EVEN):
         training["moe_load"] = 1.0
+    elif routing.startswith(REAL):
+        training["moe_load"] = next(load.mean for load in LOADS if load.name == TRAINED)
+    if details.get("ep_overlap") is not None:
+        training["moe_overlap"] = details["ep_overlap"]
     if details.get("cuda_graph") == "full_iteration":
         training["runtime"] = "megatron-core-graphs"
     parallel = row["job"]["parallel"]

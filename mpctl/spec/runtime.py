@@ -189,13 +189,18 @@ class ExpertCosts(StrictModel):
         "alltoall", description="how tokens are sent to experts where the job does not say it"
     )
     permute: MemoryPasses = Field(
-        MemoryPasses(forward=10.0, backward=15.0),
+        MemoryPasses(forward=13.5, backward=20.2),
         description="passes over the rows of all experts' tokens, of hidden size: permutations, "
         "weights, the sum over a token's experts",
     )
     inner: MemoryPasses = Field(
         MemoryPasses(forward=1.5, backward=2.5),
         description="passes over what experts compute of them: activation, and the weights where they apply to it",
+    )
+    biased: MemoryPasses = Field(
+        MemoryPasses(forward=14.0, backward=20.0),
+        description="passes over the results of experts whose products have biases: each bias times its token's weight "
+        "in float32, added, put together and rounded by kernels of their own",
     )
     grouped: Part = Field(
         0.7, description="speed of the products of several experts relative to single ones of the same tiles"

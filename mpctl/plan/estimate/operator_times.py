@@ -263,6 +263,8 @@ class OperatorTimer:
         for _ in routed_layers(flow):
             self._passes(work, costs.permute, rows, flow)
             self._passes(work, costs.inner, inner, flow)
+            if self.model.expert_bias:
+                self._passes(work, costs.biased, rows, flow)
         work.forward += self.waits(flow)
         work.dgrad += self.waits(flow) * flow.after
 

@@ -20,6 +20,7 @@ from mpctl.plan.estimate.time import find_step_time, step_time_model
 from mpctl.spec.runtime import ExpertCosts, MemoryPasses, get_profile
 from tests.jobs import job_of
 from tests.plan.estimate.test_time import DEVICE, IDEAL
+from tests.published import expert_runs, mlperf6_runs
 
 T, H, K, E, WIDTH = 32, 64, 2, 8, 4  # tokens of a micro batch, hidden, a token's experts, experts
 MOE: dict[str, Any] = {
@@ -257,6 +258,27 @@ def test_passes_and_waits_are_those_of_the_profile() -> None:
     row, inner = K * T * ROW / 1e9, K * T * 2 * 128 * WIDTH / 1e9
     assert more.forward - plain.forward == pytest.approx(1e-3 + 2 * row + inner)
     assert more.dgrad - plain.dgrad == pytest.approx(1e-3 + 3 * row)
+
+
+def test_biases_of_experts_pass_over_their_results() -> None:
+    """Nothing without biases; 2 and 3 passes over k T rows with them."""
+    slow = {"parallel.ep": 4, "cluster.device.memory_bandwidth": 1e9}
+    none, some = MemoryPasses(forward=0, backward=0), MemoryPasses(forward=2, backward=3)
+    assert block_times(slow, biased=some)[2] == block_times(slow, biased=none)[2]
+    plain, more = (block_times({**slow, "model.expert_bias": True}, biased=one)[2] for one in (none, some))
+    row = K * T * ROW / 1e9
+    assert more.forward - plain.forward == pytest.approx(2 * row)
+    assert more.dgrad - plain.dgrad == pytest.approx(3 * row)
+
+
+def test_rows_are_planned_with_what_they_say_of_the_software() -> None:
+    """A real load is that of a trained router; what a row does not state stays the default."""
+    (real,) = {run.job.training.moe_load for run in mlperf6_runs() if run.job.training.moe_overlap}
+    assert real == 1.08
+    found = {(run.job.training.moe_overlap, run.job.training.moe_dispatcher) for run in expert_runs(software=True)}
+    assert {(True, "hybridep"), (True, "alltoall"), (False, "hybridep"), (False, None)} <= found
+    biased = [run for run in expert_runs() if run.layout.model.expert_bias]
+    assert len(biased) == sum("GPTOSS" in run.id for run in expert_runs()) == 16
 
 
 def test_the_step_names_what_experts_send() -> None:
