@@ -33,6 +33,7 @@ from mpctl.model.pipeline.schedule.orders import peak_in_flight
 from mpctl.records.rundir.rank_files import RehearsedRank, Traffic
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import parse
+from mpctl.spec.schedules import SCHEDULES
 from mpctl.train.rehearsal.audit import AuditedSpans, StepAuditor, job_speed
 from mpctl.train.rehearsal.fake_backend import (
     DEVICES,
@@ -118,7 +119,8 @@ def num_microbatches_run(job: JobSpec, stage: int) -> int:
         return peak_in_flight(schedule, microbatches=count, **sizes)
 
     most = in_flight(total)
-    enough = next(n for n in range(round_, total + 1, round_) if in_flight(n) == most)
+    least = max(round_, SCHEDULES[schedule].microbatches_a_stage * parallel.pp)
+    enough = next(n for n in range(least, total + 1, round_) if in_flight(n) == most)
     return min(total, enough + EXTRA_ROUNDS * round_)
 
 

@@ -199,6 +199,8 @@ def test_real_tensors_take_the_same_bytes(data: Path, tmp_path: Path, shape: str
         pytest.param(layout(2, 2), 0, 8, marks=pytest.mark.slow),
         pytest.param(layout(2, 2), 1, 6, marks=pytest.mark.slow),
         pytest.param(layout(2, tp=2), 1, 3, marks=pytest.mark.slow),
+        pytest.param(layout(2, 2, "dualpipev"), 0, 8, marks=pytest.mark.slow),
+        pytest.param(layout(2, 2, "zbv"), 1, 6, marks=pytest.mark.slow),
     ],
 )
 def test_more_micro_batches_than_are_run_would_add_their_token_ids_alone(
@@ -218,7 +220,13 @@ def test_more_micro_batches_than_are_run_would_add_their_token_ids_alone(
 
 @pytest.mark.parametrize(
     ("how", "found"),
-    [(layout(4), [6, 5, 4, 3]), (layout(4, schedule="gpipe"), [16] * 4), (layout(1), [3]), (layout(2, 2), [8, 6])],
+    [
+        (layout(4), [6, 5, 4, 3]),
+        (layout(4, schedule="gpipe"), [16] * 4),
+        (layout(1), [3]),
+        (layout(2, 2), [8, 6]),
+        (layout(2, 2, "dualpipev"), [8, 8]),
+    ],
 )
 def test_num_microbatches_run(how: dict[str, Any], found: list[int]) -> None:
     sizes = {"model__layers": 4, "training__global_batch_size": 32}
