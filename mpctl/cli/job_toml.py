@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mpctl.core.errors import InputError
+from mpctl.core.records import flat
 
 
 def job_toml(source: str | None, settings: Mapping[str, Any], about: Sequence[str]) -> str:
     """The text of a job file that plans as `source` with these settings, by full name, from any
     folder. Raises InputError for a job on standard input, which no file can start from."""
-    from mpctl.measure.bench.report import flat
     from mpctl.render.job_file import JobFile, job_text
     from mpctl.spec.load import STDIN
     from mpctl.spec.presets import PRESET_TABLES, lasting_name

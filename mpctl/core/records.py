@@ -7,7 +7,7 @@ is added to it appears in every document that contains one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -42,3 +42,13 @@ def json_value(value: object) -> Any:
     if isinstance(value, tuple | list | range) and not hasattr(value, "_fields"):
         return [json_value(item) for item in value]
     return to_json(value)
+
+
+def flat(table: object, prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Keys and values of a table, such as a row; those of an inner one as `sizes.tp`. Nothing for
+    values that are no table."""
+    for key, value in table.items() if isinstance(table, Mapping) else ():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

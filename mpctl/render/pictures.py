@@ -17,7 +17,7 @@ from mpctl.render.parts import Part
 from mpctl.render.plan import PlanView, plan_parts
 from mpctl.render.plan_map import layout_data
 from mpctl.render.plan_svg import plan_svg, textures
-from mpctl.render.search import FrontPoint, search_parts
+from mpctl.render.search import front_points, search_parts
 
 if TYPE_CHECKING:
     from mpctl.plan.planning.whole_run import WholeRun
@@ -73,17 +73,9 @@ def write_search_page(
 
     command: the line that makes the search again. Raises InputError where path cannot be written.
     """
-    from mpctl.plan.planning.layout_settings import layout_text
-
     assert result.best is not None, "a page shows a layout"
-    plan, front = make_plan(result.best.job), {choice.layout for choice in result.front}
-    answers = (("suggested", result.suggested), ("fastest", result.fastest))
-    names = {choice.layout: name for name, choice in answers if choice}
-    points = [
-        FrontPoint(names.get(p.layout, ""), p.step_seconds, p.bytes, p.layout in front, layout_text(p.layout))
-        for p in result.seen
-    ]
-    search = list(search_parts(document, points))
+    plan = make_plan(result.best.job)
+    search = list(search_parts(document, front_points(result)))
     page = plan_page(plan, plan.require_legal(), command=command, search=search, on_progress=on_progress)
     write_text(path, page, option="--html")
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from mpctl.core.records import Json
 from mpctl.core.units import bytes_text, count_text, days_text, energy_text, plural, seconds_text
+from mpctl.plan.planning.layout_settings import layout_text
 from mpctl.plan.planning.summary import training_line
 from mpctl.plan.search.document import LayoutEntry, NoLayoutEntry, SearchDocument
 from mpctl.plan.search.find import OPTIMISM, WIDE_BAND
@@ -18,6 +19,7 @@ from mpctl.render.terminal import print_parts
 from mpctl.spec.figure_sources import sources_text
 
 if TYPE_CHECKING:
+    from mpctl.plan.search.result import SearchResult
     from mpctl.render.charts import Chart
 
 OBJECTIVES = {
@@ -303,6 +305,17 @@ class FrontPoint:
     layout: str
 
 
+def front_points(result: SearchResult) -> list[FrontPoint]:
+    """Every layout that a search estimated, the answers by their names."""
+    front = {choice.layout for choice in result.front}
+    answers = (("suggested", result.suggested), ("fastest", result.fastest))
+    names = {choice.layout: name for name, choice in answers if choice}
+    return [
+        FrontPoint(names.get(p.layout, ""), p.step_seconds, p.bytes, p.layout in front, layout_text(p.layout))
+        for p in result.seen
+    ]
+
+
 def front_parts(points: Sequence[FrontPoint]) -> Iterator[Part]:
     """Time against memory, with the layouts that no other beats in both."""
     front = sorted((p for p in points if p.is_on_front), key=lambda p: p.seconds)
@@ -323,7 +336,7 @@ def front_chart(front: Sequence[FrontPoint], others: Sequence[FrontPoint]) -> Ch
     from mpctl.render.charts import Chart, ChartAxis, ChartSeries, Look, Mark, Panel
 
     def series(name: str, points: Sequence[FrontPoint], colour: int, look: Look) -> ChartSeries:
-        marks = (Mark(p.seconds, p.bytes, _point_text(p), is_hollow=not p.is_on_front) for p in points)
+        marks = (Mark(p.seconds, p.bytes, point_text(p), is_hollow=not p.is_on_front) for p in points)
         return ChartSeries(name, tuple(marks), look, colour)
 
     drawn = [series("others", others, 6, "points")] if others else []
@@ -333,6 +346,7 @@ def front_chart(front: Sequence[FrontPoint], others: Sequence[FrontPoint]) -> Ch
     return Chart("front", title, "", *axes, (Panel("", tuple(drawn)),))
 
 
-def _point_text(point: FrontPoint) -> str:
+def point_text(point: FrontPoint) -> str:
+    """The name of a mark: its layout with its figures."""
     figures = f"{seconds_text(point.seconds)}, {bytes_text(point.bytes)}"
     return f"{point.label}: {point.layout}, {figures}" if point.label else f"{point.layout}, {figures}"

@@ -8,7 +8,9 @@ back as the issues of InputError, each with the control at fault.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from typing import Any, Literal
 
 from typing_extensions import TypedDict
@@ -16,18 +18,24 @@ from typing_extensions import TypedDict
 from mpctl.cli.options import FLAGS, JobSource, command_line
 from mpctl.core.errors import InputError, Issue, IssueEntry
 from mpctl.core.sharding import divisors
-from mpctl.core.units import bytes_text, seconds_text
 from mpctl.plan.planning.plan import Plan, load_plan
 from mpctl.plan.planning.summary import headline_figures, step_text
+from mpctl.plan.planning.whole_run import WholeRun, plan_whole_run, read_tokens
 from mpctl.plan.rules.validate import check_job
+from mpctl.plan.search.request import SETTINGS as LAYOUT
 from mpctl.spec.gpus import CLUSTERS, read_gpus
 from mpctl.spec.load import load_partial
 
 SETTINGS = {flag.option.split("/")[0].removeprefix("--"): flag for flag in FLAGS}
 BY_SETTING = {flag.setting: name for name, flag in SETTINGS.items()}
 ADAPTERS = {"lora": "lora", "qlora": "qlora"}  # control -> training.adapter.kind; its value is the rank
-NAMES = ["job", "gpus", *SETTINGS, *ADAPTERS]
+RUN = "tokens"  # of the run whose days and price are shown
+PLACED = {where: where for where in LAYOUT if where not in BY_SETTING}
+"""Settings of a layout without a flag, `parallel.schedule`, are controls by their full name."""
+NAMES = ["job", "gpus", RUN, *SETTINGS, *ADAPTERS, *PLACED]
 """All controls."""
+OF_LAYOUT = {*(BY_SETTING.get(where, where) for where in LAYOUT), "pipeline-layout"}
+"""Controls that a search chooses."""
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "zero": ("0", "1", "2", "3"),
     "recompute": ("none", "selective", "full"),
@@ -46,20 +54,21 @@ class ControlIssue(TypedDict):
 
 
 class PlanAnswer(TypedDict):
-    """A plan. status: what to colour; html: its parts as a page has them; step: with its band, in words;
-    figures: the main ones, by name."""
+    """A plan. status: what to colour; html: its parts as a page has them; data: of its map of ranks; step: with its
+    band, in words; run: days and price of the run of so many tokens, in words; figures: the main ones, by name."""
 
     status: Literal["fits", "over", "unknown", "illegal"]
     verdict: str
     command: str
     html: str
+    data: dict[str, Any]
     step: str
-    seconds: float | None
+    run: str
     figures: dict[str, str]
     issues: list[ControlIssue]
 
 
-def controls_of(job: JobSource) -> dict[str, str]:
+def controls_of(job: JobSource, tokens: str | None = None) -> dict[str, str]:
     """The controls of a command line's job. Raises InputError for settings that the page has no control for."""
     given = dict(job.overrides)
     words = {"job": job.source} if job.source else {}
@@ -74,12 +83,18 @@ def controls_of(job: JobSource) -> dict[str, str]:
         words[kind] = str(given.pop("training.adapter.rank", 16))
         del given["training.adapter.kind"]
     hint = "write them into a job file (mpctl emit JOB toml) and name that: mpctl ui FILE"
-    if lost := [where for where in given if where not in BY_SETTING]:
+    if lost := [where for where in given if where not in BY_SETTING and where not in PLACED]:
         raise InputError([Issue("no-control", where, "has no control on the page", hint) for where in lost])
-    return words | {BY_SETTING[where]: _word(value) for where, value in given.items() if where in BY_SETTING}
+    words |= {_name(where): word_of(value) for where, value in given.items()}
+    return words | ({RUN: tokens} if tokens else {})
 
 
-def _word(value: object) -> str:
+def _name(where: str) -> str:
+    """The control of a setting that has one."""
+    return BY_SETTING.get(where, where)
+
+
+def word_of(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -88,7 +103,7 @@ def source_of(controls: Mapping[str, str]) -> JobSource:
     issues, overrides = list[Issue](), dict[str, Any]()
     source = None
     for name, word in controls.items():
-        if not word:
+        if not word or name == RUN:
             continue
         if len(word) > LONGEST:
             issues += InputError.of("too-long", name, f"{len(word)} characters, at most {LONGEST} are read").issues
@@ -103,6 +118,8 @@ def source_of(controls: Mapping[str, str]) -> JobSource:
             overrides |= {"training.adapter.kind": ADAPTERS[name], "training.adapter.rank": _value(int, word)}
         elif name in SETTINGS:
             overrides[SETTINGS[name].setting] = _value(SETTINGS[name].type, word)
+        elif name in PLACED:
+            overrides[name] = int(word) if word.isdecimal() else word
         else:
             issues += InputError.of("no-control", name, "is no control of the page", "leave it out").issues
     if issues:
@@ -124,29 +141,45 @@ def plan_answer(controls: Mapping[str, str]) -> PlanAnswer:
     """The plan of a layout, drawn, or why there is none."""
     from mpctl.render.page import fragment
     from mpctl.render.plan import PlanView, plan_parts, verdict
+    from mpctl.render.plan_map import layout_data
 
     try:
         job = source_of(controls)
         plan = load_plan(job.source, job.overrides)
         topology = plan.require_legal()
-        html = fragment(plan_parts(plan, topology, PlanView(is_page=True)))
+        run = run_of(controls, plan)
+        html = fragment(plan_parts(plan, topology, PlanView(run=run, is_page=True)))
     except InputError as error:
         found = [ControlIssue(control=_control(issue.where), issue=issue.as_dict()) for issue in error.issues]
         words = error.issues[0].message if error.issues else str(error)
         return PlanAnswer(
-            status="illegal", verdict=words, command="", html="", step="", seconds=None, figures={}, issues=found
+            status="illegal", verdict=words, command="", html="", data={}, step="", run="", figures={}, issues=found
         )
     status: Literal["fits", "over", "unknown"] = "unknown" if plan.fits is None else "fits" if plan.fits else "over"
     return PlanAnswer(
         status=status,
         verdict=verdict(plan),
-        command=_command(job, controls),
+        command=command_of(job, controls),
         html=str(html),
+        data=layout_data(plan, topology),
         step=_step_words(plan),
-        seconds=plan.estimate.step_seconds if plan.estimate else None,
+        run=run_words(run),
         figures=dict(headline_figures(plan)),
         issues=[],
     )
+
+
+def run_of(controls: Mapping[str, str], plan: Plan) -> WholeRun | None:
+    """The run of the tokens that the page names; None where it names none. Raises InputError."""
+    tokens = controls.get(RUN)
+    return plan_whole_run(plan, read_tokens(tokens)) if tokens else None
+
+
+def run_words(run: WholeRun | None) -> str:
+    """Days, GPU-hours, price and energy as a search says them; empty without a run."""
+    from mpctl.render.search import whole_run_text
+
+    return whole_run_text(asdict(run)) if run else ""
 
 
 def _step_words(plan: Plan) -> str:
@@ -156,29 +189,31 @@ def _step_words(plan: Plan) -> str:
     return step_text(plan.estimate.time)
 
 
-def _command(job: JobSource, controls: Mapping[str, str]) -> str:
-    """The command line of the same plan; GPUs as they were named."""
-    gpus = controls.get("gpus")
-    if not gpus:
-        return command_line("plan", job.source, job.overrides)
-    named = read_gpus(gpus).settings
-    rest = {key: value for key, value in job.overrides.items() if key not in named}
-    return f"{command_line('plan', job.source, rest)} --gpus {gpus}"
+def command_of(job: JobSource, controls: Mapping[str, str], verb: str = "plan") -> str:
+    """The command line of the same plan; GPUs and tokens as they were named."""
+    gpus, tokens, rest = controls.get("gpus"), controls.get(RUN), job.overrides
+    if gpus:
+        named = read_gpus(gpus).settings
+        rest = {key: value for key, value in rest.items() if key not in named}
+    more = [word for option, value in (("--gpus", gpus), ("--tokens", tokens)) if value for word in (option, value)]
+    return " ".join([command_line(verb, job.source, rest), *([shlex.join(more)] if more else [])])
 
 
 def _control(where: str) -> str:
     """The control that a place of the job has, such as `parallel.tp`; empty without one."""
     flat = where.split(":")[0].strip()
     found = BY_SETTING.get(flat, flat.removeprefix("--"))
-    return found if found in SETTINGS or found in ("gpus", "job", *ADAPTERS) else ""
+    return found if found in NAMES else ""
 
 
-def choices(controls: Mapping[str, str], is_stale: Callable[[], bool] = lambda: False) -> dict[str, dict[str, str]]:
+def choices(
+    controls: Mapping[str, str], is_stale: Callable[[], bool] = lambda: False, only: str = ""
+) -> dict[str, dict[str, str]]:
     """By control its values near the layout, each with the rule's words that refuse it, or empty.
-    is_stale: whether a newer question waits, for which the rest is left out."""
+    is_stale: whether a newer question waits, for which the rest is left out; only: this control, or all."""
     found: dict[str, dict[str, str]] = {}
     for name, values in _values(controls):
-        for value in values:
+        for value in values if only in ("", name) else ():
             if is_stale():
                 return found
             found.setdefault(name, {})[value] = _refusal({**controls, name: value})
@@ -213,34 +248,6 @@ def _refusal(controls: Mapping[str, str]) -> str:
     return f"{issues[0].where}: {issues[0].message}" if issues else ""
 
 
-def search_answer(controls: Mapping[str, str]) -> dict[str, Any]:
-    """The best layouts of the same model and GPUs: each with the controls that choose it."""
-    from mpctl.plan.planning.layout_settings import changed_settings, layout_of
-    from mpctl.plan.search.request import gpu_counts, read_request
-    from mpctl.plan.search.result import answer_search
-    from mpctl.render.markup import no_progress
-
-    free = {name: word for name, word in controls.items() if name not in (*SIZES, *CHOICES)}
-    job = source_of(free)
-    request = read_request(job.source, job.overrides, [], {}, tokens=None, read={})
-    counts = gpu_counts(None, "tokens", request.job)
-    result = answer_search(
-        request, counts, top=8, objective="tokens", exhaustive=False, on_progress=no_progress, on_note=lambda _: None
-    )
-    rows = []
-    for choice in result.rows:
-        changed = changed_settings(layout_of(request.job), choice.layout)
-        words = {BY_SETTING[key]: _word(value) for key, value in changed.items() if key in BY_SETTING}
-        rows.append(
-            {
-                "controls": {**free, **words},
-                "seconds": choice.time.total,
-                "figures": {"step time": seconds_text(choice.time.total), "on device": bytes_text(choice.bytes)},
-            }
-        )
-    return {"rows": rows}
-
-
 def emit_answer(controls: Mapping[str, str], target: str) -> dict[str, str]:
     """The plan as flags or config of another launcher, or as a job file."""
     from mpctl.cli.job_toml import job_toml
@@ -248,5 +255,5 @@ def emit_answer(controls: Mapping[str, str], target: str) -> dict[str, str]:
 
     job = source_of(controls)
     if target == "toml":
-        return {"text": job_toml(job.source, job.overrides, [_command(job, controls)])}
+        return {"text": job_toml(job.source, job.overrides, [command_of(job, controls)])}
     return {"text": emit_plan(load_plan(job.source, job.overrides), target).text}

@@ -3,7 +3,8 @@
 Every request must name this host (a page of another name that resolves to it, DNS rebinding, gets 403), carry the
 link's token, and come from this page if it says where from (Origin, Sec-Fetch-Site). Bodies are at most BODY bytes.
 Answers are computed one at a time: a later question makes the page drop an earlier one's answer, and a new plan ends
-the check of every choice around the last one.
+the check of every choice around the last one. A search runs beside them and answers in lines, its progress first; it
+ends when the page no longer listens.
 """
 
 from __future__ import annotations
@@ -13,34 +14,21 @@ import json
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib.resources import files
-from typing import Any, ClassVar
+from io import BytesIO
+from typing import ClassVar
 from urllib.parse import parse_qs, urlsplit
 
-from mpctl.cli.ui.answers import NAMES, choices, emit_answer, plan_answer, search_answer
-from mpctl.core.errors import InputError
+from mpctl.cli.ui.files import FILES, POLICY, content, page
+from mpctl.cli.ui.questions import ROUTES, PageQuestion, answer, read_question
 
 HOST = "127.0.0.1"
 BODY = 64 * 1024
 IDLE = 3600.0  # seconds without a request, of which an open page makes one a minute
 POLL = 1.0
-FILES = {"/ui.js": "text/javascript", "/ui.css": "text/css"}
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; connect-src 'self'; img-src data:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-
-Answer = Callable[[Mapping[str, str], str, Callable[[], bool]], Any]
-ROUTES: Mapping[str, Answer] = {
-    "/plan": lambda controls, *_: plan_answer(controls),
-    "/choices": lambda controls, _, is_stale: choices(controls, is_stale),
-    "/search": lambda controls, *_: search_answer(controls),
-    "/emit": lambda controls, target, _: emit_answer(controls, target),
-    "/alive": lambda *_: {},
-}
+OFTEN = 0.2  # seconds between two lines of a search's progress
 
 
 class UiServer(ThreadingHTTPServer):
@@ -51,7 +39,8 @@ class UiServer(ThreadingHTTPServer):
     def __init__(self, port: int, first: Mapping[str, str], *, idle: float = IDLE) -> None:
         super().__init__((HOST, port), Handler)
         self.first, self.idle, self.token = dict(first), idle, secrets.token_urlsafe(24)
-        self.computing, self.asked, self.plans = threading.Lock(), time.monotonic(), 0
+        self.computing, self.searching = threading.Lock(), threading.Lock()
+        self.asked, self.plans = time.monotonic(), 0
 
     @property
     def link(self) -> str:
@@ -84,15 +73,14 @@ class Handler(BaseHTTPRequestHandler):
         if parts.path == "/":
             if not self._has_token(parse_qs(parts.query).get("token", [""])[0]):
                 return
-            first = {"token": self.server.token, "first": self.server.first, "names": NAMES}
-            self._send(HTTPStatus.OK, _page(json.dumps(first).replace("<", "\\u003c")), "text/html")
-        elif parts.path in FILES:
-            self._send(HTTPStatus.OK, _content(parts.path), FILES[parts.path])
+            self._send(HTTPStatus.OK, page(self.server.first, token=self.server.token), "text/html")
+        elif (name := parts.path.removeprefix("/")) in FILES:
+            self._send(HTTPStatus.OK, content(name), FILES[name])
         else:
             self._send(HTTPStatus.NOT_FOUND, "no such page\n", "text/plain")
 
     def do_POST(self) -> None:
-        """A question of the page: {"controls": {...}, "target": ".."}."""
+        """A question of the page (questions.py)."""
         length = self.headers.get("Content-Length", "")
         if not length.isdigit() or int(length) > BODY:
             self.close_connection = True
@@ -101,25 +89,45 @@ class Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(length))
         if not self._is_local() or not self._has_token(self.headers.get("X-Mpctl-Token", "")):
             return
-        route = ROUTES.get(self.path)
-        if route is None:
+        name = self.path.removeprefix("/")
+        if name not in ROUTES:
             self._send(HTTPStatus.NOT_FOUND, "no such question\n", "text/plain")
             return
         try:
-            asked = json.loads(body)
-            controls = {str(name): str(word) for name, word in asked.get("controls", {}).items()}
-            target = str(asked.get("target", ""))
-        except (ValueError, AttributeError, RecursionError):
+            asked = read_question(body)
+        except ValueError:
             self._send(HTTPStatus.BAD_REQUEST, "no question\n", "text/plain")
             return
-        self.server.plans += self.path == "/plan"
+        if name == "search":
+            self._stream(name, asked)
+            return
+        self.server.plans += name == "plan"
         now = self.server.plans
+        with self.server.computing:
+            found = answer(name, asked._replace(is_stale=lambda: self.server.plans != now))
+        self._send(HTTPStatus.OK, json.dumps(found), "application/json")
+
+    def _stream(self, name: str, asked: PageQuestion) -> None:
+        """Answer in lines of JSON: {"progress": [stage, done, total]} and at last the answer."""
+        self.close_connection = True
+        self._head(HTTPStatus.OK, "application/x-ndjson", {"Connection": "close"})
+        said = 0.0
+
+        def write(line: object) -> None:
+            self.wfile.write(json.dumps(line).encode() + b"\n")
+            self.wfile.flush()
+
+        def progress(stage: str, done: int, total: int) -> None:
+            nonlocal said
+            if time.monotonic() - said > OFTEN:
+                said = time.monotonic()
+                write({"progress": [stage, done, total]})
+
         try:
-            with self.server.computing:
-                answer = route(controls, target, lambda: self.server.plans != now)
-        except InputError as error:
-            answer = {"issues": [issue.as_dict() for issue in error.issues]}
-        self._send(HTTPStatus.OK, json.dumps(answer), "application/json")
+            with self.server.searching:
+                write(answer(name, asked._replace(on_progress=progress)))
+        except OSError:
+            self.wfile = BytesIO()  # the page has left: nothing is to be flushed to it
 
     def _is_local(self) -> bool:
         """Whether the request names this server and does not come from another site's page; else 403."""
@@ -142,39 +150,19 @@ class Handler(BaseHTTPRequestHandler):
 
     def _send(self, status: HTTPStatus, text: str, kind: str) -> None:
         body = text.encode()
+        self._head(status, kind, {"Content-Length": str(len(body))})
+        self.wfile.write(body)
+
+    def _head(self, status: HTTPStatus, kind: str, more: Mapping[str, str]) -> None:
         self.send_response(status)
         self.send_header("Content-Type", f"{kind}; charset=utf-8")
-        self.send_header("Content-Length", str(len(body)))
+        for name, value in more.items():
+            self.send_header(name, value)
         self.send_header("Content-Security-Policy", POLICY)
         self.send_header("Referrer-Policy", "no-referrer")
         self.send_header("X-Content-Type-Options", "nosniff")
         self.send_header("Cache-Control", "no-store")
         self.end_headers()
-        self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
         """Say nothing: the link has a token."""
-
-
-def _file(name: str) -> str:
-    return files("mpctl.cli.ui").joinpath(name).read_text("utf-8")
-
-
-def _page(first: str) -> str:
-    """The page. first: its token and controls, as JSON."""
-    from mpctl.render.markup import el
-    from mpctl.render.plan_svg import textures
-
-    defs = el("svg", textures(), width=0, height=0, aria_hidden="true", class_="defs")
-    return _file("ui.html").replace("{{defs}}", str(defs)).replace("{{first}}", first)
-
-
-def _content(path: str) -> str:
-    """A file of the page; its styles are those of `plan --html` and its own."""
-    own = _file(path.removeprefix("/"))
-    if path != "/ui.css":
-        return own
-    from mpctl.render.page import page_file
-    from mpctl.render.svg import picture_css
-
-    return picture_css() + page_file("page.css") + own

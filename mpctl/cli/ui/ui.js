@@ -8,7 +8,7 @@ const TITLES = {"tp": "tp (tensor)", "pp": "pp (pipeline)", "cp": "cp (context)"
   "sequence-parallel": "sequence par."};
 const DEFAULTS = {"tp": "1", "pp": "1", "cp": "1", "ep": "1", "vpp": "1", "micro-batch-size": "1", "zero": "0",
   "recompute": "none", "sequence-parallel": "false"};
-const TYPED = ["job", "model", "gpus", "runtime", "seq-length", "global-batch-size", "lora", "qlora"];
+const TYPED = ["job", "model", "gpus", "runtime", "seq-length", "global-batch-size", "lora", "qlora", "tokens", "price"];
 const KNOWN = new Set(held.names);
 const LONGEST = 200, PINS = 4, WAIT = 60, PUSH = 700;
 const $ = id => document.getElementById(id);
@@ -22,12 +22,55 @@ function make(tag, attributes = {}, ...content) {
   return made;
 }
 
-async function ask(path, body, signal) {
+const LOST = held.loading ? "The planner in this page has ended: reload the page." : "Is mpctl ui still running?";
+
+// asks the server; a search answers in lines, its progress first
+async function askServer(path, body, {signal, onProgress} = {}) {
   const answer = await fetch(path, {method: "POST", signal, body: JSON.stringify(body),
     headers: {"X-Mpctl-Token": held.token, "Content-Type": "application/json"}});
   if (!answer.ok) throw new Error((await answer.text()).trim() || answer.statusText);
-  return answer.json();
+  if (!onProgress) return answer.json();
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let text = "";
+  for (;;) {
+    const {value, done} = await reader.read();
+    if (done) return JSON.parse(text);
+    const lines = (text + value).split("\n").filter(line => line);
+    text = lines.pop();
+    for (const line of lines) onProgress(...JSON.parse(line).progress);
+    if (text.startsWith('{"progress"') && text.endsWith("}")) { onProgress(...JSON.parse(text).progress); text = ""; }
+  }
 }
+
+// asks the planner in this page, a worker, one question at a time; it cannot be interrupted: a search that is
+// cancelled ends it, and another one is loaded
+let worker = null, queue = Promise.resolve();
+
+function loadPlanner() {
+  worker = new Worker("worker.js", {type: "module"});
+  $(last ? "told" : "verdict").textContent = held.loading;
+  return worker;
+}
+
+function askPlanner(path, body, {signal, onProgress} = {}) {
+  const asking = queue.then(() => new Promise((resolve, reject) => {
+    if (signal?.aborted) { reject(signal.reason); return; }
+    const planner = worker ?? loadPlanner();
+    const end = () => planner.removeEventListener("message", heard);
+    const heard = ({data}) => {
+      if (data.progress) onProgress?.(...data.progress);
+      if (data.error) { end(); reject(new Error(data.error)); }
+      if (data.answer) { end(); resolve(JSON.parse(data.answer)); }
+    };
+    planner.addEventListener("message", heard);
+    if (onProgress) signal?.addEventListener("abort", () => { end(); planner.terminate(); worker = null; reject(signal.reason); });
+    planner.postMessage({path, body: JSON.stringify(body)});
+  }));
+  queue = asking.catch(() => {});
+  return asking;
+}
+
+const ask = held.loading ? askPlanner : askServer;
 
 function fromHash() {
   const text = location.hash.slice(1);
@@ -69,7 +112,13 @@ function drawLayout() {
   });
   const focused = document.activeElement;
   const at = focused && form.contains(focused) && focused.type === "radio" ? [focused.name, focused.value] : null;
-  $("layout").replaceChildren(make("legend", {}, "Layout"), ...rows);
+  const others = Object.keys(controls).filter(name => name !== "job" && !NAMES.includes(name) && !TYPED.includes(name))
+    .map(name => {
+      const drop = make("button", {type: "button", "aria-label": `leave out ${name}`}, "×");
+      drop.onclick = () => { change({[name]: ""}, true); drawLayout(); };
+      return make("div", {class: "control"}, make("span", {}, name), make("span", {}, controls[name], " ", drop));
+    });
+  $("layout").replaceChildren(make("legend", {}, "Layout"), ...rows, ...others);
   if (at) form.querySelector(`input[name="${at[0]}"][value="${CSS.escape(at[1])}"]`)?.focus();
 }
 
@@ -89,9 +138,12 @@ function show(answer) {
   verdict.className = `verdict ${answer.status === "fits" ? "fits" : answer.status === "unknown" ? "unknown" : "over"}`;
   const f = answer.figures;
   $("step").textContent = answer.step && `${answer.step}, ${f["tokens/s"]} tokens/s, MFU ${f.MFU}`;
+  $("run").textContent = answer.run && `${controls.tokens} tokens: ${answer.run}`;
   mark(answer);
-  if (answer.status !== "illegal") $("plan").innerHTML = answer.html;
-  else $("plan").classList.add("stale");
+  if (answer.status === "illegal") { $("plan").classList.add("stale"); return; }
+  $("plan").innerHTML = answer.html;
+  $("data").textContent = JSON.stringify(answer.data);
+  liveMap();  // page.js: the groups of the rank that is pointed at
 }
 
 function mark(answer) {
@@ -113,17 +165,21 @@ async function refresh() {
   open?.abort();
   open = new AbortController();
   try {
-    const answer = await ask("/plan", {controls}, open.signal);
+    const {signal} = open;
+    const answer = await ask("plan", {controls}, {signal});
     if (mine !== asked) return;
     show(answer);
-    const found = await ask("/choices", {controls}, open.signal);
-    if (mine !== asked) return;
+    const found = {};  // of the planner in this page one by one, so that a new plan waits for one alone
+    for (const target of held.loading ? NAMES : [""]) {
+      Object.assign(found, await ask("choices", {controls, target}, {signal}));
+      if (mine !== asked) return;
+    }
     legal = found;
     drawLayout();
     mark(answer);
   } catch (error) {
     if (error.name === "AbortError" || mine !== asked) return;
-    $("told").textContent = `No answer: ${error.message}. Is mpctl ui still running?`;
+    $("told").textContent = `No answer: ${error.message}. ${LOST}`;
     $("plan").classList.add("stale");
   }
 }
@@ -149,7 +205,7 @@ $("target").addEventListener("change", async event => {
   event.target.value = "";
   if (!target) return;
   try {
-    const answer = await ask("/emit", {controls, target});
+    const answer = await ask("emit", {controls, target});
     if (answer.text) copy(answer.text); else $("told").textContent = answer.issues.map(i => i.message).join("; ");
   } catch (error) { $("told").textContent = error.message; }
 });
@@ -163,59 +219,102 @@ async function copy(text) {
 
 $("pin").addEventListener("click", () => {
   if (!last || last.status === "illegal") return;
-  pins = [...pins, {controls: {...controls}, figures: last.figures, seconds: last.seconds, verdict: last.verdict}].slice(-PINS);
+  pins = [...pins, {...controls}].slice(-PINS);
   drawPins();
 });
 
-function drawPins() {
+async function drawPins() {
   if (!pins.length) { $("pins").replaceChildren(); return; }
-  const keys = [...new Set(pins.flatMap(pin => Object.keys(pin.controls)))];
-  const differs = keys.filter(key => new Set(pins.map(pin => pin.controls[key] ?? DEFAULTS[key] ?? "")).size > 1);
-  const row = (title, cell) => make("tr", {}, make("th", {scope: "row"}, title), ...pins.map(pin => make("td", {}, cell(pin))));
-  const base = pins[0].seconds;
-  const table = make("table", {}, make("caption", {}, "Pinned layouts: what differs"),
-    make("tbody", {},
-      row("", pin => { const b = make("button", {type: "button"}, "load"); b.onclick = () => load(pin.controls); return b; }),
-      ...differs.map(key => row(TITLES[key] ?? key, pin => pin.controls[key] ?? DEFAULTS[key] ?? "")),
-      row("step time", pin => (pin.figures["step time"] ?? "") +
-        (base && pin.seconds && pin !== pins[0] ? ` (${(100 * (pin.seconds / base - 1)).toFixed(0)} %)` : "")),
-      ...["tokens/s", "MFU", "on device"].map(name => row(name, pin => pin.figures[name] ?? "")),
-      row("fits", pin => pin.verdict)));
-  $("pins").replaceChildren(make("div", {class: "scroll"}, table));
+  const shown = pins;
+  const buttons = pins.map((pin, at) => {
+    const loads = make("button", {type: "button"}, `load ${at + 1}`);
+    const drops = make("button", {type: "button", "aria-label": `remove pin ${at + 1}`}, "×");
+    loads.onclick = () => load(pin);
+    drops.onclick = () => { pins = pins.filter(other => other !== pin); drawPins(); };
+    return make("span", {}, loads, " ", drops);
+  });
+  try {
+    const answer = await ask("compare", {pins});
+    if (shown !== pins) return;
+    const drawn = make("div");
+    drawn.innerHTML = answer.html ?? "";
+    if (answer.issues) drawn.textContent = answer.issues.map(i => `${i.where}: ${i.message}`).join("; ");
+    $("pins").replaceChildren(make("h2", {}, "Pinned layouts"), make("p", {class: "buttons"}, ...buttons), drawn);
+  } catch (error) { $("told").textContent = error.message; }
 }
 
-function load(words) { controls = {...words}; remember(true); fill(); refresh(); }
+function load(words) { controls = {...words}; remember(true); fill(); refresh(); $("verdict").scrollIntoView({block: "nearest"}); }
 
+let search = null;
 $("search").addEventListener("click", async event => {
   const button = event.target;
-  button.disabled = true;
-  const began = Date.now();
-  const tick = setInterval(() => { $("told").textContent = `searching, ${((Date.now() - began) / 1e3).toFixed(0)} s`; }, 500);
+  if (search) { search.abort(); return; }
+  const mine = search = new AbortController(), bar = $("progress");
+  button.textContent = "Cancel the search";
+  bar.removeAttribute("value");
+  $("searching").hidden = false;
+  $("told").textContent = "";
   try {
-    const answer = await ask("/search", {controls});
+    const answer = await ask("search", {controls}, {signal: mine.signal, onProgress: (stage, done, total) => {
+      bar.max = total || 1;
+      if (total) bar.value = done; else bar.removeAttribute("value");
+      bar.setAttribute("aria-valuetext", stage);
+    }});
     if (answer.issues) { $("found").replaceChildren(); throw new Error(answer.issues.map(i => `${i.message}: ${i.hint}`).join("; ")); }
-    drawFound(answer.rows);
-    clearInterval(tick);
-    $("told").textContent = `${answer.rows.length} layouts`;
-  } catch (error) { clearInterval(tick); $("told").textContent = error.message; }
-  button.disabled = false;
+    drawFound(answer);
+    $("told").textContent = "found: choose a row or a point to load it";
+  } catch (error) { $("told").textContent = mine.signal.aborted ? "search cancelled" : error.message; }
+  search = null;
+  $("searching").hidden = true;
+  button.textContent = "Search from here";
 });
 
-function drawFound(rows) {
-  const cells = rows.map(row => {
-    const words = NAMES.filter(name => row.controls[name] && row.controls[name] !== DEFAULTS[name])
-      .map(name => `${name} ${row.controls[name]}`).join(", ") || "one rank holds all";
-    const button = make("button", {type: "button"}, words);
-    button.onclick = () => load(row.controls);
-    const figures = ["step time", "on device"].map(name => make("td", {}, row.figures[name]));
-    return make("tr", {}, make("td", {}, button), ...figures);
-  });
-  const head = make("tr", {}, ...["layout", "step time", "on device"].map(title => make("th", {scope: "col"}, title)));
-  $("found").replaceChildren(make("div", {class: "scroll"}, make("table", {},
-    make("caption", {}, "Found: the fastest layouts that fit"), make("thead", {}, head), make("tbody", {}, ...cells))));
+// the search's own tables and picture, whose rows and points load what they show
+function drawFound({html, loads}) {
+  const place = make("div");
+  place.innerHTML = html;
+  for (const cell of place.querySelectorAll("td, th[scope=row]")) {
+    const words = loads[cell.textContent];
+    if (!words) continue;
+    const button = make("button", {type: "button"}, cell.textContent);
+    button.onclick = () => load(words);
+    cell.replaceChildren(button);
+  }
+  const picture = place.querySelector("svg.chart");
+  if (picture) livePoints(picture, loads);
+  else place.querySelectorAll("details").forEach(part => { part.open = part.querySelector("button") !== null; });
+  const head = make("summary", {}, "Search: the fastest layouts that fit");
+  $("found").replaceChildren(make("details", {open: ""}, head, place));
 }
 
-setInterval(() => { if (!document.hidden) ask("/alive", {}).catch(() => {}); }, 60000);
+// points of the picture: one stop for the keyboard, arrows to the next by time, Enter loads
+function livePoints(picture, loads) {
+  const points = [...picture.querySelectorAll("use")].map(point => [point, point.querySelector("title")?.textContent])
+    .filter(([, words]) => loads[words]).map(([point, words]) => ({point, words, x: +point.getAttribute("x")}));
+  points.sort((a, b) => a.x - b.x);
+  picture.setAttribute("role", "group");
+  points.forEach(({point, words}, at) => {
+    const move = to => {
+      if (!points[to]) return;
+      point.setAttribute("tabindex", "-1");
+      points[to].point.setAttribute("tabindex", "0");
+      points[to].point.focus();
+    };
+    const keys = {ArrowRight: () => move(at + 1), ArrowUp: () => move(at + 1), ArrowLeft: () => move(at - 1),
+      ArrowDown: () => move(at - 1), Home: () => move(0), End: () => move(points.length - 1),
+      Enter: () => load(loads[words]), " ": () => load(loads[words])};
+    point.setAttribute("role", "button");
+    point.setAttribute("aria-label", words);
+    point.setAttribute("tabindex", at ? "-1" : "0");
+    point.addEventListener("click", () => load(loads[words]));
+    point.addEventListener("focus", () => { $("told").textContent = words; });
+    point.addEventListener("keydown", event => {
+      if (keys[event.key]) { event.preventDefault(); keys[event.key](); }
+    });
+  });
+}
+
+if (!held.loading) setInterval(() => { if (!document.hidden) ask("alive", {}).catch(() => {}); }, 60000);
 if (new URLSearchParams(location.search).has("token")) history.replaceState(null, "", location.pathname + location.search + location.hash);
 controls = fromHash() ?? held.first;
 fill();

@@ -34,6 +34,7 @@ from typing_extensions import ReadOnly, TypedDict  # pydantic needs it to valida
 from mpctl import __version__
 from mpctl.core.durable import write_whole
 from mpctl.core.errors import InputError, Issue
+from mpctl.core.records import flat
 from mpctl.core.units import few_text, plural
 from mpctl.records.rundir.directory import RunDir
 from mpctl.records.rundir.marker import is_launched
@@ -258,16 +259,6 @@ def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
     writer.writeheader()
     writer.writerows(tables)
     return stream.getvalue()
-
-
-def flat(table: object, prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Keys and values of a table, such as a row; those of an inner one as `sizes.tp`. Nothing for
-    values that are no table."""
-    for key, value in table.items() if isinstance(table, Mapping) else ():
-        if isinstance(value, Mapping):
-            yield from flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _clear(out: Path) -> None:

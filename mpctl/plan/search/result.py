@@ -159,7 +159,7 @@ def given_report(evaluator: LayoutEvaluator, request: SearchRequest) -> LayoutRe
 def difference_text(best: LayoutReport, other: LayoutReport) -> str:
     """Return how another layout differs: in settings, in seconds by part, and in memory."""
     settings = changes_text(changed_settings(best.layout, other.layout))
-    return f"with {settings or 'the same settings'}: {_difference(best, other)}"
+    return f"with {settings or 'the same settings'}: {cost_difference(best, other)}"
 
 
 def suggestion_text(fastest: LayoutReport, suggested: LayoutReport, error: float) -> str:
@@ -185,10 +185,10 @@ def given_reason(best: LayoutReport, given: LayoutReport) -> str:
         return "the job as given has this layout"
     if not given.fits:
         return f"the job as given ({settings}) {given.verdict}"
-    return f"the job as given ({settings}): {_difference(best, given)}"
+    return f"the job as given ({settings}): {cost_difference(best, given)}"
 
 
-def _difference(best: LayoutReport, other: LayoutReport) -> str:
+def cost_difference(best: LayoutReport, other: LayoutReport) -> str:
     """Describe the slowdown, the parts that differ most, signed, and the memory that it saves."""
     slower = other.time.total - best.time.total
     word, share = "slower" if slower >= 0 else "faster", abs(slower) / best.time.total

@@ -1,6 +1,6 @@
 "use strict";
 // Groups of the rank that is pointed at, by the rank law (topology.py): numbers only, no markup.
-(() => {
+function liveMap() {
   const data = JSON.parse(document.getElementById("data").textContent);
   const map = document.getElementById("map");
   const said = document.getElementById("said");
@@ -161,4 +161,5 @@
   kinds.hidden = said.hidden = false;
   map.classList.add("live");
   colour();
-})();
+}
+if (document.getElementById("data").textContent) liveMap();

@@ -80,19 +80,62 @@ def test_typing_pins_search_and_copies(page: Any) -> None:
     page.fill("input[name='seq-length']", "4096")
     page.wait_for_function("() => document.getElementById('plan').textContent.includes('sequence 4,096')")
     page.click("#pin")
-    assert "seq-length" in page.inner_text("#pins")
+    page.wait_for_function("() => document.getElementById('pins').textContent.includes('no. 2: ')")
+    assert "≠ 4096" in page.inner_text("#pins")
+    page.fill("input[name=tokens]", "1T")
+    page.fill("input[name=price]", "2.5")
+    page.wait_for_function("() => document.getElementById('run').textContent.includes('price')")
     page.click("#copy")
     page.wait_for_function("() => document.getElementById('told').textContent.startsWith('copied')")
     assert "--seq-length 4096" in page.evaluate("navigator.clipboard.readText()")
     page.select_option("#target", "megatron")
     page.wait_for_function("() => document.getElementById('told').textContent.includes('Megatron')")
     assert "--seq-length 4096" in page.evaluate("navigator.clipboard.readText()")
-    page.click("#search")
-    page.wait_for_selector("#found table")
-    page.click("#found button >> nth=0")
-    answered(page, "fits")
     page.click("#pins button >> nth=0")
     page.wait_for_function("() => !location.hash.includes('seq-length')")
+
+
+def test_a_search_shows_points_that_load(page: Any) -> None:
+    page.click("#search")
+    page.wait_for_function("() => document.getElementById('progress').value > 0")
+    page.wait_for_selector("#found svg.chart")
+    points = page.locator("#found use[role=button]")
+    assert points.count() > 20 and page.locator("#found use[tabindex='0']").count() == 1
+    points.last.click(force=True)  # drawn last, so no other point covers it
+    wanted = points.last.get_attribute("aria-label")
+    assert wanted is not None
+    shows(page, wanted)
+    page.locator("#found use[tabindex='0']").focus()
+    for key in ("End", "ArrowLeft"):
+        page.keyboard.press(key)
+    wanted = page.evaluate("document.activeElement.getAttribute('aria-label')")
+    page.keyboard.press("Enter")
+    shows(page, wanted)
+    page.click("#found table button >> nth=0")
+    answered(page, "fits")
+
+
+def shows(page: Any, words: str) -> None:
+    """Wait for the plan with the step time of a point's words."""
+    seconds = words.split(", ")[-2]
+    page.wait_for_function("words => document.getElementById('step').textContent.startsWith(words)", arg=seconds)
+
+
+def test_a_search_can_be_cancelled(page: Any) -> None:
+    page.fill("input[name=model]", "llama-3-70b")
+    page.fill("input[name=gpus]", "64xh100")
+    page.wait_for_function("() => document.getElementById('plan').textContent.includes('llama-3-70b: tp 2 x dp 32')")
+    page.click("#search")
+    page.wait_for_function("() => document.getElementById('progress').value > 0")
+    page.click("#search")
+    page.wait_for_function("() => document.getElementById('told').textContent == 'search cancelled'")
+    assert page.inner_text("#search") == "Search from here" and page.query_selector("#found table") is None
+
+
+def test_the_map_of_ranks_answers(page: Any) -> None:
+    page.wait_for_selector("#map.live")
+    page.hover("#map li >> nth=0")
+    page.wait_for_function("() => document.getElementById('said').textContent.includes('rank 0')")
 
 
 def test_a_hostile_link_and_a_second_tab(page: Any, server: UiServer) -> None:
