@@ -29,6 +29,7 @@ PANELS = {
         "init": "init:init",
         "plan": "plan:plan",
         "search": "search:search",
+        "report": "report:report",
         "compare": "compare:compare",
         "explain": "explain:explain",
         "emit": "emit:emit",
@@ -50,6 +51,7 @@ PANELS = {
         "bench": "bench:app",
         "tune": "tune:tune",
         "calibrate": "calibrate:calibrate",
+        "score": "score:score",
         "doctor": "doctor:doctor",
     },
     "More": {

@@ -77,6 +77,10 @@ DOCUMENTS = {
     "mpctl.fit/1": Document(
         "`mpctl fit --json`: ways to fine-tune a model, the one to use, ways out", "plan.fit.document:FitDocument"
     ),
+    "mpctl.gallery-row/1": Document(
+        "a row that `mpctl score` reads: a measured run and the line that plans it",
+        "measure.calibrate.gallery:GalleryRow",
+    ),
     "mpctl.hook/1": Document(
         "what `launch.hook` reads on its standard input: a failure, a restart, the end",
         "run.launch.monitoring:HookDocument",
@@ -105,6 +109,10 @@ DOCUMENTS = {
         "`mpctl launch --rehearse --json`: memory and messages of rehearsed ranks",
         "run.launch.rehearse:RehearsalDocument",
     ),
+    "mpctl.report/1": Document(
+        "`mpctl report --json`: the layout to run, its cost, the next two, the risk, what to measure first",
+        "plan.search.report:ReportDocument",
+    ),
     "mpctl.run-trace/2": Document(
         "`mpctl bench trace RUN`: profiled steps beside the planned, for Perfetto", "render.run_trace:RunTraceDocument"
     ),
@@ -113,6 +121,9 @@ DOCUMENTS = {
     "mpctl.run-dir/1": Document(".mpctl-run of a run directory: a launch wrote what is here"),
     "mpctl.sample/1": Document(
         "`mpctl sample --json`: what was written for each prompt", "run.inference.sample:SampleDocument"
+    ),
+    "mpctl.score/1": Document(
+        "`mpctl score --json`: measured runs next to their forecasts", "measure.calibrate.gallery:ScoreDocument"
     ),
     "mpctl.search/3": Document(
         "`mpctl search --json`: the fastest layout, the suggested one, the best as rows",

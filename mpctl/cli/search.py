@@ -110,7 +110,7 @@ def search(
             sort=sort,
             ungroup=every,
         )
-    document = search_document(result, lambda choice: _line(job, request, choice))
+    document = search_document(result, lambda choice: layout_line(job, request, choice))
     changes = _changes(job, result)
     if changes is not None:
         document["changes"] = changes.as_dict()
@@ -178,12 +178,12 @@ def _again(job: JobSource, fix: list[str], options: Mapping[str, object], switch
     return f"{job.line('search')} {shlex.join(words)}"
 
 
-def _line(job: JobSource, request: SearchRequest, choice: LayoutReport) -> str:
-    """The command line that launches the layout, or plans it if mpctl cannot launch it."""
+def layout_line(job: JobSource, request: SearchRequest, choice: LayoutReport, verb: str | None = None) -> str:
+    """The command line of a verb for the layout; by default launches it, or plans it if mpctl cannot launch it."""
     from mpctl.plan.planning.layout_settings import changed_settings, layout_of
     from mpctl.plan.rules.launched import why_not_launched
 
-    verb = "plan" if why_not_launched(choice.job) else "launch"
+    verb = verb or ("plan" if why_not_launched(choice.job) else "launch")
     settings = dict(request.typed)
     settings |= changed_settings(layout_of(request.job), choice.layout)
     settings["parallel.dp"] = choice.layout.dp

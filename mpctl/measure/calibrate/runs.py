@@ -198,24 +198,23 @@ def _read_usable(row: Mapping[str, Any], number: int) -> Run:
     run = _read(row, number, is_checked=True)
     run.residuals({})
     if "step_seconds" in run.measured:
-        _require_possible(run)
+        require_possible(run.id, run.estimate(), run.measured["step_seconds"], run.job.device_kind)
     return run
 
 
-def _require_possible(run: Run) -> None:
+def require_possible(where: str, planned: StepTime, measured: float, device_kind: str | None) -> None:
     """Raises InputError where a step is FARTHEST times longer or shorter than planned, or shorter
     than its model's FLOP at the peak of an accelerator: of another job, or in another unit."""
-    planned, measured = run.estimate(), run.measured["step_seconds"]
     ratio = planned.total / measured
     if not 1 / FARTHEST < ratio < FARTHEST:
         found = f"the plan is {seconds_text(planned.total)}"
-    elif planned.mfu * ratio > 1 and run.job.device_kind != "cpu":
+    elif planned.mfu * ratio > 1 and device_kind != "cpu":
         found = f"at the device's peak FLOP/s it takes {seconds_text(planned.mfu * planned.total)}"
     else:
         return
     message = f"a step of {seconds_text(measured)}, and {found}"
     hint = "check that the job (model, batch, ranks, dtype) is that of this run, and its time in s"
-    raise InputError.of("impossible-run", run.id, message, hint)
+    raise InputError.of("impossible-run", where, message, hint)
 
 
 def _name(row: Any, number: int) -> str:
