@@ -45,6 +45,7 @@ SETTING_NAMES = {
     "tensor_mode": "tensor mode",
     "tensor_depth": "tensor depth",
     "stage_balance": "stage balance",
+    "pipeline_layout": "pipeline layout",
     "vpp": "vpp",
     "zero": "ZeRO",
     "zero_size": "ZeRO ranks",

@@ -236,7 +236,7 @@ def _heads(flat: str, start: int) -> Iterator[tuple[int, str]]:
         what, count = flat[start : start + size], 1
         while flat.startswith(what, start + count * size):
             count += 1
-            yield start + count * size, f"({_runs(what)})*{count}"
+            yield start + count * size, f"({repeated(what)})*{count}"
 
 
 def _run(flat: str, start: int) -> int:
@@ -245,6 +245,6 @@ def _run(flat: str, start: int) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _runs(flat: str) -> str:
+def repeated(flat: str) -> str:
     """A text without groups, repeats of three and more letters as `x*N`."""
     return re.sub(r"(.)\1{2,}", lambda run: f"{run[1]}*{len(run[0])}", flat)

@@ -22,8 +22,10 @@ slowest stage may take some hundredths longer than in the best cut.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heapreplace
 from itertools import accumulate, pairwise
 
 from mpctl.model.pipeline.placement import StagePlacement
@@ -62,6 +64,59 @@ def balanced_counts(costs: LayerCosts, *, pp: int, vpp: int = 1, is_v: bool = Fa
     ended = [search.descend(bounds) for bounds in (even, search.at_equal_costs(blocks))]
     best = min(ended, key=search.rank)
     return [stop - start for start, stop in pairwise(best)]
+
+
+def counts_beside(layers: Sequence[int], items: Sequence[int], *, pp: int, closed: int = 0) -> list[int]:
+    """Number of layers of every virtual stage beside other items, so that the slowest of pp stages is fastest.
+
+    layers: the cost of each layer; items: that of what else each virtual stage has, in order over the
+    stages; closed: the last virtual stages that take no layer. One with an item may have no layer, others have
+    one or more. Each layer goes to the stage with least to do, of equal ones to the last, which holds the fewest
+    micro batches. Layers count as the commonest; what others cost more or less is an item of their stage.
+
+    By hand, 8 layers on 4 stages, a head as long as 2: 2, 2, 3 and 1 with the head, 3 at most.
+
+    >>> counts_beside([10] * 8, [0, 0, 0, 20], pp=4)
+    [2, 2, 3, 1]
+    """
+    common = Counter(layers).most_common(1)[0][0]
+    differences, found = [0] * len(items), list[list[int]]()
+    for _ in range(1 + any(cost != common for cost in layers)):
+        beside = [item + more for item, more in zip(items, differences, strict=True)]
+        least = [int(not item) for item in items[: len(items) - closed]] + [0] * closed
+        found.append(_dealt(len(layers), common, beside, least, pp, closed))
+        bounds = list(accumulate(found[-1], initial=0))
+        differences = [sum(layers[a:b]) - common * (b - a) for a, b in pairwise(bounds)]
+    return min(found, key=lambda counts: max(stage_costs(layers, items, counts, pp)))
+
+
+def stage_costs(layers: Sequence[int], items: Sequence[int], counts: Sequence[int], pp: int) -> list[int]:
+    """The cost of each stage, whose virtual stages have these numbers of layers and items of these costs."""
+    before = [0, *accumulate(layers)]
+    bounds = list(accumulate(counts, initial=0))
+    parts = [before[b] - before[a] + item for (a, b), item in zip(pairwise(bounds), items, strict=True)]
+    return [sum(parts[stage::pp]) for stage in range(pp)]
+
+
+def _dealt(layers: int, cost: int, items: Sequence[int], least: Sequence[int], pp: int, closed: int) -> list[int]:
+    """Equal layers dealt to the stage with least to do, in it to the chunk with least to do."""
+    counts, parts = [*least], range(len(least) - closed)
+    open_stages = sorted({part % pp for part in parts})
+    costs = [(sum(items[s::pp]) + cost * sum(counts[s::pp]), -s) for s in open_stages]
+    heapify(costs)
+    more = [0] * pp
+    for _ in range(layers - sum(counts)):
+        now, turned = costs[0]
+        more[-turned] += 1
+        heapreplace(costs, (now + cost, turned))
+    for stage in open_stages:
+        chunks = [(items[at] + cost * counts[at], -at) for at in parts[stage::pp]]
+        heapify(chunks)
+        for _ in range(more[stage]):
+            now, turned = chunks[0]
+            counts[-turned] += 1
+            heapreplace(chunks, (now + cost, turned))
+    return counts
 
 
 @dataclass(frozen=True)

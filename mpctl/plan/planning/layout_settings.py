@@ -54,6 +54,7 @@ class _Fields(NamedTuple):
     tensor_depth: int | None = None
     cp_comm: str | None = None
     cp_a2a_size: int | None = None
+    pipeline_layout: str | None = None
 
 
 if not TYPE_CHECKING:  # the axes are those of AXES
@@ -192,6 +193,7 @@ def layout_text(layout: LayoutSettings) -> str:
     settings = [
         (layout.schedule not in ("1f1b", "interleaved"), layout.schedule),
         (layout.stage_balance != "even", "stages by cost"),
+        (layout.pipeline_layout is not None, f"layout {layout.pipeline_layout}"),
         (True, f"micro batch {layout.micro_batch_size}"),
         (layout.recompute != "none", f"recompute {layout.recompute}"),
         (layout.sequence_parallel, "sequence parallel"),

@@ -192,6 +192,14 @@ class StepTimeBound:
         whole, exit_ = total_of([*layers, *ends]), pass_bound(head, slow)
         return CostBounds(whole, tuple(kinds.values()), most, total_of(ends), exit_)
 
+    def prediction_seconds(self, layout: LayoutSettings) -> float:
+        """Seconds of a micro batch in the layers of multi-token prediction, without their heads and losses. Raises
+        MissingLink where a link that they need states no bandwidth."""
+        one = self._nearest_ranks(layout)
+        flow = self.evaluator.table(layout.tp, apart=True).flows[-1].entry
+        work = self.evaluator.timer(one, self.evaluator.job_layout(one)).end(flow)
+        return pass_bound(work, self.evaluator.speed.host).seconds
+
     def _held(self, layout: LayoutSettings, kind: GradFlow, found: JobLayout) -> dict[str, Elements]:
         """The elements of a layer on a rank, by view. found: the layout that is bounded."""
         key = ("elements", id(kind), layout.tensor_mode, layout.tensor_depth, layout.ep, layout.etp)
@@ -201,7 +209,7 @@ class StepTimeBound:
         """A layout of the same layer key whose tp and cp groups are neighbours, where they are
         fastest, unless the order is fixed: one stage, one chunk, the other ranks as replicas."""
         order = self.space.fixed.get("order", DEFAULT_ORDER)
-        one = layout._replace(vpp=1, schedule="1f1b", stage_balance="even", zero=0, order=order)
+        one = layout._replace(vpp=1, schedule="1f1b", stage_balance="even", pipeline_layout=None, zero=0, order=order)
         one = one.with_sizes(dict.fromkeys(OUTSIDE_LAYER, 1))
         return one.with_sizes({FILLING: self.space.world // chosen_ranks(one.sizes)})
 
@@ -273,7 +281,7 @@ class StepTimeBound:
                 for kind, count in held.layers:
                     own[kind] += count
                     first[kind] += count * (chunk == 0)
-            key = tuple(own), number == found.head_stage
+            key = tuple(own), number == found.head_stage and found.prediction_place is None
             slow[key] = StageLayers(tuple(before), *key)
             before = [a + b for a, b in zip(before, first, strict=True)]
         return list(slow.values())

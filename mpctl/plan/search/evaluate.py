@@ -43,6 +43,7 @@ from mpctl.plan.rules.validate import find_errors
 from mpctl.plan.search.space import SearchSpace
 from mpctl.spec.cluster import Link
 from mpctl.spec.job import JobSpec
+from mpctl.spec.layout_text import parse_layout
 from mpctl.spec.runtime import RuntimeProfile, job_profile
 from mpctl.spec.schedules import SCHEDULES
 
@@ -104,11 +105,19 @@ class LayoutEvaluator:
             value = self.cache[key] = make()
         return value
 
-    def table(self, tp: int) -> OperatorTable:
-        """The model's operators on tp ranks."""
+    def table(self, tp: int, *, apart: bool = False) -> OperatorTable:
+        """The model's operators on tp ranks. apart: layers of multi-token prediction are in another stage
+        than the loss."""
         job = self.space.job
         freeze, adapter, packed = job.training.freeze, job.training.adapter, job.packed_attention
-        return self.cached(tp, lambda: get_table(self.model, tp=tp, freeze=freeze, adapter=adapter, packed=packed))
+        return self.cached(
+            ("table", tp, apart),
+            lambda: get_table(self.model, tp=tp, freeze=freeze, adapter=adapter, packed=packed, apart=apart),
+        )
+
+    def _table(self, layout: LayoutSettings) -> OperatorTable:
+        text = layout.pipeline_layout
+        return self.table(layout.tp, apart=text is not None and parse_layout(text).separates_prediction)
 
     def network(self, layout: LayoutSettings) -> Network:
         """The links of the cluster as the layout's groups use them."""
@@ -123,15 +132,13 @@ class LayoutEvaluator:
     def job_layout(self, layout: LayoutSettings) -> JobLayout:
         """The space's job under this layout, with the table and the stages that others share."""
         job = self.space.job_of(layout)
-        return JobLayout.assemble(
-            job, self.model, self.table(layout.tp), self.stages(job, layout), profile=self.profile
-        )
+        return JobLayout.assemble(job, self.model, self._table(layout), self.stages(job, layout), profile=self.profile)
 
     def is_legal(self, layout: LayoutSettings) -> bool:
         """Whether every rule accepts the layout."""
         job = self.space.job_of(layout)
         stages = self.stages(job, layout)
-        return not find_errors(job, draft=LayoutDraft(job, table=self.table(layout.tp), stages=stages))
+        return not find_errors(job, draft=LayoutDraft(job, table=self._table(layout), stages=stages))
 
     def timer(self, layout: LayoutSettings, job_layout: JobLayout) -> OperatorTimer:
         """The timer of the layout's layers and ends. Layouts of one layer key and the same routes
@@ -200,6 +207,8 @@ class LayoutEvaluator:
     def stages_key(self, layout: LayoutSettings) -> tuple[Hashable, ...]:
         """Return the key that determines the stages. Stages of equal compute depend on the cost ratios
         of the layers, which the batch does not change."""
+        if layout.pipeline_layout is not None:
+            return layout.pp, layout.pipeline_layout
         is_v = SCHEDULES[layout.schedule].is_v
         key = (layout.pp, layout.vpp, layout.stage_balance, is_v)
         if layout.stage_balance == "even":

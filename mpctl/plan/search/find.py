@@ -43,6 +43,7 @@ from typing import Literal, NamedTuple
 from mpctl.core.units import seconds_text
 from mpctl.plan.planning.layout_settings import LayoutSettings
 from mpctl.plan.search.bound import StepTimeBound
+from mpctl.plan.search.cuts import PipelineLayouts
 from mpctl.plan.search.evaluate import LayoutEvaluator
 from mpctl.plan.search.plain import complexity, least_complexity
 from mpctl.plan.search.room import expected_slowdown
@@ -238,7 +239,7 @@ def find_layouts(
     ends the search with the layouts found so far. Raises MissingFigure where the device states no
     rate.
     """
-    search = BranchAndBound(space, evaluator or LayoutEvaluator(space), top, budgets, on_note)
+    search = BranchAndBound(space, evaluator or LayoutEvaluator(space), top, budgets, on_note, objective)
     report = on_progress or (lambda stage, done, total: None)
     try:
         if exhaustive:
@@ -260,9 +261,16 @@ class BranchAndBound:
     """A running search: the best layouts so far, and bounds on the memory of families."""
 
     def __init__(
-        self, space: SearchSpace, evaluator: LayoutEvaluator, top: int, budgets: int, on_note: Note | None = None
+        self,
+        space: SearchSpace,
+        evaluator: LayoutEvaluator,
+        top: int,
+        budgets: int,
+        on_note: Note | None = None,
+        objective: Objective = "tokens",
     ) -> None:
         self.space, self.evaluator, self.bound = space, evaluator, StepTimeBound(evaluator)
+        self.families = PipelineLayouts(self.bound, proposes=objective == "tokens").families
         self.evaluated: list[EvaluatedLayout] = []
         self.is_complete = True
         self.suggested: EvaluatedLayout | None = None
@@ -327,7 +335,7 @@ class BranchAndBound:
             return
         if not self._wants(self.bound.of_axes(axes), 0.0, layout_class):
             return
-        for family in self.space.families(axes):
+        for family in self.families(axes):
             bound = self.bound.of_family(family)
             if self._wants(bound, 0.0, layout_class):
                 yield bound, family
@@ -421,7 +429,7 @@ class BranchAndBound:
             least, bound, _, level, part = heappop(queue)
             children: Iterable[tuple[float, Level, LayoutSettings]] = ()
             if level == "axes" and (bound := self.bound.of_axes(part)) <= most:
-                children = ((self.bound.of_family(family), "family", family) for family in self.space.families(part))
+                children = ((self.bound.of_family(family), "family", family) for family in self.families(part))
             elif level == "family" and self._min_bytes(part) <= limit:
                 layouts = self.bound.of_members(part, bound, self.space.members(part))
                 children = ((bound, "layout", layout) for bound, layout in layouts)
@@ -444,7 +452,7 @@ class BranchAndBound:
         for number, axes in enumerate(every):
             if number % REPORT_EVERY == 0:
                 report("layouts", number, len(every))
-            for family in self.space.families(axes):
+            for family in self.families(axes):
                 key = family._replace(micro_batch_size=0)
                 if key in dropped:
                     continue
@@ -465,7 +473,8 @@ class BranchAndBound:
 
     def evaluate_all(self) -> None:
         """Evaluate every layout of the space."""
-        for layout in self.space.layouts():
+        every = (family for axes in self.space.axes() for family in self.families(axes))
+        for layout in (member for family in every for member in self.space.members(family)):
             size = self.evaluator.device_bytes(layout)
             if size > self.budgets[0].limit:
                 self.too_large_count += 1

@@ -56,7 +56,7 @@ def terms(layout: LayoutSettings, plain: PlainLayout) -> dict[str, float]:
         "recompute": RECOMPUTE[layout.recompute],
         "powers": any(size & (size - 1) for size in sizes),
         "schedule": UNUSUAL * (layout.schedule not in PLAIN_SCHEDULES),
-        "balance": layout.stage_balance != PLAIN_BALANCE,
+        "balance": layout.stage_balance != PLAIN_BALANCE or layout.pipeline_layout is not None,
         "copies": layout.copies > 1,
         "order": DOUBLING * (layout.order not in PLAIN_ORDERS),
     }

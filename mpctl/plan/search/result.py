@@ -369,6 +369,8 @@ def _add_count(result: SearchResult, evaluator: LayoutEvaluator, found: FoundLay
 def _add_rows(result: SearchResult, evaluator: LayoutEvaluator, found: FoundLayouts, *, ungroup: bool) -> None:
     request = result.request
     result.searched, result.error = varied(evaluator.space), found.error
+    proposes = "pipeline_layout" not in request.fixed and any(p.layout.pipeline_layout for p in result.seen)
+    result.searched += ["pipeline_layout"] * proposes
     alike = {group.first: group.members[1:] for group in found.groups}
     if ungroup:
         alike = {point: () for group in found.groups for point in group.members}

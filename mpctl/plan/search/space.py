@@ -186,7 +186,7 @@ class SearchSpace:
     def _tries_experts(self, name: str, size: int) -> bool:
         axis = self._axes_of_experts[name]
         return (
-            self._admits(name, size)
+            self.admits(name, size)
             and (size == 1 or self._runs(name, self.runs.has_axis(axis)))
             and is_legal_size(self.job, name, size)
         )
@@ -199,7 +199,7 @@ class SearchSpace:
         """The sizes so far with every legal size of the other axes; the last one takes the rest."""
         rest = self.world // chosen_ranks({**dict.fromkeys(AXIS_NAMES, 1), **sizes})
         if not axes:
-            if self._admits(FILLING, rest):
+            if self.admits(FILLING, rest):
                 yield {**sizes, FILLING: rest}
             return
         axis, *others = axes
@@ -212,7 +212,7 @@ class SearchSpace:
         unless it is fixed; tp stays within NVLink domains unless the job allows otherwise."""
         name, may_leave = axis.name, self.job.parallel.allow_tp_across_nodes or "tp" in self.fixed
         return (
-            self._admits(name, size)
+            self.admits(name, size)
             and (size == 1 or self._runs(name, self.runs.has_axis(axis)))
             and (name != "tp" or may_leave or stays_in_domain(size, self.domain.ranks))
             and is_legal_size(self.job, name, size)
@@ -408,7 +408,7 @@ class SearchSpace:
         batch = self.job.training.global_batch_size or dp
         if batch % dp == 0:
             sizes = divisors(batch // dp)
-            yield from (size for size in sizes if self._admits("micro_batch_size", size))
+            yield from (size for size in sizes if self.admits("micro_batch_size", size))
 
     def sequence_parallel(self, grid: TensorGrid, cp: int) -> Sequence[bool]:
         """Off, and on where a row of ranks divides a rank's part of the sequence; on alone where
@@ -434,14 +434,14 @@ class SearchSpace:
         for vpp in sorted(chunks):
             runs = vpp == 1 or self._runs("vpp", self.runs.chunks)
             too_many = pp * vpp > self.layers and not self.counts_ends(pp * vpp)
-            if too_many or not runs or not self._admits("vpp", vpp):
+            if too_many or not runs or not self.admits("vpp", vpp):
                 continue
-            for schedule in self._schedules(pp, vpp):
+            for schedule in self.schedules(pp, vpp):
                 if is_schedule(schedule, stages=pp, microbatches=microbatches, chunks=vpp):
                     for balance in self._balances(pp, vpp):
                         yield vpp, schedule, balance
 
-    def _schedules(self, pp: int, vpp: int) -> Sequence[ScheduleName]:
+    def schedules(self, pp: int, vpp: int) -> Sequence[ScheduleName]:
         """The schedules to try. With chunks, 1f1b is the interleaved schedule, under the name that
         the job uses."""
         if "schedule" in self.fixed:
@@ -508,7 +508,7 @@ class SearchSpace:
         """The value that is fixed, which the rules decide on, else the legal ones."""
         return [self.fixed[name]] if name in self.fixed else legal
 
-    def _admits(self, name: str, value: Any) -> bool:
+    def admits(self, name: str, value: Any) -> bool:
         """Whether the value is the fixed one, where there is one, and not too large."""
         if name in self.fixed and self.fixed[name] != value:
             return False
@@ -522,7 +522,8 @@ class SearchSpace:
         values = layout._asdict()
         training = {key: values.pop(key) for key in TRAINING}
         ends = self.counts_ends(layout.pp * layout.vpp) and layout.stage_balance == "even"
-        values |= dict.fromkeys(("first_stage_layers", "last_stage_layers", "pipeline_layout"))
+        ends = ends and layout.pipeline_layout is None
+        values |= dict.fromkeys(("first_stage_layers", "last_stage_layers"))
         values |= dict.fromkeys(("embedding_is_layer", "loss_is_layer"), ends)
         key = ("training", layout.sequence_parallel, *training.values())
         tables = {

@@ -639,6 +639,7 @@ def call(capsys: pytest.CaptureFixture[str]) -> Mpctl:
         {"etp": 2},
         {"schedule": "zero-bubble", "vpp": 1},
         {"stage_balance": "cost"},
+        {"pipeline_layout": "Ett|tL"},
         {"pp": 4, "dp": 4},
         {"tp": 8, "dp": 4},
         {"ep": 2},
