@@ -7,7 +7,12 @@ from typing import Any
 
 import pytest
 
+from mpctl.plan.search.bound import StepTimeBound
+from mpctl.plan.search.cuts import PipelineLayouts
+from mpctl.plan.search.evaluate import LayoutEvaluator
+from mpctl.plan.search.space import SearchSpace
 from mpctl.run.launch.summary import planned_traffic
+from mpctl.spec.load import load_job
 from tests.train.runtime.test_axes import SHAPES, same_copies
 from tests.train.runtime.test_experts import same_gradients
 from tests.train.runtime.tiny import column, make_data, tiny_job, tiny_plan, train
@@ -90,3 +95,21 @@ def test_a_layout_changes_nothing_and_the_plan_is_what_runs(
         sent = rank["validation"]
         planned = estimate.validation(stage, rank["coords"]["dp"], sent["samples"])
         assert sent["traffic"] == planned_traffic(planned)
+
+
+def test_a_layout_that_a_search_proposes_is_trained(data: Path, alone, tmp_path: Path) -> None:
+    """A head as long as several layers: 5 layers in uneven chunks of 2 stages."""
+    job = _job(data, "gpt", None, {"parallel__pp": 2})
+    cluster = load_job(None, {"model": "llama-3-8b", "cluster": "dgx-h100", "cluster.nodes": 1}).cluster
+    there = {"cluster": cluster.model_copy(update={"gpus_per_node": 2})}
+    there["training"] = job.training.model_copy(update={"dtype": "bf16"})
+    evaluator = LayoutEvaluator(SearchSpace(job.model_copy(update=there), {"pp": 2, "recompute": "none"}))
+    families = PipelineLayouts(StepTimeBound(evaluator)).families
+    texts = {one.pipeline_layout: one.vpp for axes in evaluator.space.axes() for one in families(axes)}
+    texts.pop(None, None)
+    assert max(texts.values()) > 1
+    text = max(texts, key=lambda text: (texts[text], text))
+    ranks, one = train(_job(data, "gpt", text, {"parallel__pp": 2, **CHUNKS}), tmp_path, timeout=120), alone("gpt")
+    for name in ("loss", "grad_norm"):
+        assert column(ranks, name) == pytest.approx(column(one, name), rel=1e-10)
+    assert same_gradients(ranks, one)
