@@ -24,7 +24,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from mpctl.model.families import batch_arrays
-from mpctl.model.layout.job_layout import JobLayout
+from mpctl.model.layout.job_layout import MAX_SENDS_IN_FLIGHT, JobLayout
 from mpctl.model.operators.activation_shapes import ActivationShapes
 from mpctl.model.operators.kernel_sets import COPIES_IN_FLIGHT
 from mpctl.model.operators.layer import SOURCE, Activation, Loss, Operator, OperatorGroup
@@ -94,11 +94,13 @@ def stage_chunks(layout: JobLayout, stage: int, shapes: ActivationShapes) -> tup
 
 
 def _handed_on(layout: JobLayout, stage: int, chunk: int, shapes: ActivationShapes) -> ChunkBytes:
-    """A chunk that has nothing sends on what it receives, and holds it until its gradient has come."""
+    """A chunk that has nothing sends on what it receives, and holds it until its gradient has come. Messages of
+    several tensors are as many times in flight (memory.py counts one)."""
     arrays = tuple(array.dims for array in batch_arrays(layout.model, layout.job.data.chat).values())
     tensors = len(layout.border(stage, chunk, after=True).dims) if layout.job.parallel.pipeline_layout else 0
     held = tensors * shapes.own_bytes() + shapes.bytes_of(batch_activations(arrays))
-    return ChunkBytes(held, held, 0, held, moments=(Moment(held),))
+    peak = held + max(0, tensors - 1) * (MAX_SENDS_IN_FLIGHT + 1) * shapes.own_bytes()
+    return ChunkBytes(held, peak, 0, peak, moments=(Moment(peak),))
 
 
 def _kinds(chunks: Iterable[Iterable[StageSlice]]) -> tuple[tuple[tuple[StackPart, ...], ...], tuple[int, ...]]:

@@ -110,6 +110,7 @@ class StageContents(NamedTuple):
 
     work: temporary bytes of weights and messages during a backward, in addition to a chunk's own.
     gradients: by chunk, those that are whole during a step and scattered after it; else empty.
+    handed_on: of `work`, buffers of a stage without anything for its next forward; else 0.
     """
 
     states: StateBytes
@@ -117,6 +118,7 @@ class StageContents(NamedTuple):
     lasting: int
     work: float
     gradients: tuple[float, ...] = ()
+    handed_on: float = 0.0
 
 
 class KnownMemory(NamedTuple):
@@ -191,7 +193,9 @@ class LayoutMemory:
             more = more_saved(self.layout, stage, contents.chunks, in_flight)
             kept, peak = kept + more, peak + more
         states, activations = contents.states, round(kept)
-        work = round(max(peak - kept + contents.work, states.stepping - kept))
+        # nothing is received where all forwards are before the first backward
+        unused = contents.handed_on * (in_flight == microbatches)
+        work = round(max(peak - kept + contents.work - unused, states.stepping - kept))
         bare = states.parameters + states.gradients + states.optimizer
         allocated = bare + activations + work + contents.lasting + self.workspace
         slack, context = overhead_bytes(self.layout, allocated)
@@ -247,7 +251,9 @@ class LayoutMemory:
         work += unstashed_bytes(layout, stage, saved)
         chunks = with_unsharded(saved, weights.unsharded)
         whole = whole_gradients(layout, stage)
-        return StageContents(weights.states, chunks, round(lasting), work, whole)
+        is_empty = not any(layout.chunks(stage))
+        handed_on = spare_bytes(layout, stage, shapes) / 2 if is_empty else 0.0
+        return StageContents(weights.states, chunks, round(lasting), work, whole, handed_on)
 
 
 def unstashed_bytes(layout: JobLayout, stage: int, chunks: Sequence[ChunkBytes]) -> float:

@@ -344,6 +344,30 @@ def test_activations_have_no_gradients_and_messages_in_them(how: dict[str, Any],
         assert account["activation_bytes"] == pytest.approx(memory.activation_bytes, rel=0.02)
 
 
+@pytest.mark.parametrize(
+    ("shape", "layout", "more"),
+    [
+        ("gpt", "E||ttt|t|L", {}),  # all 4 micro batches in flight
+        ("llama", "Et|ttt|m||L", {"model__mtp_layers": 1}),  # two tensors handed on
+        pytest.param("gpt", "E||ttt|t|L", {"training__global_batch_size": 32}, marks=SLOW),
+        pytest.param("gpt", "E|||tttt|L", FULL, marks=SLOW),
+        pytest.param("llama", "Et|ttt||m|L", {"model__mtp_layers": 1}, marks=SLOW),
+        pytest.param("gpt", "Et|ttt||L", SEQUENCE, marks=SLOW),
+    ],
+)
+def test_a_stage_without_anything_holds_what_it_hands_on(shape: str, layout: str, more: dict[str, Any]) -> None:
+    """Messages and what is held of them are all that such a stage has."""
+    parts = layout.split("|")
+    job = job_of(shape, {**DRY, "parallel__pp": len(parts), **more, "parallel__pipeline_layout": layout})
+    topology, planned = job_topology(job), tiny_plan(job).estimate.memory
+    for stage in (number for number, part in enumerate(parts) if not part):
+        account = rehearse_rank(job, topology, topology.rank(pp=stage))
+        assert account["failure"] is None, "".join(account["failure"]["traceback"])
+        assert not sum(account["state_bytes"].values())
+        assert planned[stage].tensor_bytes == pytest.approx(account["peak_bytes"], rel=0.05)
+        assert planned[stage].activation_bytes == pytest.approx(account["activation_bytes"], rel=0.02)
+
+
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero-bubble")
 
 
