@@ -65,6 +65,7 @@ STRATEGY, ZERO, REDUCED = (
 )
 KIND, BACKEND = "model.moe_token_dispatcher_type", "model.moe_flex_dispatcher_backend"
 STASH, STASHED = "model.moe_paged_stash", "model.moe_paged_stash_buffer_size_factor_cuda"
+ON_HOST = "model.moe_paged_stash_buffer_size_factor_cpu"
 EVEN = "model.moe_router_force_load_balancing"
 STAGES = "model.pipeline_model_parallel_layout"
 MAPPING = "dist.use_tp_pp_dp_mapping"
@@ -73,7 +74,7 @@ LOSS = ("model.cross_entropy_loss_fusion", "model.cross_entropy_fusion_impl")
 SPLITS, OFFLOADS = "optimizer.muon_split_qkv", "optimizer.optimizer_cpu_offload"
 SHARE, OVERLAPS = "optimizer.optimizer_offload_fraction", "optimizer.overlap_cpu_optimizer_d2h_h2d"
 READ = (
-    *(KIND, BACKEND, STASH, STASHED, EVEN),
+    *(KIND, BACKEND, STASH, STASHED, ON_HOST, EVEN),
     *CP_KEYS,
     *LOSS,
     *(
@@ -162,6 +163,8 @@ def _read_experts(reader: KeyReader) -> None:
         s["training.moe_dispatcher"] = found
     if reader.is_on(STASH):
         s["training.moe_stash"] = reader.number(STASHED, float, 1.1)
+        if pages := abs(reader.number(ON_HOST, float, 0.0)):
+            s["training.moe_stash_host"] = pages
     if reader.is_on(EVEN):
         s["training.moe_load"] = 1.0
 

@@ -104,13 +104,14 @@ OVERLAP, DELAYED, SHARED_BESIDE = (
     "--moe-shared-expert-overlap",
 )
 FUSER = "--use-transformer-engine-op-fuser"
-CAPACITY, STASH, STASHED = (
+CAPACITY, STASH, STASHED, ON_HOST = (
     "--moe-expert-rank-capacity-factor",
     "--moe-paged-stash",
     "--moe-paged-stash-buffer-size-factor-cuda",
+    "--moe-paged-stash-buffer-size-factor-cpu",
 )
 EVEN = "--moe-router-force-load-balancing"
-ROOM = (OVERLAP, DELAYED, CAPACITY, STASH, STASHED, EVEN, FUSER)
+ROOM = (OVERLAP, DELAYED, CAPACITY, STASH, STASHED, ON_HOST, EVEN, FUSER)
 """Flags of what runs beside rows, and of how many there is room for."""
 POSITIONS = ("--rope-type", "--rotary-scaling-factor", "--mscale", "--mscale-all-dim")
 READ = (*(flag.key for flag in ALL_FLAGS), *COMBINED, *KERNELS, *ROOM, *POSITIONS, "--multi-latent-attention")
@@ -154,6 +155,8 @@ def expert_flags(job: JobSpec) -> Iterator[tuple[str, Value]]:
     if t.moe_stash is not None:
         yield STASH, True
         yield STASHED, t.moe_stash
+    if t.moe_stash_host is not None:
+        yield ON_HOST, t.moe_stash_host
 
 
 def latent_flags(job: JobSpec) -> Iterator[tuple[str, Value]]:
@@ -437,6 +440,8 @@ def _read_room(reader: KeyReader) -> None:
         reader.nearest(FUSER, "planned with the kernels of the runtime's figures")
     if reader.has(STASH):
         s["training.moe_stash"] = reader.number(STASHED, float, 1.1)
+        if pages := abs(reader.number(ON_HOST, float, 0.0)):  # below 0, of the rows of a first step, not the mean
+            s["training.moe_stash_host"] = pages
 
 
 def _read_latent(reader: KeyReader) -> None:

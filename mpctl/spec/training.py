@@ -202,6 +202,11 @@ class TrainingSpec(StrictModel):
         description="moe_capacity: rows kept for backward over the mean, copied to pages of that room "
         "(Megatron's paged stash); moe_capacity when absent; planned",
     )
+    moe_stash_host: Annotated[float, Gt(0), Le(2**16)] | None = Field(
+        None,
+        description="moe_stash: rows over the mean for which the host has pages, where those of the device run out; "
+        "none when absent; planned",
+    )
     cross_entropy: CrossEntropy | None = Field(
         None,
         description="loss over logits of all tokens, in float32 passes (unfused) or one kernel (fused; te: "

@@ -24,6 +24,7 @@ ROOM = {
     "training.moe_dispatcher": "hybridep",
     "training.moe_capacity": 4.0,
     "training.moe_stash": 1.5,
+    "training.moe_stash_host": 1.0,
 }
 
 

@@ -445,7 +445,12 @@ def _host(layout: JobLayout) -> Iterator[Figure]:
     states, kept = bytes_text(host.state_bytes), host.offloaded_bytes + host.state_bytes
     for name, value, formula, numbers in (
         ("states", host.state_bytes, "offloaded and paged states of a rank, of the stage with most", states),
-        ("offloaded", host.offloaded_bytes, "inputs of layers of the micro batches in flight, of a rank", offloaded),
+        (
+            "offloaded",
+            host.offloaded_bytes,
+            "inputs of layers and pages of a stash, of micro batches in flight, of a rank",
+            offloaded,
+        ),
         ("snapshot", host.snapshot_bytes, "copies that a rank writes checkpoints from: values and moments", snapshot),
         (
             "node",

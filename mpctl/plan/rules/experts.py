@@ -309,6 +309,9 @@ def capacity_rules(draft: LayoutDraft) -> Iterator[Check]:
     more than they hold."""
     t, rule, where = draft.job.training, "moe-capacity", "training.moe_capacity"
     capacity, stash = t.moe_capacity, t.moe_stash
+    if t.moe_stash_host is not None and stash is None:
+        more = "give training.moe_stash, or leave it out"
+        yield refusal(rule, "training.moe_stash_host", f"{t.moe_stash_host:g}, and there is no stash", more=more)
     if capacity is None:
         if stash is not None:
             more = "give training.moe_capacity, or leave it out"

@@ -87,6 +87,22 @@ def test_buffers_hold_their_capacity_and_a_stash_keeps_less_of_it() -> None:
     assert _seconds(_plan(**even)) == _seconds(_plan(**even, **{"training.moe_capacity": 2.0}))
 
 
+def test_pages_on_the_host_are_in_its_memory() -> None:
+    """By hand: 48 layers of the same rows at one and a half of the mean; the overlap has one layer more in flight."""
+    fixed = {"training.moe_dispatcher": "hybridep", "training.moe_capacity": 2.0, "training.moe_stash": 1.0}
+    routed = 1.5 * 8 * 4096 * (2 * 2048 + 6 * 768)
+    estimates = [
+        _plan(**fixed, **own).estimate
+        for own in (
+            {},
+            {"training.moe_stash_host": 1.5},
+            {"training.moe_stash_host": 1.5, "training.moe_overlap": True},
+        )
+    ]
+    assert [found.host_memory.offloaded_bytes for found in estimates] == [0, 48 * routed, 49 * routed]
+    assert len({found.memory[0].device_bytes for found in estimates[:2]}) == 1
+
+
 def _bytes(**settings: Any) -> float:
     estimate = _plan(**settings).estimate
     assert estimate is not None

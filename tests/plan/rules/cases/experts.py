@@ -48,6 +48,14 @@ CASES = (
         r"^give training.moe_capacity, or leave it out$",
     ),
     Case(
+        "moe-capacity",
+        ROOMY,
+        {**ROOMY, "training.moe_stash": None, "training.moe_stash_host": 1.0},
+        "training.moe_stash_host",
+        ("1, and there is no stash",),
+        r"^give training.moe_stash, or leave it out$",
+    ),
+    Case(
         "moe-overlap",
         OVERLAP,
         {**OVERLAP, "parallel.ep": 1},
