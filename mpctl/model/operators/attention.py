@@ -116,14 +116,28 @@ class AttentionOp(NamedTuple):
         rows, keys = ("batch", self.queries), ("batch", self.keys)
         queries = shapes.count((*rows, "inner")) + shapes.count((*rows, "queries" if self.latent else "inner"))
         own = queries + shapes.count((*keys, "kv"))
-        return max(own, self._exchanged_gradients(shapes)) * shapes.value + self._met_keys(shapes) + waits
+        exchanging = self._exchanging(shapes) if shapes.exchanges else 0.0
+        return max(own * shapes.value, exchanging) + self._met_keys(shapes) + waits
 
-    def _exchanged_gradients(self, shapes: ActivationShapes) -> int:
-        """Elements of gradients of queries, keys and values on their way back: computed, packed, received."""
+    def _exchanging(self, shapes: ActivationShapes) -> float:
+        """Bytes of the exchanges. Gradients of queries, keys and values on their way back are there computed, packed,
+        received and, with mpctl's kernels, laid out; all that the core saved is gone by then. A forward that runs
+        again may need more: its layer still refers to what it exchanged while the result is packed, received
+        and laid out."""
         rows, keys = ("batch", self.queries), ("batch", self.keys)
         columns = [(*rows, "queries"), (*keys, "queries"), (*keys, "inner")]
         columns = columns if self.latent else [(*rows, "inner"), (*keys, "kv")]
-        return 3 * sum(map(shapes.count, columns)) if shapes.exchanges else 0
+        parts = float(sum(map(shapes.count, columns)) * shapes.value)
+        if shapes.kernels.attention != "torch":
+            return 3 * parts
+        core = self._replace(has_norms=False)  # whose own backward comes later
+        result = shapes.count((*rows, "inner")) * shapes.value
+        if self.latent:
+            before = parts + shapes.count((*rows, "queries")) * shapes.value
+        else:  # norms save the product's result
+            turned = result + shapes.count((*keys, "kv")) * shapes.value / 2
+            before = parts * (not self.has_norms) + turned * self.is_rotary
+        return max(4 * parts - shapes.bytes_of(core.saved(shapes, set())), before + 2 * result)
 
     def _met_keys(self, shapes: ActivationShapes) -> float:
         """Bytes of keys and values of other ranks of cp in backward, where a job says how they come: around

@@ -1,4 +1,5 @@
-"""cp_comm a2a in whole trainings: the losses of one process, the planned messages, the planned peak.
+"""cp_comm a2a in whole trainings: the losses of one process, the planned messages, the planned peak; and that
+of latent attention and norms under all_gather.
 
 In float64, so that equal means 1e-10, with dropout on.
 """
@@ -75,6 +76,15 @@ def test_the_loss_does_not_tell_that_heads_were_exchanged(data, one_process, tmp
     assert ("cp", "all_gather") not in kinds
 
 
+THIN: dict[str, Any] = {  # an MLP, a vocabulary and states so small that attention has the peak
+    "model__ffn": 64,
+    "model__vocab": 64,
+    "model__layers": 2,
+    "model__position": "rotary",
+    "training__micro_batch_size": 16,
+}
+NORMS, GATHERED = {"model__qk_norm": True}, {"parallel__cp_comm": "all_gather"}
+THIN_LATENT = {**LATENT, **THIN}
 PEAKS: dict[str, tuple[str, dict[str, Any]]] = {
     "dry": ("gpt", DRY),
     "dropout": ("gpt", {}),
@@ -93,16 +103,28 @@ PEAKS: dict[str, tuple[str, dict[str, Any]]] = {
     "latent-dropout": ("latent", {}),
     "latent-sp": ("latent", {**SEQUENCE, **DRY}),
     "latent-cuda": ("latent", CUDA),
+    "thin-full": ("gpt", {**THIN, **FULL, **DRY}),
+    "thin-norms": ("gpt", {**THIN, **NORMS, **DRY}),
+    "thin-norms-full": ("gpt", {**THIN, **NORMS, **FULL, **CUDA}),
+    "thin-width-cuda": ("gpt", {**THIN, **CUDA, "model__qk_norm": "width"}),
+    "thin-few-keys-full": ("gpt", {**THIN, **FULL, **DRY, "model__kv_heads": 2}),
+    "thin-latent": ("gpt", {**THIN_LATENT, **DRY}),
+    "thin-latent-full": ("gpt", {**THIN_LATENT, **FULL, **CUDA}),
+    "gathered-latent": ("gpt", {**THIN_LATENT, **GATHERED, **DRY}),
+    "gathered-latent-full": ("gpt", {**THIN_LATENT, **GATHERED, **FULL, **DRY}),
 }
+QUICK_PEAKS = ("llama", "latent-sp", "thin-norms-full")
 
 
-@pytest.mark.parametrize("case", [pytest.param(c, marks=[SLOW] * (c not in ("llama", "latent-sp"))) for c in PEAKS])
+@pytest.mark.parametrize("case", [pytest.param(c, marks=[SLOW] * (c not in QUICK_PEAKS)) for c in PEAKS])
 def test_a_peak_is_as_planned(case: str) -> None:
     shape, changes = PEAKS[case]
     latent = LATENT if shape == "latent" else {}
-    job = job_of(shape, {**changes, "parallel__cp": 2, **A2A, **latent})
-    (memory,) = tiny_plan(job).estimate.memory
+    job = job_of(shape, {"parallel__cp": 2, **A2A, **changes, **latent})
+    estimate = tiny_plan(job).estimate
+    (memory,) = estimate.memory
     account = rehearse_rank(job, job_topology(job), 0)
     assert account["failure"] is None, "".join(account["failure"]["traceback"])
     assert memory.tensor_bytes == pytest.approx(account["peak_bytes"], rel=0.05)
     assert memory.activation_bytes == pytest.approx(account["activation_bytes"], rel=0.02)
+    assert account["step_traffic"] == planned_traffic(estimate.messages[0])
