@@ -168,10 +168,9 @@ def with_gpus(job: JobSpec, gpus: int) -> JobSpec:
 
 
 def gpu_counts(gpus: str | Sequence[int] | None, objective: str, job: JobSpec) -> list[int]:
-    """The numbers of GPUs to search, rising: those of `gpus`, as numbers or as text (`8,16,32`),
-    plus the cluster's number unless the objective is cost, days or energy; for `all`, powers of two
-    up to the cluster's number, and that. Without `gpus`, `all` for these objectives, else the
-    cluster's number. Raises InputError."""
+    """The numbers of GPUs to search, rising: those of `gpus`, as numbers or as text (`8,16,32`); for
+    `all`, powers of two up to the cluster's number, and that. Without `gpus`, `all` for the objectives
+    cost, days and energy, else the cluster's number. Raises InputError."""
     if gpus is None and objective not in OVER_COUNTS:
         return [job.world_size]
     if gpus in (None, "all"):
@@ -185,4 +184,4 @@ def gpu_counts(gpus: str | Sequence[int] | None, objective: str, job: JobSpec) -
         raise InputError.of(
             "bad-gpus", "--gpus", f"{gpus!r} is not a list of counts", "for example --gpus 8,16,32, or --gpus all"
         )
-    return counts if objective in OVER_COUNTS else sorted({*counts, job.world_size})
+    return counts

@@ -218,12 +218,12 @@ class SearchResult:
     ep and tensor mode, and represents `alike` ones (plan/search/find.py). unsorted: rows left out because
     a row below beat them in time and memory. front: all evaluated layouts that no other beats in both.
 
-    rows and front are on the job's number of GPUs; for the objectives cost, days and energy, and where
-    nothing was found on that number, on the number that the objective prefers. by_gpus: the fastest
-    layout of each number, None where none was found; why_none has the reasons. given: the layout that the
-    job sets. seen: every layout that was estimated for `rows`. estimated: how many in all. too_large: how
-    many were left out for their memory. is_complete: false where it was interrupted. searched: the fields
-    of a layout that varied.
+    rows and front are on the job's number of GPUs; for the objectives cost, days and energy on the number
+    that the objective prefers; where the job's is not searched or has no layout, on the largest that has
+    one. by_gpus: the fastest layout of each number, None where none was found; why_none has the reasons. given: the
+    layout that the job sets. seen: every layout that was estimated for `rows`. estimated: how many in all.
+    too_large: how many were left out for their memory. is_complete: false where it was interrupted. searched:
+    the fields of a layout that varied.
     """
 
     request: SearchRequest
@@ -396,8 +396,8 @@ def _add_rows(result: SearchResult, evaluator: LayoutEvaluator, found: FoundLayo
 
 def _preferred_count(result: SearchResult) -> int | None:
     """The number of GPUs that is best by cost, days or energy where one of these is the objective;
-    else the job's, or where that has no layout the largest number that has one; None where none
-    has."""
+    else the job's, or where that is not searched or has no layout the largest number that has one;
+    None where none has."""
     costs = {g: cost_of(c, result.objective) for g, c in result.by_gpus.items() if c is not None}
     if result.objective in OVER_COUNTS and costs:
         return min(costs, key=lambda gpus: costs[gpus])
@@ -461,9 +461,10 @@ def search_layouts(
     source: a job file, a job preset's name, tables as in load_plan, or None. overrides: settings
     over it, by full or short name, `{"tp": 8, "headroom": 10}`; those of a layout are fixed. top: how many layouts.
     objective: most tokens a second, least memory, fewest GPU-hours, or fewest days or least energy
-    of a run of `tokens`. gpus: also find the fastest layout on each of these numbers of GPUs, in
+    of a run of `tokens`. gpus: find the fastest layout on each of these numbers of GPUs, in
     `by_gpus`; "all": powers of two, the default for cost, days and energy. `rows` are on the job's
-    number of GPUs except for these. fix: settings not to vary, as text: `["pp=4"]`. max_tp, max_pp,
+    number of GPUs if it is one of them, except for these objectives, else on the largest.
+    fix: settings not to vary, as text: `["pp=4"]`. max_tp, max_pp,
     max_cp: largest sizes to try. price: of a GPU-hour; layouts then have `price_per_billion`
     tokens. tokens: of a whole run; layouts then have its days, cost and failures in `run`.
     exhaustive: rule nothing out by bounds. sort: the order of the rows. on_progress: is
