@@ -73,9 +73,6 @@ def _notes(plan: Plan) -> Iterator[str]:
         yield f"approximated: ZeRO {zero_stage(job)} is Megatron-FSDP, other code than ZeRO 1's"
     if job.training.reduced_dtype == "bf16" and job.training.dtype != "fp32":
         yield "bf16_mixed reduces gradients in fp32: take its config with grad_reduce_in_fp32=False"
-    if (moments := job.training.optimizer_dtype) is not None:
-        dtype = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "uint8"}[moments]
-        yield f"optimizer: set use_precision_aware_optimizer, and exp_avg_dtype = exp_avg_sq_dtype = torch.{dtype}"
     if (profile := get_profile(job.training.runtime)).runs.needs:
         yield f"planned for {profile.name}: take a recipe that sets it, or plan with --runtime megatron-core"
     yield from expert_notes(job)

@@ -19,7 +19,7 @@ from mpctl.interop.from_megatron import cut_as
 from mpctl.interop.mapping import NO_SETTINGS, ForeignKey, KeyReader, ReadJob
 from mpctl.interop.megatron_experts import DISPATCHERS
 from mpctl.interop.megatron_flags import FSDP_STRATEGIES, LR_SCHEDULES, read_cp_comm, read_loss
-from mpctl.interop.megatron_optimizers import BRIDGE_ROWS, NAMES
+from mpctl.interop.megatron_optimizers import BRIDGE_ROWS, BRIDGE_STATES, NAMES, read_states, require_aware
 from mpctl.plan.planning.plan import Overrides
 
 ROWS = (
@@ -72,6 +72,10 @@ MAPPING = "dist.use_tp_pp_dp_mapping"
 CP_KEYS = ("model.cp_comm_type", "model.hierarchical_context_parallel_sizes")
 LOSS = ("model.cross_entropy_loss_fusion", "model.cross_entropy_fusion_impl")
 SPLITS, OFFLOADS = "optimizer.muon_split_qkv", "optimizer.optimizer_cpu_offload"
+AWARE, STATES = (
+    "optimizer.use_precision_aware_optimizer",
+    {flag: f"optimizer.{name}" for flag, name in BRIDGE_STATES.items()},
+)
 SHARE, OVERLAPS = "optimizer.optimizer_offload_fraction", "optimizer.overlap_cpu_optimizer_d2h_h2d"
 READ = (
     *(KIND, BACKEND, STASH, STASHED, ON_HOST, EVEN),
@@ -89,7 +93,8 @@ READ = (
         OFFLOADS,
         SHARE,
         OVERLAPS,
-        "optimizer.use_precision_aware_optimizer",
+        AWARE,
+        *STATES.values(),
         "mixed_precision",
     ),
     *("ddp.use_megatron_fsdp", "dist.use_megatron_fsdp", "ddp.overlap_param_gather"),
@@ -138,6 +143,9 @@ def read_bridge(text: str, typed: Overrides = NO_SETTINGS) -> ReadJob:
         s["training.optimizer"] = "muon"
         reader.read(BRIDGE_ROWS)
         s["training.muon.split_qkv"] = reader.is_on(SPLITS, True)
+    require_aware(reader, AWARE, STATES.values(), is_on=reader.is_on(AWARE))
+    if reader.is_on(AWARE):
+        read_states(reader, STATES)
     if reader.is_on(OFFLOADS):
         s["training.offload_optimizer"] = True
         s["training.offload_fraction"] = reader.number(SHARE, float, 1.0)

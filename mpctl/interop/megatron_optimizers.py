@@ -7,10 +7,10 @@ has no setting of a job.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from mpctl.core.errors import Issue
-from mpctl.interop.config_text import Value
+from mpctl.interop.config_text import Source, Value
 from mpctl.interop.limits import refused
 from mpctl.interop.mapping import ForeignKey, KeyReader
 from mpctl.model.layout.topology import zero_copies
@@ -20,7 +20,9 @@ OPTIMIZER, AWARE, OFFLOAD = "--optimizer", "--use-precision-aware-optimizer", "-
 FRACTION, OVERLAP, SPLIT = "--optimizer-offload-fraction", "--overlap-cpu-optimizer-d2h-h2d", "--muon-no-split-qkv"
 AVERAGE, SQUARE, GRADIENTS = "--exp-avg-dtype", "--exp-avg-sq-dtype", "--main-grads-dtype"
 NAMES = {"adamw": "adam", "muon": "muon"}
-WIDTHS = ("fp8", "fp16", "bf16", "fp32")
+MASTERS = "--main-params-dtype"
+TORCH = {"fp8": "uint8", "fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
+"""Data types of states in torch's names, the narrowest first."""
 
 
 BRIDGE_DEFAULTS: dict[str, float | str] = {"--muon-momentum": 0.95, "--muon-tp-mode": "duplicated"}
@@ -86,7 +88,7 @@ OPTIMIZER_FLAGS = (
     ForeignKey(AVERAGE, value=_moments),
     ForeignKey(SQUARE, value=_moments),
     ForeignKey(GRADIENTS, value=_main_gradients),
-    ForeignKey("--main-params-dtype"),
+    ForeignKey(MASTERS),
     ForeignKey(OFFLOAD, value=_offloads),
     ForeignKey(FRACTION, value=lambda job: job.training.offload_fraction if _offloads(job) else None),
     ForeignKey(OVERLAP, value=lambda job: _offloads(job) and job.training.offload_overlap),
@@ -94,19 +96,25 @@ OPTIMIZER_FLAGS = (
 
 
 def optimizer_fields(job: JobSpec) -> Iterator[tuple[str, Value]]:
-    """The fields of Megatron-Bridge's `optimizer` that say the same, but data types of states."""
+    """The fields of Megatron-Bridge's `optimizer` that say the same."""
     t = job.training
     yield "optimizer", NAMES.get(t.optimizer, "adam")
     if t.optimizer == "muon":
         yield from ((BRIDGE[row.setting], row.of(job)) for row in MUON_FLAGS)
         yield "muon_split_qkv", t.muon.split_qkv
-    if _offloads(job):
+    if _is_aware(job):
         yield "use_precision_aware_optimizer", True
+    for flag, name in ((AVERAGE, _moments(job)), (SQUARE, _moments(job)), (GRADIENTS, _main_gradients(job))):
+        if name is not None:
+            yield BRIDGE_STATES[flag], Source(f"torch.{TORCH[str(name)]}")
+    if _offloads(job):
         yield "optimizer_cpu_offload", True
         yield "optimizer_offload_fraction", t.offload_fraction
         yield "overlap_cpu_optimizer_d2h_h2d", t.offload_overlap
 
 
+BRIDGE_STATES = {flag: flag.removeprefix("--").replace("-", "_") for flag in (AVERAGE, SQUARE, GRADIENTS, MASTERS)}
+"""Names of Megatron-Bridge's fields of data types, by flag."""
 BRIDGE = {row.setting: row.key.removeprefix("--").replace("-", "_") for row in MUON_FLAGS}
 """Names of Megatron-Bridge's fields, by setting."""
 BRIDGE_ROWS = tuple(
@@ -114,6 +122,34 @@ BRIDGE_ROWS = tuple(
     for row in MUON_FLAGS
     for default in (BRIDGE_DEFAULTS.get(row.key, row.default),)
 )
+
+
+def _dtype(reader: KeyReader, key: str) -> str:
+    """A data type of states, by torch's name too."""
+    text = reader.value(key, "fp32").removeprefix("torch.")
+    return next((ours for ours, theirs in TORCH.items() if theirs == text), text)
+
+
+def require_aware(reader: KeyReader, aware: str, keys: Iterable[str], *, is_on: bool) -> None:
+    """Refuse narrower states, and states in host memory, without the precision-aware optimizer."""
+    for key in () if is_on else keys:
+        if reader.has(key) and _dtype(reader, key) != "fp32":
+            reader.wrong(key, f"{reader.value(key) or 'it'} needs {aware}, which is missing", f"add {aware}")
+
+
+def read_states(reader: KeyReader, keys: Mapping[str, str]) -> None:
+    """Set the data types of the precision-aware optimizer's states. keys: the reader's, by Megatron's flag."""
+    s, found = reader.settings, [_dtype(reader, keys[flag]) for flag in (AVERAGE, SQUARE)]
+    if unknown := [text for text in found if text not in TORCH]:
+        reader.wrong(keys[AVERAGE], f"{unknown[0]!r} is no data type of moments", "use fp32, fp16, bf16 or fp8")
+        return
+    s["training.optimizer_dtype"] = widest = max(found, key=list(TORCH).index)
+    if found[0] != found[1]:
+        reader.nearest(keys[SQUARE], f"{found[1]} beside {keys[AVERAGE]} {found[0]} is planned as {widest}")
+    if _dtype(reader, keys[GRADIENTS]) == "bf16":
+        s["training.gradient_dtype"] = "bf16"
+    if _dtype(reader, keys[MASTERS]) != "fp32":
+        reader.nearest(keys[MASTERS], "is planned as fp32")
 
 
 def read_optimizer(reader: KeyReader) -> None:
@@ -125,22 +161,10 @@ def read_optimizer(reader: KeyReader) -> None:
         s["training.optimizer"] = "muon"
         reader.read(MUON_FLAGS)
         s["training.muon.split_qkv"] = not reader.has(SPLIT)
+    require_aware(reader, AWARE, (AVERAGE, SQUARE, GRADIENTS, OFFLOAD), is_on=reader.has(AWARE))
     if not reader.has(AWARE):
-        for flag in (AVERAGE, SQUARE, GRADIENTS, OFFLOAD):
-            if reader.has(flag) and reader.value(flag) != "fp32":
-                reader.wrong(flag, f"{reader.value(flag) or 'it'} needs {AWARE}, which is missing", f"add {AWARE}")
         return
-    found = [reader.value(flag, "fp32") for flag in (AVERAGE, SQUARE)]
-    if unknown := [text for text in found if text not in WIDTHS]:
-        reader.wrong(AVERAGE, f"{unknown[0]!r} is no data type of moments", "use fp32, fp16, bf16 or fp8")
-        return
-    s["training.optimizer_dtype"] = max(found, key=WIDTHS.index)
-    if found[0] != found[1]:
-        reader.nearest(SQUARE, f"{found[1]} beside {AVERAGE} {found[0]} is planned as {max(found, key=WIDTHS.index)}")
-    if reader.value(GRADIENTS, "fp32") == "bf16":
-        s["training.gradient_dtype"] = "bf16"
-    if reader.value("--main-params-dtype", "fp32") != "fp32":
-        reader.nearest("--main-params-dtype", "is planned as fp32")
+    read_states(reader, {flag: flag for flag in BRIDGE_STATES})
     if reader.has(OFFLOAD):
         s["training.offload_optimizer"] = True
         s["training.offload_fraction"] = reader.number(FRACTION, float, 1.0)

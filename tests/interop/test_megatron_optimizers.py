@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from mpctl.core.errors import InputError
+from mpctl.interop.config_text import python_value
 from mpctl.interop.deepspeed import LIMITS as DEEPSPEED
 from mpctl.interop.deepspeed import ROWS as DEEPSPEED_ROWS
 from mpctl.interop.from_bridge import read_bridge
@@ -75,6 +76,18 @@ def test_moments_of_two_types_are_planned_as_the_wider() -> None:
     assert [warning.where for warning in read.warnings] == ["--exp-avg-sq-dtype"]
 
 
+def test_bridge_moments_need_the_precision_aware_optimizer_and_are_planned_as_the_wider() -> None:
+    text = "cfg.model.tensor_model_parallel_size = 2\ncfg.optimizer.exp_avg_dtype = torch.bfloat16\n"
+    with pytest.raises(InputError) as error:
+        read_bridge(text, {"model": "gpt2"})
+    assert [issue.where for issue in error.value.issues] == ["optimizer.exp_avg_dtype"]
+    aware = "cfg.optimizer.use_precision_aware_optimizer = True\ncfg.optimizer.main_params_dtype = torch.float16\n"
+    read = read_bridge(text + aware, {"model": "gpt2"})
+    assert read.settings["training.optimizer_dtype"] == "fp32"
+    where = {warning.where for warning in read.warnings}
+    assert where == {"optimizer.exp_avg_sq_dtype", "optimizer.main_params_dtype"}
+
+
 def test_layouts_without_complete_matrices_or_the_distributed_optimizer() -> None:
     for settings, where in (
         ({"training.optimizer": "muon", "parallel.zero": 3}, "parallel.zero"),
@@ -89,12 +102,14 @@ def test_layouts_without_complete_matrices_or_the_distributed_optimizer() -> Non
     [
         {"optimizer": "muon", "muon.split_qkv": False, "muon.scale_mode": "shape_scaling", "muon.momentum": 0.9},
         {"offload_optimizer": True, "offload_fraction": 0.5, "offload_overlap": True},
+        {"optimizer_dtype": "bf16", "gradient_dtype": "bf16"},
+        {"optimizer_dtype": "fp8"},
     ],
 )
 def test_bridges_fields_come_back(settings: dict[str, Any]) -> None:
     named = {f"training.{key}": value for key, value in settings.items()}
     job = load_job(None, {**settings_of(""), **RANKS, **named})
-    text = "\n".join(f"cfg.optimizer.{key} = {value!r}" for key, value in optimizer_fields(job))
+    text = "\n".join(f"cfg.optimizer.{key} = {python_value(value)}" for key, value in optimizer_fields(job))
     read = read_bridge(f"cfg.model.tensor_model_parallel_size = 2\n{text}", {"model": "gpt2"})
     assert {key: read.settings[key] for key in named} == named
     assert read.warnings == ()
