@@ -16,7 +16,7 @@ from mpctl.interop.bridge_peft import bridge_adapter_refusals, peft_lines
 from mpctl.interop.config_text import Source, Value, python_value
 from mpctl.interop.emitted import ForeignLauncher, plan_notes
 from mpctl.interop.from_bridge import read_bridge
-from mpctl.interop.limits import find_order, refused
+from mpctl.interop.limits import find_order, overlaps_products, refused, splits_sequence
 from mpctl.interop.megatron import SCHEDULES, megatron_refusals
 from mpctl.interop.megatron_experts import expert_flags, expert_notes, latent_flags
 from mpctl.interop.megatron_flags import (
@@ -179,6 +179,8 @@ def _training(job: JobSpec) -> Fields:
     yield "ddp.overlap_grad_reduce", p.overlap_gradients
     yield "ddp.overlap_param_gather", p.overlap_gradients and stage > 0
     yield "ddp.grad_reduce_in_fp32", t.reduced_dtype == "fp32"
+    if splits_sequence(job):
+        yield "model.tp_comm_overlap", overlaps_products(job)
     yield "dist.use_tp_pp_dp_mapping", find_order(job, ORDERS) == "tp-cp-pp-dp"
     if stage > 1:
         yield "dist.use_megatron_fsdp", True

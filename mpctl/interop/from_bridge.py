@@ -35,6 +35,8 @@ ROWS = (
     ForeignKey("model.account_for_embedding_in_pipeline_split", "parallel.embedding_is_layer", bool),
     ForeignKey("model.account_for_loss_in_pipeline_split", "parallel.loss_is_layer", bool),
     ForeignKey("model.overlap_moe_expert_parallel_comm", "training.moe_overlap", bool),
+    ForeignKey("model.tp_comm_overlap", "parallel.tp_comm_overlap", bool),
+    ForeignKey("comm_overlap.tp_comm_overlap", "parallel.tp_comm_overlap", bool),
     ForeignKey("comm_overlap.overlap_moe_expert_parallel_comm", "training.moe_overlap", bool),
     ForeignKey("model.moe_expert_rank_capacity_factor", "training.moe_capacity", float),
     ForeignKey("model.seq_length", "model.seq_length", int),

@@ -205,8 +205,8 @@ def _read_layout(reader: KeyReader) -> None:
     s = reader.settings
     read_cp_comm(reader, CP_COMM, CP_SIZES)
     s["parallel.sequence_parallel"] = reader.has("--sequence-parallel") and s.get("parallel.tp") != 1
-    overlaps = reader.has("--tp-comm-overlap") and s["parallel.sequence_parallel"]
-    s["parallel.tp_comm_overlap"] = overlaps
+    if s["parallel.sequence_parallel"]:
+        s["parallel.tp_comm_overlap"] = reader.has("--tp-comm-overlap")
     if reader.has("--use-tp-pp-dp-mapping"):
         s["parallel.order"] = "tp-cp-pp-dp"
     s["parallel.zero"] = _zero(reader)

@@ -15,13 +15,15 @@ from typing import Literal
 from mpctl.core.axes import DEFAULT_ORDER, expert_order, used_axes
 from mpctl.core.errors import Issue
 from mpctl.interop.config_text import word
-from mpctl.model.layout.topology import zero_copies, zero_stage
+from mpctl.model.layout.topology import job_topology, zero_copies, zero_stage
+from mpctl.plan.estimate.network import Network
 from mpctl.plan.planning.plan import Plan
 from mpctl.plan.rules.check import listed
 from mpctl.spec.adapter import AdapterSpec
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import VARIANTS, ModelSpec, is_set
 from mpctl.spec.parallel import CpComm
+from mpctl.spec.runtime import job_profile
 from mpctl.spec.schedules import SCHEDULES
 from mpctl.spec.training import TrainingSpec
 
@@ -194,6 +196,14 @@ def refused(setting: str, value: object, message: str, hint: str = "") -> Issue:
 def splits_sequence(job: JobSpec) -> bool:
     """Whether sequence parallelism has an effect: with tp 1 launchers turn it off."""
     return job.parallel.sequence_parallel and job.parallel.tp > 1
+
+
+def overlaps_products(job: JobSpec) -> bool:
+    """Whether the plan sends sequence parallelism's messages during products: as the job or else the runtime has it."""
+    said = job.parallel.tp_comm_overlap
+    if said is None and job_profile(job.training).overlap.products:
+        said = Network(job.cluster, job_topology(job)).multicasts("tp")
+    return splits_sequence(job) and bool(said)
 
 
 def dp_degrees(job: JobSpec) -> tuple[int, int]:

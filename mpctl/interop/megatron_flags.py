@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import get_args
 
 from mpctl.interop.config_text import Value
-from mpctl.interop.limits import find_order, splits_sequence
+from mpctl.interop.limits import find_order, overlaps_products, splits_sequence
 from mpctl.interop.mapping import ForeignKey, KeyReader, written
 from mpctl.interop.megatron_optimizers import OPTIMIZER_FLAGS
 from mpctl.model.layout.topology import zero_copies
@@ -132,7 +132,7 @@ LAYOUT_FLAGS = (
     ForeignKey(LAYOUT, value=pipeline_layout),
     ForeignKey(CHUNKS, value=_chunks),
     ForeignKey("--sequence-parallel", value=splits_sequence),
-    ForeignKey("--tp-comm-overlap", value=lambda job: splits_sequence(job) and job.parallel.tp_comm_overlap),
+    ForeignKey("--tp-comm-overlap", value=overlaps_products),
     ForeignKey("--account-for-embedding-in-pipeline-split", "parallel.embedding_is_layer", bool, False),
     ForeignKey("--account-for-loss-in-pipeline-split", "parallel.loss_is_layer", bool, False),
     ForeignKey("--use-distributed-optimizer", value=lambda job: job.parallel.zero > 0),

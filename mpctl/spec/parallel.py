@@ -62,10 +62,10 @@ class ParallelSpec(AxisSizes):
         "the ranks of experts, else cp's",
     )
     sequence_parallel: bool = Field(False, description="split the sequence over tp between the tensor-parallel regions")
-    tp_comm_overlap: bool = Field(
-        False,
-        description="under sequence parallelism gather a product's input in two halves, the second during the "
-        "first product; for runtime mpctl",
+    tp_comm_overlap: bool | None = Field(
+        None,
+        description="send sequence parallelism's messages during the products that need or make them: mpctl gathers in "
+        "two halves, Megatron by Transformer Engine's userbuffers; absent, Megatron on links with multicast, else not",
     )
     zero: Annotated[int, Ge(0), Le(3)] = Field(
         0, description="ZeRO stage over dp x cp: shard optimizer (1), gradients (2), parameters (3)"

@@ -12,6 +12,7 @@ from mpctl.core.sharding import padded_vocab
 from mpctl.interop.command_line import read_flags
 from mpctl.interop.emitted import emit_plan
 from mpctl.interop.from_megatron import layer_counts, read_megatron
+from mpctl.interop.limits import overlaps_products
 from mpctl.interop.megatron_experts import layer_pattern, read_pattern
 from mpctl.model.pipeline.explicit import layout_parts
 from mpctl.model.pipeline.stages import spans_of
@@ -42,6 +43,7 @@ def said(job: JobSpec) -> dict[str, Any]:
     tables: dict[str, Any] = job.model_dump(include={"parallel", "model", "training"})
     tables["model"] |= {"name": None, "source": None}
     tables["training"] |= {"min_learning_rate": job.training.lowest_rate}
+    tables["parallel"] |= {"tp_comm_overlap": overlaps_products(job)}
     return tables
 
 

@@ -217,3 +217,15 @@ def test_what_it_has_none_for_is_refused_in_words() -> None:
                 emit_plan(plan, target)
             assert f"model.{key}" in [issue.where for issue in caught.value.issues]
             assert all(issue.hint for issue in caught.value.issues)
+
+
+@pytest.mark.parametrize(
+    ("said", "link", "emitted"),
+    [(None, "dgx-h100", True), (None, "dgx-a100", False), (False, "dgx-h100", False), (True, "dgx-a100", True)],
+)
+def test_overlap_that_a_plan_counts_on_is_written(said: bool | None, link: str, emitted: bool) -> None:
+    """Links with multicast: Megatron is planned with messages sent during products."""
+    layout = {"parallel.tp": 2, "parallel.sequence_parallel": True, "training.runtime": "megatron-core"}
+    plan = plan_of({**layout, "cluster.preset": link, "parallel.tp_comm_overlap": said}, base=EXAMPLE)
+    assert ("--tp-comm-overlap" in emit_plan(plan, "megatron").text) == emitted
+    assert f"tp_comm_overlap = {emitted}" in emit_plan(plan, "megatron-bridge").text

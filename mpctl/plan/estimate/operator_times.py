@@ -154,6 +154,8 @@ class OperatorTimer:
         overlap = self.profile.overlap
         if self.speed.waits:  # ranks copy their messages themselves
             overlap = overlap.model_copy(update={"tp": 0.0, "cp": 0.0, "products": 0.0})
+        if self.layout.job.parallel.tp_comm_overlap is False:
+            overlap = overlap.model_copy(update={"products": 0.0})
         return Hiding(overlap, self.network, self.steps)
 
     def _own_keys(self, flow: GradFlow) -> float:

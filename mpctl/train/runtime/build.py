@@ -271,7 +271,7 @@ def build_chunks(
         offload=offload or HostOffload(),
         expert_view=partition.layout.views.get(EXPERTS, ALL_EXPERTS),
         routing=routing or routing_log(partition.layout, mesh.device),
-        overlaps_gathers=job.parallel.tp_comm_overlap,
+        overlaps_gathers=bool(job.parallel.tp_comm_overlap),
         exchanges_heads=job.parallel.head_parts > 1,
     )
     chunks = [build_module(partition.model, job.training, shard_context, slices) for slices in partition.chunks]
