@@ -36,8 +36,8 @@ class Pages:
         """A page of a result's JSON text, counted from 1. Raises InputError for one that there is not."""
         text = self._texts.get(name)
         if text is None:
-            known = ", ".join(self._texts) or "none yet"
-            raise InputError.of("no-result", name, f"no such result is kept, of {known}", "call the tool again")
+            known = f"this server keeps {', '.join(self._texts)}" if self._texts else "this server has none yet"
+            raise InputError.of("no-result", name, f"no such result: {known}", "call the tool again")
         count = -(-len(text) // PAGE)
         if not 1 <= number <= count:
             raise InputError.of("no-page", "page", f"{number} is not within 1 and {count}", f"use one of 1 to {count}")

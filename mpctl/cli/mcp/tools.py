@@ -18,29 +18,35 @@ from mpctl import __version__
 from mpctl.cli.mcp.calls import Calls
 from mpctl.cli.mcp.pages import Pages
 from mpctl.cli.mcp.strict import StrictServer, refusal
-from mpctl.core.errors import InputError
+from mpctl.core.errors import InputError, Issue
 
 Ctx: TypeAlias = Context[Any, Any]
 Table: TypeAlias = dict[str, Any]
 Job = Annotated[str | Table | None, Field(description="a preset's name, a job file's path, or a job's table")]
-Settings = Annotated[Table | None, Field(description='keys of the job by full name: {"parallel.tp": 8}')]
+Settings = Annotated[
+    Table | None,
+    Field(description='keys of the job, {"parallel.tp": 8} or {"tp": 8}; a short name where one table alone has it'),
+]
 Model = Annotated[str | None, Field(description="a model's preset or id: llama-3-70b, Qwen/Qwen2.5-7B")]
 Gpus = Annotated[str | None, Field(description="GPUs by count and device: 64xh100, 1xrtx-4090")]
 Runtime = Annotated[str | None, Field(description="software that trains: megatron-core, torchtitan, trl, mpctl, ...")]
 Keys = Annotated[
     list[str] | None, Field(description="top-level keys of the document to return; * for all; the usual when absent")
 ]
+Tokens = Annotated[str | None, Field(description="tokens of the whole run, 15T: its days, price, energy, failures")]
+Price = Annotated[float | None, Field(description="price of a GPU-hour")]
 
 READS = ToolAnnotations(read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False)
 TRAINS = ToolAnnotations(read_only_hint=False, destructive_hint=False, idempotent_hint=False, open_world_hint=False)
-LONG = frozenset({"ranks", "groups"})
-"""Keys that list every rank: left out unless they are asked for."""
+LONG = frozenset({"ranks", "groups", "front"})
+"""Keys that list every rank, or layouts that rows have too: left out unless they are asked for."""
 
 INSTRUCTIONS = """\
-mpctl plans and searches parallel layouts of transformer training. Start with `search` (which layout?), `fit` (will my
-fine-tuning fit?) or `from_flags` (what will my launch script do?), then `plan`, `explain`, `compare`. Say a figure with
-its band (low_seconds, high_seconds) and whether it is measured or extrapolated; say the command, which a person can
-run. An error lists every issue with a way out: change what its hint says."""
+mpctl plans and searches parallel layouts of transformer training. Start with `report` (which layout, and why not the
+next two?), `search` (all of them), `fit` (will my fine-tuning fit?) or `from_flags` (what will my launch script do?),
+then `plan`, `explain`, `compare`. Say a figure with its band (low_seconds, high_seconds) and whether it lies within
+what was measured (is_measured: this software, GPU and size, not this very layout); say the command, which a person
+can run. An error lists every issue with a way out: change what its hint says."""
 
 
 def server(*, allow_launch: bool) -> StrictServer:
@@ -49,6 +55,7 @@ def server(*, allow_launch: bool) -> StrictServer:
     tools = Tools()
     for tool in (
         tools.plan,
+        tools.report,
         tools.search,
         tools.fit,
         tools.explain,
@@ -103,10 +110,28 @@ class Tools:
         model: Model = None,
         gpus: Gpus = None,
         runtime: Runtime = None,
+        tokens: Tokens = None,
+        price: Price = None,
         keys: Keys = None,
     ) -> CallToolResult:
         """Plan one layout: whether it is legal and fits, memory by stage, step time with its band, MFU, messages."""
-        return await self._run(ctx, "plan", [job], _job(job, settings, model, gpus, runtime), keys=keys)
+        options = [*_option("tokens", tokens), *_option("price", price), *_job(job, settings, model, gpus, runtime)]
+        return await self._run(ctx, "plan", [job], options, keys=keys)
+
+    async def report(
+        self,
+        ctx: Ctx,
+        job: Job = None,
+        settings: Settings = None,
+        model: Model = None,
+        gpus: Gpus = None,
+        runtime: Runtime = None,
+        tokens: Tokens = None,
+        price: Price = None,
+    ) -> CallToolResult:
+        """Recommend a layout in short: cost, why not the next two, the risk and what it rests on, what to measure."""
+        options = [*_option("tokens", tokens), *_option("price", price), *_job(job, settings, model, gpus, runtime)]
+        return await self._run(ctx, "report", [job], options)
 
     async def search(
         self,
@@ -119,13 +144,14 @@ class Tools:
         fix: Annotated[Table | None, Field(description='settings that stay as they are: {"tp": 8}')] = None,
         top: Annotated[int, Field(ge=1, le=100)] = 5,
         objective: Literal["tokens", "memory", "cost", "days", "energy"] = "tokens",
-        tokens: Annotated[str | None, Field(description="tokens of the whole run, such as 15T")] = None,
+        tokens: Tokens = None,
+        price: Price = None,
         keys: Keys = None,
     ) -> CallToolResult:
         """Find the fastest layouts that fit, and the plainest of those that estimates cannot tell from it."""
         fixed = [word for key, value in (fix or {}).items() for word in ("--fix", f"{key}={_text(value)}")]
         wanted = [*_option("top", top), *_option("objective", objective), *_option("tokens", tokens)]
-        options = [*fixed, *wanted, *_job(job, settings, model, gpus, runtime)]
+        options = [*fixed, *wanted, *_option("price", price), *_job(job, settings, model, gpus, runtime)]
         return await self._run(ctx, "search", [job], options, keys=keys)
 
     async def fit(
@@ -222,7 +248,7 @@ class Tools:
         return await self._run(ctx, "schema", [document], [])
 
     async def page(self, result: str, page: Annotated[int, Field(ge=1)]) -> CallToolResult:
-        """Read another page of a long result, by the name that its first page has."""
+        """Read another page of a long result, by the name that its first page has; kept until the server ends."""
         try:
             return _answer(self._pages.page(result, page))
         except InputError as error:
@@ -271,9 +297,12 @@ def _items(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def _chosen(document: Any, keys: Sequence[str] | None) -> Any:
-    """The document with the keys that were asked for, or all but the LONG ones."""
+    """The document with the keys that were asked for, or all but the LONG ones. Raises InputError for unknown keys."""
     if not isinstance(document, dict) or "*" in (keys or ()):
         return document
+    if wrong := [key for key in keys or () if key not in document]:
+        known = ", ".join(document)
+        raise InputError(Issue("no-key", "keys", f"the document has no {key!r}", f"its keys: {known}") for key in wrong)
     if keys:
         return {key: value for key, value in document.items() if key in keys or key == "schema"}
     return {key: value for key, value in document.items() if key not in LONG}

@@ -16,7 +16,7 @@ from typing import Literal
 from typing_extensions import TypedDict  # pydantic needs it to validate them before Python 3.12
 
 from mpctl.core.collectives import get_collective, sent_by_rank
-from mpctl.core.errors import InputError
+from mpctl.core.errors import InputError, Issue
 from mpctl.core.units import bytes_text
 from mpctl.plan.estimate.communication import MessageCount, batch_sizes
 from mpctl.plan.estimate.explain import Figure, explain_experts, explain_memory, explain_time
@@ -56,8 +56,8 @@ def explain(plan: Plan, wanted: Sequence[str]) -> list[Figure]:
     figures = list(all_figures(plan.estimate))
     if not wanted:
         return figures
-    for name in wanted:
-        _require_known(name, figures)
+    if issues := [issue for name in wanted for issue in _unknown(name, figures)]:
+        raise InputError(issues)
     return [f for f in figures if any(_is_below(f.name, name) for name in wanted)]
 
 
@@ -80,19 +80,15 @@ def _is_below(name: str, wanted: str) -> bool:
     return name == wanted or name.startswith(f"{wanted}.")
 
 
-def _require_known(name: str, figures: Sequence[Figure]) -> None:
+def _unknown(name: str, figures: Sequence[Figure]) -> Iterator[Issue]:
     if any(_is_below(figure.name, name) for figure in figures):
         return
     known = {figure.name for figure in figures}
     known |= {".".join(n.split(".")[:k]) for n in known for k in range(1, n.count(".") + 1)}
     near = get_close_matches(name, sorted(known), n=HINTED_NAMES, cutoff=0.4)
     tops = sorted({figure.name.split(".")[0] for figure in figures})
-    raise InputError.of(
-        "unknown-figure",
-        "FIGURE",
-        f"no figure is called {name!r}",
-        f"use {', '.join(near or tops)}; without a name all are printed",
-    )
+    hint = f"use {', '.join(near or tops)}; without a name all are printed"
+    yield Issue("unknown-figure", "FIGURE", f"no figure is called {name!r}", hint)
 
 
 def communication_figures(estimate: Estimate) -> Iterator[Figure]:

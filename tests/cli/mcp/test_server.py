@@ -87,6 +87,13 @@ def test_an_agents_words_are_never_options_or_a_shells() -> None:
             ("global_batch_size", 'use settings: {"training.global_batch_size":'),
             ("speed", "its arguments: job, settings, model, gpus, r"),
         ]
+        wrong = await client.call_tool("plan", {"model": "gpt2", "gpus": "8xh100", "keys": ["time", "cost"]})
+        assert wrong.is_error and [issue["message"] for issue in content(wrong)["issues"]] == [
+            "the document has no 'cost'"
+        ]
+        names = ["time.cost", "time.step", "memory.speed"]
+        wrong = await client.call_tool("explain", {"model": "gpt2", "gpus": "8xh100", "figures": names})
+        assert wrong.is_error and len(content(wrong)["issues"]) == 2
 
     with_client(use)
 
