@@ -205,10 +205,15 @@ class Loss(NamedTuple):
     def needs(self, shapes: ActivationShapes, *, defers: bool = False) -> float:
         """On a CPU, a block of float32 rows for three passes; CUDA's kernels
         (train/kernels/triton/cross_entropy.py) hold a row's block in registers. By hand, bf16 logits of
-        2 words a token and 4 tokens fit a CPU's block: 8 floats, 32 bytes."""
-        if shapes.loss_chunks is not None:  # whose logits the head's backward makes again
+        2 words a token and 4 tokens fit a CPU's block: 8 floats, 32 bytes. Of a loss in chunks it is what
+        forward needs: a chunk's logits, their block and, under sequence parallelism, the input of all tokens;
+        the head's backward makes the logits again."""
+        block = shapes.loss_block(self.reads)
+        if shapes.loss_chunks is None:
+            return block
+        if shapes.kernels.loss == "logits":  # more of them are there in backward
             return 0.0
-        return shapes.loss_block(self.reads)
+        return shapes.logits(self.reads) * shapes.value + block + shapes.stream_bytes(self.reads[1]) * shapes.splits
 
 
 class Dispatch(NamedTuple):

@@ -306,7 +306,8 @@ class MatMul(NamedTuple):
             return head_bytes(shapes, x=stream, w=table, y=logits * shapes.value)
         if is_chunked:  # a chunk's logits; dX, and under sequence parallelism X, of all tokens
             chunk = shapes.logits(self.writes) * shapes.value
-            return chunk + max(shapes.loss_block(self.writes), float(table)) + (1 + shapes.splits) * stream
+            block = shapes.loss_block(self.writes) * (shapes.value < shapes.wide)  # else the logits' memory is
+            return chunk + max(block, float(table)) + (1 + shapes.splits) * stream
         gathered = 2 * stream + (stream / shapes.tp if shapes.keeps_shards else 0.0)
         return stream + table + gathered * shapes.splits
 
