@@ -117,10 +117,14 @@ class Activation(NamedTuple):
         return [tensor("up", 2 if self.is_gated else 1), *gates]
 
     def needs(self, shapes: ActivationShapes, *, defers: bool = False) -> float:
-        """With a gate, gradients of its result and of both parts in one kernel, else two more; without
-        one, no more than the next product needs, except that a result kept by both stays."""
+        """With a gate, gradients of its result and of both parts in one kernel, less its result, which the
+        product behind it has freed; else two more. Without a gate, no more than the next product needs, except
+        that a result kept by both stays."""
         waits = shapes.stream_bytes(self.reads[1] if len(self.reads) > 2 else "seq") * (defers and shapes.splits)
-        parts = (shapes.kernels.gate_gradients if shapes.is_cuda else 5) * self.is_gated
+        parts: float = (shapes.kernels.gate_gradients if shapes.is_cuda else 5) * self.is_gated
+        is_wide = shapes.kernels.attention == "torch" and shapes.operand == shapes.value  # no copies in 8 bits
+        if self.is_gated and shapes.is_cuda and is_wide and not (defers or self.result):  # else nothing is freed
+            parts -= 1
         return waits + (parts + 2 * self._keeps_result(shapes)) * self._bytes(shapes)
 
     def freed(self, shapes: ActivationShapes) -> float:

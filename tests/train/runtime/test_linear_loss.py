@@ -93,7 +93,15 @@ LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
     "bf16-full": ("llama", {**DRY, **FULL, "training__dtype": "bf16"}),
 }
 QUICK_LAYOUTS = ("tied", "cuda-full")
-WITHOUT_STATES = ("tied", "llama-sp", "pp2", "cp2-default", "bf16-full")  # where the rest is within 5 % too
+WITHOUT_STATES = (
+    "tied",
+    "llama-sp",
+    "pp2",
+    "cp2-default",
+    "bf16-full",
+    "cuda-full",
+    "mtp",
+)  # where the rest is within 5 % too
 
 
 @pytest.mark.parametrize(
