@@ -93,6 +93,11 @@ def _refusals(plan: Plan) -> Iterator[Issue]:
     if end is not None and end < t.steps:
         message = f"torchtitan has no rate for the steps from there to {t.steps}"
         yield refused("training.lr_decay_steps", end, message, f"use {t.steps} or more, or fewer steps")
+    chunks = 1 if t.cross_entropy == "unfused" else t.cross_entropy_chunks or LOSS_CHUNKS
+    if job.model is not None and (tokens := t.micro_batch_size * job.model.seq_length // job.parallel.cp) % chunks:
+        message = f"torchtitan cuts the {tokens} tokens of a rank in {chunks} equal chunks for their loss"
+        hint = f"use a multiple of {chunks * job.parallel.cp}, or cross_entropy unfused"
+        yield refused("model.seq_length", job.model.seq_length, message, hint)
     if (model := job.model) is not None and mixtures.is_of_experts(model):
         yield from mixtures.expert_refusals(job, model)
     elif model is not None:

@@ -65,6 +65,7 @@ def test_a_loss_is_written_and_read(launcher: str, settings: Settings, words: st
     [
         ("megatron", {"training.cross_entropy": "linear", CHUNKS: 4}, CHUNKS),
         ("torchtitan", {"training.cross_entropy": "fused"}, "training.cross_entropy"),
+        ("torchtitan", {"model.seq_length": 4092}, "model.seq_length"),
         ("trl", {"training.cross_entropy": "unfused"}, "training.cross_entropy"),
         ("accelerate", {"training.cross_entropy": "linear"}, "training.cross_entropy"),
         ("nanotron", {"training.tiled_mlp": 4}, "training.tiled_mlp"),
