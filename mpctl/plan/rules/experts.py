@@ -329,6 +329,17 @@ def capacity_rules(draft: LayoutDraft) -> Iterator[Check]:
             yield refusal(rule, where, message, more=f"use {value:g} or more")
 
 
+def routing_not_launched(job: JobSpec) -> Iterator[tuple[str, str, str]]:
+    """Yield the key, message and hint of each setting of experts' rows that mpctl's layers do not run."""
+    t = job.training
+    if t.moe_overlap:
+        message = "true: one micro batch's rows beside another's are planned, not run by `mpctl launch`"
+        yield "training.moe_overlap", message, "use false"
+    if t.moe_capacity is not None:
+        message = f"{t.moe_capacity:g}: buffers of a fixed size are planned, not run by `mpctl launch`"
+        yield "training.moe_capacity", message, "leave it out: buffers grow with the rows"
+
+
 def latent_rules(draft: LayoutDraft) -> Iterator[Check]:
     """Latent attention has its widths, an even part of a head with positions, and no setting of
     heads with keys and values of their own; other attention has none of its widths."""

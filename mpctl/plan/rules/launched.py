@@ -19,6 +19,7 @@ from mpctl.core.units import PRODUCT_BYTES
 from mpctl.model.families import all_builtin, get_family, get_table
 from mpctl.model.layout.draft import LayoutDraft
 from mpctl.plan.rules.check import Check, listed
+from mpctl.plan.rules.experts import routing_not_launched
 from mpctl.plan.rules.loss import loss_not_launched
 from mpctl.plan.rules.optimizers import states_not_launched
 from mpctl.plan.rules.sizes import head_columns
@@ -198,13 +199,7 @@ def settings_not_launched(job: JobSpec) -> Iterator[Check]:
                 f"{dtype} is planned, not run by `mpctl launch`",
                 f"use {listed(run)}; {AS_MEGATRON}",
             )
-    if training.moe_overlap:
-        message = "true: one micro batch's rows beside another's are planned, not run by `mpctl launch`"
-        yield Check(JOB_RULE, "warning", "training.moe_overlap", message, "use false")
-    if training.moe_capacity is not None:
-        message = f"{training.moe_capacity:g}: buffers of a fixed size are planned, not run by `mpctl launch`"
-        yield Check(JOB_RULE, "warning", "training.moe_capacity", message, "leave it out: buffers grow with the rows")
-    for where, message, hint in (*states_not_launched(job), *loss_not_launched(job)):
+    for where, message, hint in (*routing_not_launched(job), *states_not_launched(job), *loss_not_launched(job)):
         yield Check(JOB_RULE, "warning", where, message, hint)
     yield from fp8_not_launched(job)
     yield from adapter_not_launched(job)
