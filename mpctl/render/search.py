@@ -52,6 +52,7 @@ SETTING_NAMES = {
     "order": "rank order",
     "cp_comm": "cp by",
     "cp_a2a_size": "cp a2a ranks",
+    "moe_overlap": "moe overlap",
 }
 
 

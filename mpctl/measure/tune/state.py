@@ -235,11 +235,12 @@ def job_identity(job: JobSpec, fixed: Mapping[str, Any]) -> dict[str, Any]:
     of a layout that the search does not vary."""
     tables = job.model_dump(mode="json", exclude_none=True)
     free = set(LayoutSettings._fields) - set(TRAINING) - set(fixed)
+    varied = {*TRAINING, "steps"} - {"moe_overlap"}  # which folders of before it was searched have
     kept = {
         "cluster": tables["cluster"],
         "model": tables.get("model", {}),
         "parallel": {k: v for k, v in tables["parallel"].items() if k not in free},
-        "training": {k: v for k, v in tables["training"].items() if k not in (*TRAINING, "steps") or k in fixed},
+        "training": {k: v for k, v in tables["training"].items() if k not in varied or k in fixed},
         "data": tables["data"],
         "launch": {k: v for k, v in tables["launch"].items() if k in ("on", "device")},
     }

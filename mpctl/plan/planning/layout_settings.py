@@ -29,7 +29,7 @@ from mpctl.spec.job import JobSpec
 from mpctl.spec.parallel import ScheduleName
 
 SettingValue = int | str | bool | None
-TRAINING = ("micro_batch_size", "recompute")  # settings of [training]; the others: [parallel]
+TRAINING = ("micro_batch_size", "recompute", "moe_overlap")  # settings of [training]; the others: [parallel]
 
 
 class _Fields(NamedTuple):
@@ -55,6 +55,7 @@ class _Fields(NamedTuple):
     cp_comm: str | None = None
     cp_a2a_size: int | None = None
     pipeline_layout: str | None = None
+    moe_overlap: bool = False
 
 
 if not TYPE_CHECKING:  # the axes are those of AXES
@@ -202,6 +203,7 @@ def layout_text(layout: LayoutSettings) -> str:
             layout.cp_comm is not None,
             f"cp by {layout.cp_comm}" + f" of {layout.cp_a2a_size}" * bool(layout.cp_a2a_size),
         ),
+        (layout.moe_overlap, "moe overlap"),
         (layout.order != DEFAULT_ORDER, f"order {layout.order}"),
     ]
     mode = tensor_mode_text(layout)

@@ -158,7 +158,7 @@ class StepTimeBound:
     def costs(self, layout: LayoutSettings) -> CostBounds | None:
         """Costs of the layouts with this one's layer key; None where a link that they need states
         no bandwidth."""
-        key = layout.layer_key
+        key = (*layout.layer_key, layout.moe_overlap)
         if key not in self.known_costs:
             self.known_costs[key] = self._costs(self._nearest_ranks(layout))
         return self.known_costs[key]

@@ -245,7 +245,7 @@ class LayoutEvaluator:
 
     def _time_model(self, layout: LayoutSettings) -> StepTimeModel:
         job_layout = self.job_layout(layout)
-        key = ("messages", layout._replace(order=""))
+        key = ("messages", layout._replace(order="", moe_overlap=False))
         listed = self.cached(key, lambda: StepMessages(job_layout, self.profile))
         return StepTimeModel(job_layout, self.timer(layout, job_layout), listed)
 

@@ -11,6 +11,9 @@ values, so that the answer is the same every time.
 The exhaustive search evaluates every layout that passes the rules; tests compare the two on small
 spaces.
 
+Where a runtime overlaps experts' messages with the work of another micro batch (`moe_overlap`), a second step
+tries that on the layouts of the best classes, and keeps what is faster for it.
+
 Users cannot choose between five spellings of one layout. So a search looks for *classes*: layouts
 with the same tp, pp, ep and tensor mode. Of a class it keeps the layouts within ALIKE of the fastest
 one, which stands for them.
@@ -47,7 +50,7 @@ from mpctl.plan.search.cuts import PipelineLayouts
 from mpctl.plan.search.evaluate import LayoutEvaluator
 from mpctl.plan.search.plain import complexity, least_complexity
 from mpctl.plan.search.room import expected_slowdown
-from mpctl.plan.search.space import SearchSpace
+from mpctl.plan.search.space import SearchSpace, overlaps_experts
 
 Objective = Literal["tokens", "memory"]
 Progress = Callable[[str, int, int], None]
@@ -250,6 +253,8 @@ def find_layouts(
             search.minimize_memory(report)
         else:
             search.minimize_time(report)
+        if space.tries_overlap and objective == "tokens":
+            search.overlap_experts(report)
         if suggest and objective == "tokens":
             search.find_plainest(report)
     except KeyboardInterrupt:
@@ -293,11 +298,15 @@ class BranchAndBound:
             self.axes.append((self.bound.of_axes_quickly(axes), axes))
             if number % REPORT_EVERY == 0:
                 report("bounds", number, len(every))
+        self._descend(self.axes, report)
+
+    def _descend(self, bounded: Sequence[tuple[float, LayoutSettings]], report: Progress) -> None:
+        """Find the fastest layouts over these axes, which have lower bounds of their seconds."""
         queue: list[tuple[float, int, Level, LayoutSettings]] = [
-            (least, number, "axes", axes) for number, (least, axes) in enumerate(self.axes)
+            (least, number, "axes", axes) for number, (least, axes) in enumerate(bounded)
         ]
         heapify(queue)
-        number, taken, least = len(every), 0, queue[0][0] if queue else 0.0
+        number, taken, least = len(queue), 0, queue[0][0] if queue else 0.0
         while queue:
             bound, _, level, part = heappop(queue)
             worst = max(budget.worst for budget in self.budgets)
@@ -385,10 +394,15 @@ class BranchAndBound:
     def _add(
         self, layout: LayoutSettings, size: int, budgets: Sequence[BestClasses | LeastMemory]
     ) -> EvaluatedLayout | None:
-        """Evaluate a layout and take it in where it is among the best; None where it cannot be timed."""
+        """Evaluate a layout and take it in where it is among the best; None where it cannot be timed or is not legal,
+        or overlaps messages for nothing."""
         seconds = self.evaluator.step_seconds(layout)
         if seconds is None or not self.evaluator.is_legal(layout):
             return None
+        if layout.moe_overlap and self.space.tries_overlap:
+            plain = self.evaluator.step_seconds(layout._replace(moe_overlap=False))
+            if plain is not None and plain <= seconds:
+                return None
         slowdown = expected_slowdown(size / self.evaluator.device_memory)
         point = EvaluatedLayout(significant(seconds * slowdown), size, layout, slowdown)
         self.evaluated.append(point)
@@ -398,6 +412,17 @@ class BranchAndBound:
         for budget in budgets:
             budget.add(point)
         return point
+
+    def overlap_experts(self, report: Progress) -> None:
+        """Find the layouts of the best classes that are faster where rows are sent to experts beside another micro
+        batch's work."""
+        best, worst = {class_of(group.first.layout) for group in self.budgets[0].groups()}, self.budgets[0].worst
+        overlapping = [
+            axes._replace(moe_overlap=True)
+            for least, axes in self.axes
+            if least <= worst and class_of(axes) in best and overlaps_experts(axes._replace(vpp=2))
+        ]
+        self._descend([(self.bound.of_axes(axes), axes) for axes in overlapping], report)
 
     def find_plainest(self, report: Progress) -> None:
         """Find the plainest layout that fits and takes at most the ranking's error longer than the

@@ -27,7 +27,7 @@ from mpctl.plan.search.bound import StepTimeBound
 from mpctl.plan.search.evaluate import LayoutEvaluator
 from mpctl.plan.search.find import EvaluatedLayout, Progress, find_layouts
 from mpctl.plan.search.request import SearchRequest
-from mpctl.plan.search.space import SearchSpace
+from mpctl.plan.search.space import SearchSpace, overlaps_experts
 from mpctl.spec.job import JobSpec
 
 SETTINGS = tuple(name for name in LayoutSettings._fields if name != "dp")
@@ -95,8 +95,12 @@ def faster_nearby(job: JobSpec, *, count: int = 5) -> list[NearbyLayout]:
     except MissingFigure:
         return []
     given = layout_of(job)
-    numbers = range(1, MOST_CHANGES + 1)
-    found = [near for n in numbers for near in _fastest(bound, set(_changed_layouts(job, given, n)), count)]
+    space = bound.evaluator.space
+    overlapped = {given._replace(moe_overlap=True)} if space.tries_overlap and overlaps_experts(given) else set()
+    candidates = [
+        {*_changed_layouts(job, given, n)} | (overlapped if n == 1 else set()) for n in range(1, MOST_CHANGES + 1)
+    ]
+    found = [near for layouts in candidates for near in _fastest(bound, layouts - {given}, count)]
     return [NearbyLayout(changed_settings(given, p.layout), p.seconds, p.bytes) for p in found]
 
 
@@ -104,6 +108,7 @@ def _changed_layouts(job: JobSpec, given: LayoutSettings, changes: int) -> Itera
     has_experts = job.model is not None and job.model.experts is not None
     idle = {"stage_balance"} if given.vpp > 1 else set()
     idle |= set() if has_experts else {"ep", "etp"}
+    idle |= set() if given.moe_overlap else {"moe_overlap"}
     settings = [name for name in SETTINGS if name not in idle]
     for free in combinations(settings, changes):
         fixed = {name: getattr(given, name) for name in SETTINGS if name not in free}

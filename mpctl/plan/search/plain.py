@@ -58,6 +58,7 @@ def terms(layout: LayoutSettings, plain: PlainLayout) -> dict[str, float]:
         "schedule": UNUSUAL * (layout.schedule not in PLAIN_SCHEDULES),
         "balance": layout.stage_balance != PLAIN_BALANCE or layout.pipeline_layout is not None,
         "copies": layout.copies > 1,
+        "overlap": layout.moe_overlap,
         "order": DOUBLING * (layout.order not in PLAIN_ORDERS),
     }
 
@@ -87,6 +88,7 @@ def savings(layout: LayoutSettings, plainer: LayoutSettings, plain: PlainLayout)
         "schedule": "the usual schedule",
         "balance": "stages of equal layers",
         "copies": "states divided over all replicas",
+        "overlap": "experts without moe_overlap",
         "order": "ranks in the usual order",
     }
     return [words.get(name) or _size(name, layout, plainer) for name in fallen]

@@ -154,6 +154,8 @@ def varied(space: SearchSpace) -> list[str]:
         for zero, order in product(space.zero_stages(family), space.orders(family))
         for size in space.zero_sizes(family._replace(zero=zero, order=order))
     }
+    if space.tries_overlap and any(family.ep > 1 for family in families):
+        values["moe_overlap"] = {False, True}
     return [name for name in FIELDS if len(values[name]) > 1]
 
 

@@ -79,7 +79,7 @@ from mpctl.plan.rules.validate import find_errors
 from mpctl.spec.job import JobSpec, ends_count_as_layers
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.parallel import CpComm, ScheduleName
-from mpctl.spec.runtime import RuntimeSupport, get_profile
+from mpctl.spec.runtime import RuntimeSupport, get_profile, job_profile
 from mpctl.spec.schedules import SCHEDULES
 from mpctl.spec.training import TrainingSpec
 
@@ -219,7 +219,8 @@ class SearchSpace:
         )
 
     def _layer_settings(self, sizes: LayoutSettings, grid: TensorGrid) -> Iterator[LayoutSettings]:
-        sizes = sizes._replace(tensor_mode=grid.mode, tensor_depth=grid.axes.get("depth"))
+        overlap = self.fixed.get("moe_overlap", False)
+        sizes = sizes._replace(tensor_mode=grid.mode, tensor_depth=grid.axes.get("depth"), moe_overlap=overlap)
         for micro in self.micro_batch_sizes(sizes.dp):
             if self._cuts_in_vain(sizes.cp, micro):
                 continue
@@ -228,7 +229,9 @@ class SearchSpace:
                 if micro % grid.sample_parts == 0 and runs_in_mode(layout):
                     for recompute in self._recompute_modes:
                         for comm, inner in self.exchanges(sizes.tp, sizes.cp):
-                            yield layout._replace(recompute=recompute, cp_comm=comm, cp_a2a_size=inner)
+                            found = layout._replace(recompute=recompute, cp_comm=comm, cp_a2a_size=inner)
+                            if not layout.moe_overlap or overlaps_experts(found._replace(vpp=2)):
+                                yield found
 
     def exchanges(self, tp: int, cp: int) -> Sequence[tuple[CpComm | None, int | None]]:
         """How ranks of cp may meet, with cp_a2a_size: the runtime's default (None), and exchanges of sequence for
@@ -263,6 +266,13 @@ class SearchSpace:
         is_free = self.fixed.keys().isdisjoint(("cp", "dp", "micro_batch_size"))
         return self.model.experts is not None and is_free and gcd(cp, micro) > 1
 
+    @cached_property
+    def tries_overlap(self) -> bool:
+        """Whether to send one micro batch's rows to experts while another is computed, too: where that saves time and
+        nothing fixes it. Layouts of the space do not; a search tries it on those that it found (find.py)."""
+        gains = self.runs.expert_overlap and job_profile(self.job.training).experts.overlapped > 0
+        return gains and self.model.experts is not None and "moe_overlap" not in self.fixed
+
     def microbatches(self, layout: LayoutSettings) -> int:
         """Micro batches of a replica in one step."""
         return max(1, (self._batch or layout.dp) // (layout.micro_batch_size * layout.dp))
@@ -295,7 +305,7 @@ class SearchSpace:
         key = "pipelines", axes.pp, self.microbatches(axes)
         for vpp, schedule, balance in self._once(key, lambda: list(self.pipelines(*key[1:]))):
             family = axes._replace(vpp=vpp, schedule=schedule, stage_balance=balance)
-            if runs_in_mode(family):
+            if runs_in_mode(family) and (not axes.moe_overlap or overlaps_experts(family)):
                 yield family
 
     def members(self, family: LayoutSettings) -> Iterator[LayoutSettings]:
@@ -556,6 +566,12 @@ def _orders(axis_sizes: tuple[int, ...], known: tuple[str, ...]) -> tuple[str, .
     turns = ["-".join((first, *idle, *turn)) for turn in permutations(outer)]
     names = known or (DEFAULT_ORDER, *turns)
     return tuple(name for turn in turns if (name := find_order(turn, names, sizes)))
+
+
+def overlaps_experts(layout: LayoutSettings) -> bool:
+    """Whether one micro batch's rows can be sent to experts while another is computed: rows are sent, not sent again
+    for the backward, and a stage has several chunks, one forward and one backward."""
+    return layout.ep > 1 and layout.recompute != "full" and (layout.pp == 1 or layout.vpp > 1)
 
 
 def runs_in_mode(layout: LayoutSettings) -> bool:
