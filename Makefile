@@ -10,7 +10,7 @@ QUICK := -m "not slow and not cluster"
 # Kept, also where the environment forbids it: every process of the tests imports the same modules.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test collected test-all test-matrix test-clusters lint types accuracy bench gpu soak reference readme docs constraints clean
+.PHONY: demo test collected test-all test-matrix test-clusters lint types accuracy gallery bench gpu soak reference readme docs constraints clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "mpctl needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
@@ -64,6 +64,10 @@ types: $(READY)
 # point (tests/recorded/accuracy_released.json). Half a minute of one core; writes benchmarks/results/accuracy.md.
 accuracy: $(READY)
 	$(BIN)/python -m benchmarks.accuracy_gate
+
+# docs/gallery: every published run with its forecast and the line that plans it. Two minutes of one core.
+gallery: $(READY)
+	$(BIN)/python -m benchmarks.gallery
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.plan_speed
