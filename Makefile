@@ -67,7 +67,7 @@ accuracy: $(READY)
 
 # docs/gallery: every published run with its forecast and the line that plans it. Two minutes of one core.
 gallery: $(READY)
-	$(BIN)/python -m benchmarks.gallery
+	$(BIN)/python -m tests.gallery
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.plan_speed

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gallery import ADDED, PAGE, RUNS, SCORES, published, read, record, record_added, scores
-from benchmarks.gallery_page import page
 from tests.cli.calls import Mpctl, caller
+from tests.gallery import ADDED, PAGE, RUNS, SCORES, published, read, record, record_added, scores
+from tests.gallery_page import page
 from tests.released import RELEASED
 
 ROWS = {row["id"]: row for row in read(RUNS)}

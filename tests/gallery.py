@@ -1,8 +1,8 @@
-"""The gallery of published runs: `make gallery`, or `python -m benchmarks.gallery`; two minutes of one core.
+"""The gallery of published runs: `make gallery`, or `python -m tests.gallery`; two minutes of one core.
 
 Writes into docs/gallery: runs.json, every run of the accuracy data with a measured step, each with its forecast under
 today's presets and the line that plans it; scores.json, the score of each source at each release and today; and
-runs.html, the page of both (benchmarks/gallery_page.py). The forecast is the plan of the line itself: a line that plans
+runs.html, the page of both (tests/gallery_page.py). The forecast is the plan of the line itself: a line that plans
 something else than the recorded job ends the command.
 
 fit: `fitted` if the run was among those to which figures were fitted; kept_back_error is then the error under
@@ -247,7 +247,7 @@ def read(path: Path) -> list[Row]:
 
 def main() -> int:
     """Record every run, the scores and the page."""
-    from benchmarks.gallery_page import page
+    from tests.gallery_page import page
 
     rows = record_all()
     write(RUNS, rows)
