@@ -187,6 +187,8 @@ def layout_line(job: JobSource, request: SearchRequest, choice: LayoutReport, ve
     settings = dict(request.typed)
     settings |= changed_settings(layout_of(request.job), choice.layout)
     settings["parallel.dp"] = choice.layout.dp
+    if request.opens_batch:  # a plan's would follow from this layout
+        settings["training.global_batch_size"] = choice.job.training.global_batch_size
     cluster = choice.job.cluster
     if choice.job.world_size != request.job.world_size:
         settings["cluster.nodes"] = cluster.nodes

@@ -103,7 +103,7 @@ class PipelineLayouts:
         bounds = self.bound.costs(axes)
         if bounds is None:
             return None
-        key = "item costs", *axes.layer_key
+        key = "item costs", *axes.layer_key, axes.moe_overlap
         return self.evaluator.cached(key, lambda: self._find_costs(axes))
 
     def _find_costs(self, axes: LayoutSettings) -> ItemCosts:

@@ -37,7 +37,7 @@ class SearchRequest:
     warnings: keys of the job under a former name. price: of a GPU-hour, if known. gives_layout:
     whether the job sets a searched setting of its layout; if not, its layout has defaults only and
     is not reported. tokens: of the run whose days and cost are wanted. presets: the user's presets that the job
-    starts from.
+    starts from. opens_batch: whether the job says no global batch, so that the search has the one of its own sizes.
     """
 
     job: JobSpec
@@ -49,6 +49,7 @@ class SearchRequest:
     gives_layout: bool = True
     tokens: int | None = None
     presets: tuple[PresetFile, ...] = ()
+    opens_batch: bool = False
 
     def space(self, gpus: int | None = None) -> SearchSpace:
         """The layouts to search, on the job's number of GPUs or on another."""
@@ -79,7 +80,8 @@ def read_request(
     if price is None:
         price = job.cluster.operations.price_per_gpu_hour
     given = _gives_layout(job, {*fixed, *(SETTINGS.get(key) for key in loaded.open_settings)})
-    return SearchRequest(job, typed, fixed, dict(largest), loaded.warnings, price, given, tokens, loaded.presets)
+    opens = "training.global_batch_size" in loaded.open_settings
+    return SearchRequest(job, typed, fixed, dict(largest), loaded.warnings, price, given, tokens, loaded.presets, opens)
 
 
 def _gives_layout(job: JobSpec, except_: Container[str | None]) -> bool:
