@@ -30,7 +30,7 @@ def test_a_dash_h_is_help(mpctl: Mpctl, typed: str) -> None:
         (["plam"], "mpctl plan"),
         (["tokenize"], "mpctl data prepare"),
         (["data", "prepar"], "mpctl data prepare"),
-        (["zzzz"], "commands: fit, init, plan, search, compare"),
+        (["zzzz"], "commands: fit, init, plan, search, report"),
         (["checkpoint", "zzzz"], "commands: list, inspect, verify, reshard, export, import"),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value),

@@ -73,7 +73,7 @@ def test_a_script_tells_what_to_change_in_its_own_flags(mpctl: Mpctl, folder: Pa
     assert said.code == 0 and "as planned" in said.out
     document = json.loads(mpctl("why", "train.sh", "asis.log", "--cluster", "dgx-h100", "--json").out)
     flags = {change["words"]: change["flags"] for change in document["changes"]}
-    assert flags["sequence parallel on"] == ["--sequence-parallel"]
+    assert flags["sequence parallel on"] == ["--sequence-parallel", "--tp-comm-overlap"]
     again = mpctl("why", "asis.log", "--from", "megatron", "@train.sh", "--cluster", "dgx-h100")
     assert again.out == said.out
 

@@ -114,7 +114,7 @@ def test_the_number_of_trials_is_of_all_sessions(tmp_path, request_, truth):
 
 
 def test_no_trial_begins_that_would_end_after_the_budget(tmp_path, request_, truth):
-    target = FakeTarget(truth, Clock(), noise=0.1, seed=1)
+    target = FakeTarget(truth, Clock(), noise=0.1, seed=2)
     tuning = tuning_of(tmp_path / "t", request_, target, seconds=60.0)
     tuning.run()
     assert tuning.ended == "budget" and 3 <= len(tuning.records) <= 6
