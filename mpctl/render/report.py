@@ -12,7 +12,7 @@ from mpctl.render.parts import Facts, Figures, Lines, Part, Section, Sentence
 from mpctl.render.terminal import print_parts
 
 if TYPE_CHECKING:
-    from mpctl.plan.search.report import ReportDocument
+    from mpctl.plan.search.report import OtherEntry, ReportDocument
 
 PAPER = """
 @page { margin: 12mm; }
@@ -52,7 +52,7 @@ def report_parts(document: ReportDocument) -> Iterator[Part]:
     yield Section("report", "Recommendation")
     yield Facts([("layout", best["layout"]), ("why", document["why"]), ("memory", best["verdict"])])
     lines = [
-        f"{at}. {other['layout']}: {seconds_text(other['step_seconds'])} a step; {other['loses']}"
+        f"{at}. {other['layout']}: {', '.join(_of_run(other))}; {other['loses']}"
         for at, other in enumerate(document["others"], 1)
     ]
     yield Lines("Why not the next two", lines or ["no other layout fits"])
@@ -60,6 +60,14 @@ def report_parts(document: ReportDocument) -> Iterator[Part]:
     yield Lines("Risk", [f"9 of 10 such runs take {span} a step, {_percent(document)}", *risk["rests_on"]])
     yield Lines("Measure first", [f"{at}. {text}" for at, text in enumerate(document["measure_first"], 1)])
     yield Facts([("plan", best["command"]), *([("flags", document["emit"])] if document["emit"] else [])], "Commands")
+
+
+def _of_run(other: OtherEntry) -> Iterator[str]:
+    yield f"{seconds_text(other['step_seconds'])} a step"
+    if other["days"] is not None:
+        yield days_text(other["days"])
+    if other["price"] is not None:
+        yield f"price {count_text(other['price'])}"
 
 
 def _percent(document: ReportDocument) -> str:

@@ -26,6 +26,7 @@ def test_a_report_recommends_what_a_search_suggests(mpctl: Mpctl, tmp_path: Path
     assert len(document["others"]) == 2 and best["layout"] not in {other["layout"] for other in document["others"]}
     assert risk["low_seconds"] < best["step_seconds"] < risk["high_seconds"] and risk["is_measured"]
     assert 0 < risk["kept_back"] < 0.5 and best["run"]["price"] == pytest.approx(2 * best["run"]["gpu_hours"])
+    assert all(other["price"] == pytest.approx(2 * 8 * 24 * other["days"], rel=0.1) for other in document["others"])
     said = mpctl("report", *JOB, *BATCH).out
     for text in (best["layout"], "Why not the next two", "Risk", "Measure first", "mpctl emit"):
         assert text in page.read_text("utf-8") and text in said

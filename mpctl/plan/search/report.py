@@ -28,12 +28,15 @@ Line = Callable[[LayoutReport, str | None], str]
 
 
 class OtherEntry(TypedDict):
-    """A layout that is not recommended. loses: in settings, seconds by part and memory, next to the one that is."""
+    """A layout that is not recommended. loses: in settings, seconds by part and memory, next to the one that is; days
+    and price of the run, if its tokens and a price are known."""
 
     layout: str
     step_seconds: float
     fits: bool
     loses: str
+    days: float | None
+    price: float | None
     command: str
 
 
@@ -103,6 +106,8 @@ def _other(best: LayoutReport, row: LayoutReport, line: Line) -> OtherEntry:
         "step_seconds": row.time.total,
         "fits": row.fits,
         "loses": difference_text(best, row),
+        "days": row.run.days if row.run else None,
+        "price": row.run.price if row.run else None,
         "command": line(row, None),
     }
 
