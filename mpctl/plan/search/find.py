@@ -57,7 +57,7 @@ Progress = Callable[[str, int, int], None]
 Note = Callable[[str], None]
 Level = Literal["axes", "family", "layout"]  # of the tree in plan/search/space.py
 BUDGETS = 4  # the device's memory and its shares, in equal steps
-REPORT_EVERY = 128  # parts taken from the queue between two reports of progress
+REPORT_EVERY = 32  # parts taken from the queue between two reports of progress
 PROGRESS_STEPS = 1000  # how finely the progress of the layouts is reported
 
 ALIKE = 0.01
@@ -306,7 +306,7 @@ class BranchAndBound:
             (least, number, "axes", axes) for number, (least, axes) in enumerate(bounded)
         ]
         heapify(queue)
-        number, taken, least = len(queue), 0, queue[0][0] if queue else 0.0
+        number, taken, least, done = len(queue), 0, queue[0][0] if queue else 0.0, 0.0
         while queue:
             bound, _, level, part = heappop(queue)
             worst = max(budget.worst for budget in self.budgets)
@@ -316,9 +316,10 @@ class BranchAndBound:
                 number += 1
                 heappush(queue, (child_bound, number, child_level, child))
             taken += 1
-            if taken % REPORT_EVERY == 0 and least < worst < inf:  # how near bounds are to the best
-                done = round(PROGRESS_STEPS * (bound - least) / (worst - least))
-                report("layouts", done, PROGRESS_STEPS)
+            if taken % REPORT_EVERY == 0:  # of the queue, or how near bounds are to the best
+                near = (bound - least) / (worst - least) if least < worst else 0.0
+                done = max(done, near, taken / (taken + len(queue)))
+                report("layouts", round(PROGRESS_STEPS * done), PROGRESS_STEPS)
 
     def _children(
         self, bound: float, level: Level, part: LayoutSettings
