@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -53,16 +54,26 @@ def for_launcher(job: JobSource, target: str) -> JobSource:
     from mpctl.interop.emitted import launcher_runtime
     from mpctl.spec.load import load_partial
 
-    is_other = job.read and job.read[0] != target and {job.read[0], target} <= TRAINERS
-    if is_other and "training.adapter.dtype" in job.others:
-        left = {key: value for key, value in job.overrides.items() if key in job.own or key not in TRAINED_TYPES}
-        job = job._replace(overrides=left)
+    if job.read and target not in (TOML, job.read[0]):
+        left = _left(job, job.read[0], target)
+        job = job._replace(overrides={key: v for key, v in job.overrides.items() if key in job.own or key not in left})
     if target == TOML or "training.runtime" in job.own:
         return job
     loaded = load_partial(job.source, job.overrides).job
     if loaded is None or not (job.read or loaded.training.is_runtime_default):
         return job
     return job.with_settings({"training.runtime": launcher_runtime(loaded, target)})
+
+
+def _left(job: JobSource, read: str, target: str) -> Collection[str]:
+    """Settings of launcher `read` that are left to launcher `target`."""
+    from mpctl.spec.runtime import get_profile
+    from mpctl.spec.training import DEFAULT_RUNTIME, LOSS_KEYS
+
+    if {read, target} <= TRAINERS:
+        return TRAINED_TYPES if "training.adapter.dtype" in job.others else ()
+    runtime = job.overrides.get("training.runtime", DEFAULT_RUNTIME)
+    return () if target in get_profile(runtime).runs.emit else LOSS_KEYS
 
 
 def print_emitted(job: JobSource, made: Plan, target: str, *, as_json: bool) -> None:

@@ -90,7 +90,9 @@ def plan(
     elif document is not None:
         _show_rank(document, as_json=as_json)
     else:
-        _print_plan(made.evaluate(), topology, kinds, runtimes, run, ranks=ranks, full=full, as_json=as_json)
+        own = "training.cross_entropy" in job.others
+        made = made.evaluate()
+        _print_plan(made, topology, kinds, runtimes, run, ranks=ranks, full=full, own_loss=own, as_json=as_json)
     if rank is None and made.fits is False:
         raise typer.Exit(DOES_NOT_FIT)
 
@@ -172,11 +174,13 @@ def _print_plan(
     *,
     ranks: bool,
     full: bool,
+    own_loss: bool,
     as_json: bool,
 ) -> None:
     from mpctl.plan.planning.runtimes import is_open, named_runtimes, other_runtimes, same_layout
 
-    asked = same_layout(made, named_runtimes(runtimes, made.job)) if runtimes is not None else []
+    names = named_runtimes(runtimes, made.job) if runtimes is not None else []
+    asked = same_layout(made, names, own_loss=own_loss)
     if as_json:
         from mpctl.plan.planning.document import plan_document
         from mpctl.render.output import print_json
@@ -186,5 +190,5 @@ def _print_plan(
     from mpctl.render.plan import PlanView, print_plan
 
     has_rows = is_open(made.job) and made.estimate is not None and not asked
-    others = same_layout(made, other_runtimes(made.job)) if has_rows else []
+    others = same_layout(made, other_runtimes(made.job), own_loss=own_loss) if has_rows else []
     print_plan(made, topology, PlanView(kinds, ranks, full, others, asked, run))

@@ -66,6 +66,7 @@ from mpctl.plan.rules.check import Check, listed
 from mpctl.plan.rules.layout import is_countable
 from mpctl.spec.layout_text import PipelineLayout, parse_layout, write_layout
 from mpctl.spec.load import job_from_raw
+from mpctl.spec.runtime import is_same_software
 from mpctl.spec.schedules import SCHEDULES
 from mpctl.spec.training import CORE, RecomputeModule
 
@@ -148,16 +149,17 @@ def read_command(line: CommandLine, typed: Overrides = NO_SETTINGS) -> ReadJob:
     _read_model(reader)
     megatron_experts.read_experts(reader)
     reader.read(TRAINING_FLAGS)
-    read_loss(reader, FUSION, IMPLEMENTATION)
     read_optimizer(reader)
     _read_samples(reader)
     if reader.has("--lr-warmup-fraction"):
         _read_warmup(reader)
     _read_pipeline(reader)
+    runtime = megatron_experts.runtime_of_flags(line.flags)
+    is_theirs = is_same_software(runtime, str(typed.get("training.runtime", runtime)))
+    read_loss(reader, FUSION, IMPLEMENTATION, absent="unfused" if is_theirs else None)
     if reader.issues:
         raise InputError(reader.issues)
     ignored = {flag: line.flags[flag] for flag in unknown}
-    runtime = megatron_experts.runtime_of_flags(line.flags)
     if runtime == megatron_experts.GRAPHS:
         ignored = {flag: values for flag, values in ignored.items() if flag not in megatron_experts.CAPTURE}
     settings = {**reader.settings, "training.runtime": runtime}

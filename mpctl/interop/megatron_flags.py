@@ -23,11 +23,13 @@ from mpctl.interop.megatron_optimizers import OPTIMIZER_FLAGS
 from mpctl.model.layout.topology import zero_copies
 from mpctl.model.pipeline.explicit import find_layout, layout_parts
 from mpctl.model.pipeline.stages import job_stages
+from mpctl.plan.estimate.loss import loss_way
 from mpctl.spec.job import JobSpec
 from mpctl.spec.layout_text import write_layout
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.parallel import CpComm
-from mpctl.spec.training import CORE
+from mpctl.spec.runtime import job_profile
+from mpctl.spec.training import CORE, CrossEntropy
 
 SOFTWARE = "Megatron-LM core 0.19"
 CP_COMM, CP_SIZES = "--cp-comm-type", "--hierarchical-context-parallel-sizes"
@@ -208,8 +210,12 @@ FUSIONS = {"fused": "native", "te": "te", "linear": "linear"}
 """Implementations of a fused loss by training.cross_entropy; linear is on Megatron-LM's branch dev."""
 
 
+def _way(job: JobSpec) -> CrossEntropy:
+    return loss_way(job.training, job_profile(job.training))
+
+
 def _implementation(job: JobSpec) -> Value:
-    return FUSIONS.get(job.training.cross_entropy or "")
+    return FUSIONS.get(_way(job))
 
 
 LOSS_FLAGS = (
@@ -219,12 +225,15 @@ LOSS_FLAGS = (
 
 
 def loss_flags(job: JobSpec) -> Iterator[tuple[str, Value]]:
-    """Flags of the job's own way to compute its loss, with their values; none where it names none."""
-    return written(job, LOSS_FLAGS) if job.training.cross_entropy else iter(())
+    """Flags of the way that a plan computes its loss, with their values; none for linear that is not the job's
+    but its runtime's, of other software."""
+    is_theirs = job.training.cross_entropy is None and _way(job) == "linear"
+    return iter(()) if is_theirs else written(job, LOSS_FLAGS)
 
 
-def read_loss(reader: KeyReader, fusion: str, implementation: str) -> None:
-    """The setting of these keys. Without the first, no kernels are fused, whatever the second says."""
+def read_loss(reader: KeyReader, fusion: str, implementation: str, *, absent: CrossEntropy | None = None) -> None:
+    """The setting of these keys. Without the first, the second says nothing, and the way is `absent`; None
+    where that is not known."""
     ways = {theirs: ours for ours, theirs in FUSIONS.items()}
     given = reader.value(implementation, "native")
     if reader.has(implementation) and given not in ways:
@@ -233,7 +242,9 @@ def read_loss(reader: KeyReader, fusion: str, implementation: str) -> None:
         reader.settings["training.cross_entropy"] = ways[given]
     elif reader.has(fusion):
         reader.settings["training.cross_entropy"] = "unfused"
-    elif reader.has(implementation):
+    elif absent is not None:
+        reader.settings["training.cross_entropy"] = absent
+    if reader.has(implementation) and not reader.has(fusion):
         reader.nearest(implementation, f"{given}: says nothing without {fusion}", f"add {fusion}, or leave it out")
 
 

@@ -531,6 +531,11 @@ def job_profile(training: TrainingSpec) -> RuntimeProfile:
     return get_profile(training.runtime, adapters=training.adapter is not None)
 
 
+def is_same_software(one: str, other: str) -> bool:
+    """Whether a launcher starts both runtimes, so that what a script does under one it does under the other."""
+    return one == other or bool({*get_profile(one).runs.emit} & {*get_profile(other).runs.emit})
+
+
 def profile_file(name: str) -> PresetFile:
     """The file of a runtime preset. Raises InputError where no preset has this name."""
     searched = search_path()

@@ -48,6 +48,8 @@ Optimizer = Literal[
 ]
 CrossEntropy = Literal["unfused", "fused", "te", "linear"]
 """Megatron's --cross-entropy-loss-fusion and its implementations."""
+LOSS_KEYS = ("training.cross_entropy", "training.cross_entropy_chunks")
+"""Settings that a script of one software says of it alone: another has its own way."""
 
 Load = Annotated[float, Ge(1), Le(2**16)]
 """A largest load over the mean of all."""

@@ -102,6 +102,19 @@ def test_tensor_modes_of_a_job_that_is_read_are_compared(mpctl: Mpctl) -> None:
     assert said.document["schema"] == "mpctl.tensor-modes/1"
 
 
+def test_a_loss_that_is_read_is_left_to_other_software(mpctl: Mpctl) -> None:
+    """Megatron-LM fuses none unless told to; mpctl has no unfused loss, and accelerate no key for it."""
+    flags = f"{SHAPE} --vocab-size 1000 --micro-batch-size 1 --global-batch-size 8"
+    read = ("--from", "megatron", flags, "--gpus", "8xh100")
+    (row,) = mpctl("plan", *read, "--runtimes", "mpctl", "--json").document["runtimes"]
+    assert row["not_run"] == [] and row["step_seconds"]
+    assert "num_processes: 8" in mpctl("emit", "accelerate", *read).out
+    assert "cross" not in mpctl("emit", "megatron", *read).out
+    assert "loss_fusion = False" in mpctl("emit", "megatron-bridge", *read).out
+    ways = mpctl("compare", *read, "runtime=mpctl", "runtime=amd-megatron", "--json").document
+    assert ways["settings"]["training.cross_entropy"] == ["unfused", None, "unfused"]
+
+
 def test_ranks_that_nobody_names_are_a_warning(mpctl: Mpctl) -> None:
     flags = "--tensor-model-parallel-size 2 --micro-batch-size 1"
     document = mpctl("plan", "--from", "megatron", flags, "--json").document

@@ -82,7 +82,50 @@ def test_what_says_nothing_alone_is_told() -> None:
     assert read is not None
     line = "--num-layers 4 --vocab-size 100 --cross-entropy-fusion-impl te"
     found = read(line, {})
-    assert "training.cross_entropy" not in found.settings
+    assert found.settings["training.cross_entropy"] == "unfused"
     assert any("--cross-entropy-fusion-impl" in warning.where for warning in found.warnings)
     with pytest.raises(InputError, match="'jit' is not known"):
         read("--num-layers 4 --vocab-size 100 --cross-entropy-loss-fusion --cross-entropy-fusion-impl jit", {})
+
+
+@pytest.mark.parametrize(
+    ("runtime", "way", "flags", "assigned"),
+    [
+        ("megatron-core", None, "--cross-entropy-fusion-impl native", "cross_entropy_loss_fusion = True"),
+        ("megatron-core", "unfused", None, "cross_entropy_loss_fusion = False"),
+        ("megatron-2021", None, None, "cross_entropy_loss_fusion = False"),
+        ("torchtitan", None, None, None),  # linear, which only Megatron's branch dev has
+    ],
+)
+def test_a_loss_that_a_plan_counts_on_is_written(
+    runtime: str, way: str | None, flags: str | None, assigned: str | None
+) -> None:
+    """Without --cross-entropy-loss-fusion Megatron-LM fuses nothing, and a recipe of Bridge has its own."""
+    plan = plan_of({**LLAMA, "training.runtime": runtime, "training.cross_entropy": way})
+    for launcher, words in (("megatron", flags), ("megatron-bridge", assigned)):
+        text = emit_plan(plan, launcher).body
+        assert words in text if words else "cross" not in text, text
+
+
+@pytest.mark.parametrize(
+    ("flags", "runtime", "way"),
+    [
+        ("", None, "unfused"),
+        ("", "amd-megatron", "unfused"),
+        ("", "mpctl", None),
+        ("--cross-entropy-loss-fusion", None, "fused"),
+        ("--cross-entropy-loss-fusion", "mpctl", "fused"),
+    ],
+)
+def test_without_a_flag_megatron_fuses_nothing(flags: str, runtime: str | None, way: str | None) -> None:
+    read = get_launcher("megatron").read
+    assert read is not None
+    typed = {"training.runtime": runtime} if runtime else {}
+    found = read(f"--num-layers 4 --vocab-size 100 {flags}", typed)
+    assert found.settings.get("training.cross_entropy") == way
+
+
+def test_a_recipe_of_bridge_without_the_field_keeps_its_own() -> None:
+    read = get_launcher("megatron-bridge").read
+    assert read is not None
+    assert "training.cross_entropy" not in read("cfg.model.num_layers = 4", {}).settings

@@ -16,9 +16,11 @@ from mpctl.interop.limits import overlaps_products
 from mpctl.interop.megatron_experts import layer_pattern, read_pattern
 from mpctl.model.pipeline.explicit import layout_parts
 from mpctl.model.pipeline.stages import spans_of
+from mpctl.plan.estimate.loss import loss_way
 from mpctl.plan.planning.plan import Plan, load_plan
 from mpctl.spec.job import JobSpec
 from mpctl.spec.layout_text import parse_layout, write_layout
+from mpctl.spec.runtime import job_profile
 from tests.interop.jobs import EXAMPLE, GRID, LAYOUTS, MIXTURE, Settings, plan_of
 from tests.interop.jobs import LATENT as LATENT_SHAPE
 
@@ -42,7 +44,8 @@ def said(job: JobSpec) -> dict[str, Any]:
     has."""
     tables: dict[str, Any] = job.model_dump(include={"parallel", "model", "training"})
     tables["model"] |= {"name": None, "source": None}
-    tables["training"] |= {"min_learning_rate": job.training.lowest_rate}
+    way = loss_way(job.training, job_profile(job.training))
+    tables["training"] |= {"min_learning_rate": job.training.lowest_rate, "cross_entropy": way}
     tables["parallel"] |= {"tp_comm_overlap": overlaps_products(job)}
     return tables
 

@@ -21,6 +21,8 @@ from mpctl.plan.planning.whole_run import gpu_hours_per_billion
 from mpctl.spec.figure_sources import FigureSource
 from mpctl.spec.load import parse_settings
 from mpctl.spec.names import full_names
+from mpctl.spec.runtime import is_same_software
+from mpctl.spec.training import DEFAULT_RUNTIME, LOSS_KEYS
 
 if TYPE_CHECKING:
     from mpctl.plan.estimate.job import Estimate
@@ -75,13 +77,22 @@ def load_variants(
         source, *settings = _split(text, first)
         try:
             is_read = source == name
-            more = {**(base if is_read else {}), **overrides, **full_names(parse_settings(settings))}
+            given = {**overrides, **full_names(parse_settings(settings))}
+            more = {**(_kept(base, given) if is_read else {}), **given}
             plans.append((text, load_plan(None if is_read else source, more)))
         except InputError as error:
             issues += [Issue(i.rule, f"{text}: {i.where}", i.message, i.hint) for i in error.issues]
     if issues:
         raise InputError(issues)
     return plans
+
+
+def _kept(read: Overrides, given: Overrides) -> Overrides:
+    """The settings of a script that hold under the runtime of `given`."""
+    was = str(read.get("training.runtime", DEFAULT_RUNTIME))
+    if is_same_software(was, str(given.get("training.runtime", was))):
+        return read
+    return {key: value for key, value in read.items() if key not in LOSS_KEYS}
 
 
 def _split(text: str, first: str) -> list[str]:

@@ -20,7 +20,8 @@ from mpctl.spec.cluster import ClusterSpec
 from mpctl.spec.job import JobSpec
 from mpctl.spec.presets import PresetFile, get_file, preset_files
 from mpctl.spec.releases import preset_named
-from mpctl.spec.runtime import RuntimeProfile, get_profile
+from mpctl.spec.runtime import RuntimeProfile, get_profile, is_same_software
+from mpctl.spec.training import LOSS_KEYS
 
 ALL = "all"
 FIGURES = ("fits", "step_seconds", "step_seconds_low", "step_seconds_high", "mfu", "device_bytes")
@@ -144,16 +145,20 @@ def named_runtimes(text: str, job: JobSpec) -> list[str]:
     return runtimes
 
 
-def same_layout(plan: Plan, runtimes: Sequence[str]) -> list[UnderRuntime]:
-    """The layout of a legal plan under each of these runtimes."""
-    return [_under(plan, name) for name in runtimes]
+def same_layout(plan: Plan, runtimes: Sequence[str], *, own_loss: bool = False) -> list[UnderRuntime]:
+    """The layout of a legal plan under each of these runtimes. own_loss: other software computes its loss as it
+    does by itself."""
+    return [_under(plan, name, own_loss) for name in runtimes]
 
 
-def _under(plan: Plan, runtime: str) -> UnderRuntime:
+def _under(plan: Plan, runtime: str, own_loss: bool) -> UnderRuntime:
     profile = get_profile(runtime)
     if runtime == plan.job.training.runtime:
         return UnderRuntime(runtime, profile, (), plan)
     job = with_runtime(plan.job, runtime)
+    if own_loss and not is_same_software(runtime, plan.job.training.runtime):
+        own = dict.fromkeys(key.partition(".")[2] for key in LOSS_KEYS)
+        job = job.model_copy(update={"training": job.training.model_copy(update=own)})
     if missing := tuple(text for _, text in not_run(job, profile)):
         return UnderRuntime(runtime, profile, missing, None)
     under = make_plan(job)
