@@ -153,7 +153,7 @@ def dense_order(order: str) -> str:
     >>> dense_order("tp-cp-ep-dp-pp")
     'tp-cp-dp-pp'
     """
-    return "-".join(axis for axis in order.split("-") if axis != "ep")
+    return "-".join([axis for axis in order.split("-") if axis != "ep"])
 
 
 def expert_order(order: str) -> tuple[str, ...]:
@@ -169,7 +169,7 @@ def expert_order(order: str) -> tuple[str, ...]:
     if "ep" not in named:
         named.insert(named.index("cp"), "ep")
     names = {"tp": "etp", "dp": "edp"}
-    return tuple(names.get(axis, axis) for axis in named if axis != "cp")
+    return tuple([names.get(axis, axis) for axis in named if axis != "cp"])
 
 
 def find_order(order: str, orders: Iterable[str], sizes: Mapping[str, int]) -> str | None:

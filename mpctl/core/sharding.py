@@ -215,4 +215,4 @@ def padded_vocab(vocab: int, *, tp: int, divisor: int = 128) -> int:
 
 def reduced_axes(contracted: Iterable[str]) -> tuple[str, ...]:
     """Axes over which a product contracting over these dimensions must be all-reduced."""
-    return tuple(dict.fromkeys(AXIS_OF_DIM[dim] for dim in contracted if dim in AXIS_OF_DIM))
+    return tuple(dict.fromkeys([AXIS_OF_DIM[dim] for dim in contracted if dim in AXIS_OF_DIM]))

@@ -16,7 +16,8 @@ from mpctl.spec.job import JobSpec
 def replicas(job: JobSpec) -> int:
     """Ranks that hold the same dense parameters, dp x cp, each for different samples or
     positions."""
-    return job.sizes["dp"] * job.sizes["cp"]
+    sizes = job.sizes
+    return sizes["dp"] * sizes["cp"]
 
 
 def zero_stage(job: JobSpec) -> int:

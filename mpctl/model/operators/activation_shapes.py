@@ -221,7 +221,7 @@ class ActivationShapes(NamedTuple):
 
     def count(self, dims: Iterable[str]) -> int:
         """Elements of a tensor of these dimensions."""
-        return prod(self.dims[dim] for dim in dims)
+        return prod([self.dims[dim] for dim in dims])
 
     @property
     def of_tile(self) -> ActivationShapes:

@@ -166,7 +166,7 @@ class MatMul(NamedTuple):
     @property
     def rows(self) -> Dims:
         """The dimensions of X that W does not contract; a row of X for each of their elements."""
-        return tuple(dim for dim in self.reads if dim in self.writes)
+        return tuple([dim for dim in self.reads if dim in self.writes])
 
     @property
     def is_column(self) -> bool:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
 from mpctl.core.sharding import EXPERTS
@@ -88,8 +89,8 @@ class StageSlice:
     def end_weights(self, *, trained_only: bool = False) -> tuple[ParameterSpec, ...]:
         """Parameters of the ends and, where layers are here, those that all layers share."""
         shared = self.flow.shared if trained_only else self.stack.shared
-        ends = (end.trained if trained_only else end.part.weights for end in self.ends)
-        return (*(w for weights in ends for w in weights), *(shared if self.layers else ()))
+        ends = [end.trained if trained_only else end.part.weights for end in self.ends]
+        return (*chain.from_iterable(ends), *(shared if self.layers else ()))
 
 
 @dataclass(frozen=True)

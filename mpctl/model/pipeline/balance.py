@@ -110,6 +110,9 @@ def _dealt(layers: int, cost: int, items: Sequence[int], least: Sequence[int], p
         more[-turned] += 1
         heapreplace(costs, (now + cost, turned))
     for stage in open_stages:
+        if len(parts[stage::pp]) == 1:
+            counts[stage] += more[stage]
+            continue
         chunks = [(items[at] + cost * counts[at], -at) for at in parts[stage::pp]]
         heapify(chunks)
         for _ in range(more[stage]):

@@ -13,7 +13,7 @@ rank has 4 samples of hidden 256, 4 MiB of it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from itertools import pairwise
 from math import prod
 from typing import Literal, NamedTuple
@@ -22,6 +22,7 @@ from mpctl.core.collectives import Kind
 from mpctl.core.units import DTYPE_BYTES
 from mpctl.model.layout.job_layout import JobLayout
 from mpctl.model.operators.flops import sequence_sizes
+from mpctl.model.operators.grad_flow import GradFlow
 from mpctl.model.operators.layer import LayerStack
 from mpctl.model.operators.matmul import Dims, ParameterSpec
 from mpctl.model.pipeline.placement import StageChunk
@@ -88,19 +89,23 @@ def local_parameters(
         own = (w for w in weights if view in ("", w.view) and not (whole_only and w.is_split))
         return sum(weight.local_numel(layout.views) for weight in own)
 
+    def of_layer(flow: GradFlow) -> int:
+        if id(flow) not in known:
+            known[id(flow)] = count(flow.trained if trained_only else flow.part.weights)
+        return known[id(flow)]
+
     def count_all() -> int:
         slices = layout.stage_slices(stage)
         ends = {w.name: w for part in slices for w in part.end_weights(trained_only=trained_only)}
-        blocks = sum(
-            layers * count(flow.trained if trained_only else flow.part.weights)
-            for part in slices
-            for layers, flow in part.blocks
-        )
+        blocks = sum([layers * of_layer(flow) for part in slices for layers, flow in part.blocks])
         return blocks + count(ends.values())
 
     grids = tuple((name, held.grid) for name, held in layout.views.items())
-    key = ("numel", layout.stage_classes[stage], grids, trained_only, whole_only, view)
-    return layout.table.once(key, count_all)
+    known: dict[Hashable, int] = layout.table.once(("numel", grids, trained_only, whole_only, view), dict)
+    alike = layout.stage_classes[stage]
+    if alike not in known:
+        known[alike] = count_all()
+    return known[alike]
 
 
 # ------------------------------------------------------------------------------

@@ -247,13 +247,21 @@ class GradientMessages:
         """Every layer by itself, and the ends of the chunk together, once each."""
         for part in slices:
             for layers, flow in part.blocks:
-                for message in self._passes(flow.part.weights, flow.trained, flow.after, is_layer=True):
+                if id(flow) not in self._layers:
+                    own = self._passes(flow.part.weights, flow.trained, flow.after, is_layer=True)
+                    self._layers[id(flow)] = list(own)
+                for message in self._layers[id(flow)]:
                     yield message.times(layers)
         ends, trained_ends = (
             {w.name: w for part in slices for w in part.end_weights(trained_only=trained_only)}
             for trained_only in (False, True)
         )
         yield from self._passes(ends.values(), trained_ends.values(), True)
+
+    @cached_property
+    def _layers(self) -> dict[int, list[Message]]:
+        """Messages of a layer in a micro batch, by the id of its kind."""
+        return {}
 
     def _passes(
         self,

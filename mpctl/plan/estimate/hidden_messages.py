@@ -42,6 +42,8 @@ class Hiding(NamedTuple):
         """Hide messages of one product. seconds: of one of its steps, for the result, the input's
         gradient and the weight's."""
         own = [message for message in messages if message.product == product.name]
+        if not own:
+            return
         forward, inputs, weights = seconds
         if weights:
             self._weights(work, own, weights)

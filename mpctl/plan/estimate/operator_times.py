@@ -405,7 +405,7 @@ class OperatorTimer:
         return (self.model.experts or 0) // self.job.parallel.ep
 
     def _bytes(self, *dims: str) -> float:
-        return prod(self.sizes[dim] for dim in dims) * self.width
+        return prod([self.sizes[dim] for dim in dims]) * self.width
 
     def _passes(self, work: OpTimes, passes: MemoryPasses, size: float, flow: GradFlow) -> None:
         work.pass_over(passes, size, self.speed.bandwidth, backward=flow.after)
@@ -531,7 +531,7 @@ class OperatorTimer:
         is_inner = "ffn" in dims or "shared_ffn" in dims
         passes = operators.inner if is_inner else operators.width
         if is_inner or "heads" in (*product.reads, *product.writes):
-            rows = prod(self.sizes[dim] for dim in product.rows)
+            rows = prod([self.sizes[dim] for dim in product.rows])
             self._passes(work, passes, rows * features * self.width, flow)
 
     def of_adapters(self, flow: GradFlow) -> tuple[OpTimes, OpTimes]:
@@ -555,7 +555,7 @@ class OperatorTimer:
         weight, grid = product.matrix, self.layout.grid
         if product.is_grouped:
             return self._grouped_shape(product)
-        m, k, n = prod(self.sizes[dim] for dim in product.rows), 1, 1
+        m, k, n = prod([self.sizes[dim] for dim in product.rows]), 1, 1
         for dim, size in zip(weight.dims, weight.shape, strict=True):
             is_feature = AXIS_OF_DIM.get(dim) == "tp"
             local = size // (grid.feature_parts if is_feature else grid.hidden_parts)

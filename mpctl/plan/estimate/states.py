@@ -286,7 +286,8 @@ def weight_buffers(layout: JobLayout, stage: int) -> tuple[float, float]:
         return _adapter_buffers(layout, stage)
     heads = [w.local_numel(views) for part in slices if part.has_exit for w in part.stack.exit.weights]
     head = max(heads, default=0)
-    kinds = [block for part in slices for block in part.stack.kinds]
+    stacks = {id(part.stack): part.stack for part in slices}.values()
+    kinds = [block for stack in stacks for block in stack.kinds]
     blocks = [[w.local_numel(views) for w in block.weights] for block in kinds]
     layer, largest = max(map(sum, blocks), default=0), max([head, *map(max, blocks)])
     if keeps_gathered(layout):

@@ -8,7 +8,6 @@ has no row in LEGAL_SIZES may have any size.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import takewhile
 from math import prod
 
 from mpctl.core.axes import dense_order, expert_order
@@ -72,7 +71,8 @@ def views_agree(sizes: Mapping[str, int], expert_sizes: Mapping[str, int], order
 
 def _ranks_between(order: Sequence[str], sizes: Mapping[str, int]) -> int:
     """Ranks from one to its neighbour along pp; axes that an order leaves out are slowest."""
-    return prod(sizes[axis] for axis in takewhile(lambda axis: axis != "pp", order))
+    before = order[: order.index("pp")] if "pp" in order else order
+    return prod([sizes[axis] for axis in before])
 
 
 def needs_sequence_parallel(job: JobSpec) -> bool:

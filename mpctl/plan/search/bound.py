@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from math import gcd, inf
-from operator import add, itemgetter, mul
+from operator import add, itemgetter
 from typing import Any, NamedTuple
 
 from mpctl.core.axes import AXES, DEFAULT_ORDER, FILLING, chosen_ranks
@@ -86,9 +86,13 @@ def pass_bound(work: OpTimes, slow: float) -> PassBound:
 
 def total_of(passes: Sequence[tuple[int, PassBound]]) -> PassBound:
     """The sum of bounds, each times its number."""
-    counts = [count for count, _ in passes]
-    columns = zip(*(one for _, one in passes), strict=True)
-    return PassBound(*[sum(map(mul, counts, column)) for column in columns])
+    forward = backward = host_forward = host_backward = 0.0
+    for count, one in passes:
+        forward += count * one.forward
+        backward += count * one.backward
+        host_forward += count * one.host_forward
+        host_backward += count * one.host_backward
+    return PassBound(forward, backward, host_forward, host_backward)
 
 
 class Elements(NamedTuple):
@@ -246,7 +250,7 @@ class StepTimeBound:
         if len(costs.kinds) == 1:  # of most models, and so of every layout
             own = costs.kinds[0].work.times(stage.layers[0])
             return PassBound(*map(add, own, costs.exit)) if stage.is_last else own
-        works = zip(stage.layers, (kind.work for kind in costs.kinds), strict=True)
+        works = zip(stage.layers, [kind.work for kind in costs.kinds], strict=True)
         return total_of([*works, (int(stage.is_last), costs.exit)])
 
     @staticmethod
@@ -255,7 +259,7 @@ class StepTimeBound:
         longer may differ between kinds of layers."""
         if len(costs.kinds) == 1:
             return costs.kinds[0].work.times(stage.before[0])
-        works = (kind.work for kind in costs.kinds)
+        works = [kind.work for kind in costs.kinds]
         return total_of([*zip(stage.before, works, strict=True)])
 
     def _fill(self, costs: CostBounds, family: LayoutSettings, stage: StageLayers) -> float:

@@ -82,10 +82,13 @@ class PipelineLayouts:
 
     def _schedules(self, axes: LayoutSettings, vpp: int) -> list[str]:
         """The schedules that deal parts out in rounds, with a whole backward."""
-        m = self.space.microbatches(axes)
-        names = self.space.schedules(axes.pp, vpp) if vpp == 1 or self.space.runs.chunks else ()
+        pp, m = axes.pp, self.space.microbatches(axes)
+        return self.evaluator.cached(("cuts' schedules", pp, m, vpp), lambda: self._find_schedules(pp, m, vpp))
+
+    def _find_schedules(self, pp: int, m: int, vpp: int) -> list[str]:
+        names = self.space.schedules(pp, vpp) if vpp == 1 or self.space.runs.chunks else ()
         plain = (name for name in names if not (SCHEDULES[name].is_v or SCHEDULES[name].splits_backward))
-        return [name for name in plain if is_schedule(name, stages=axes.pp, microbatches=m, chunks=vpp)]
+        return [name for name in plain if is_schedule(name, stages=pp, microbatches=m, chunks=vpp)]
 
     def _cuts(self, axes: LayoutSettings, usual: Sequence[LayoutSettings]) -> list[Cut]:
         costs = self._item_costs(axes)
@@ -115,20 +118,21 @@ class PipelineLayouts:
         entry, exit_ = bounds.ends.seconds - bounds.exit.seconds, bounds.exit.seconds - predicts
         kinds = self.evaluator.table(axes.tp).layer_kinds
         return ItemCosts(
-            tuple(layers[kind] for kind in kinds), round(unit * entry), round(unit * predicts), round(unit * exit_)
+            tuple([layers[kind] for kind in kinds]), round(unit * entry), round(unit * predicts), round(unit * exit_)
         )
 
     def _find_cuts(self, pp: int, costs: ItemCosts, slowest: Mapping[int, float]) -> Iterator[Cut]:
         """Layouts that are worth their text, at most one for each number of chunks. slowest: by chunks, the cost
         of the slowest stage of what settings cut."""
-        least = min((slowest_of for slowest_of, _, _ in self._counts(pp, 1, costs)), default=0)  # chunks change nothing
+        single = list(self._counts(pp, 1, costs))
+        least = min((slowest_of for slowest_of, _, _ in single), default=0)  # chunks change nothing
         chunks = {1, *slowest} if max(slowest, default=1) > 1 else {1, *_usual_chunks(len(costs.layers), pp)}
         for vpp in sorted(chunks):
             known = min((time for count, time in slowest.items() if count >= vpp), default=inf) / (1 + WORTH)
             if least > known or not self.space.admits("vpp", vpp):
                 continue
             best: tuple[float, list[int], bool] = (inf, [], False)
-            for found in self._counts(pp, vpp, costs):
+            for found in single if vpp == 1 else self._counts(pp, vpp, costs):
                 best = min(best, found) if found[0] * (1 + WORTH) <= best[0] else best
             if best[0] <= known and best[1]:
                 yield Cut(vpp, self._text(best[1], apart=best[2]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from operator import itemgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -138,13 +139,10 @@ def varied(space: SearchSpace) -> list[str]:
     """The fields of a layout that take more than one value in the space. Member settings are read
     from one family of each choice of axis sizes, to avoid generating every layout."""
 
-    def stages(axes: LayoutSettings) -> tuple[int, int]:
-        return axes.pp, space.microbatches(axes)
-
-    every = list(space.axes())
-    pipelines = {key: list(space.pipelines(*key)) for key in set(map(stages, every))}
-    families = [axes for axes in every if pipelines[stages(axes)]]
-    values: dict[str, set[Any]] = {name: {getattr(axes, name) for axes in families} for name in FIELDS}
+    every = [((axes.pp, space.microbatches(axes)), axes) for axes in space.axes()]
+    pipelines = {key: list(space.pipelines(*key)) for key in {key for key, _ in every}}
+    families = [axes for key, axes in every if pipelines[key]]
+    values: dict[str, set[Any]] = {name: set(map(itemgetter(at), families)) for at, name in enumerate(FIELDS)}
     for at, name in enumerate(("vpp", "schedule", "stage_balance")):
         values[name] = {cut[at] for cuts in pipelines.values() for cut in cuts}
     of_sizes = {family.rank_sizes: family for family in families}

@@ -417,8 +417,9 @@ class SearchSpace:
         """Sizes that divide a replica's share of the global batch."""
         batch = self.job.training.global_batch_size or dp
         if batch % dp == 0:
-            sizes = divisors(batch // dp)
-            yield from (size for size in sizes if self.admits("micro_batch_size", size))
+            for size in divisors(batch // dp):
+                if self.admits("micro_batch_size", size):
+                    yield size
 
     def sequence_parallel(self, grid: TensorGrid, cp: int) -> Sequence[bool]:
         """Off, and on where a row of ranks divides a rank's part of the sequence; on alone where
