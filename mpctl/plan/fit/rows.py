@@ -2,6 +2,7 @@
 
 Chosen are recomputation, micro batch and, across nodes, the ranks that ZeRO divides over: of all that fit
 the fastest, or the smallest micro batch within CLOSE of it. Where nothing fits, the settings of least memory.
+A row that splits the model is the layout that `mpctl search` suggests.
 
 By hand, micro batches of 1, 2 and 4 at 10.0, 10.9 and 11.0 thousand tokens/s: 2 is taken.
 """
@@ -241,16 +242,17 @@ class FitEvaluator:
         return (runs.tensor and "tp" not in unusual) or (runs.pipeline and "pp" not in unusual)
 
     def _split_row(self, method: MethodName) -> FitRow | None:
-        """The fastest layout that splits the model or its samples; None where none fits."""
+        """The layout that a search suggests: the plainest of those that estimates cannot tell from the fastest.
+        None where nothing fits, or where it splits neither the model nor its samples and a plain row is as good."""
         runs = self.profile.searched or self.profile.runs
         if self.job.world_size == 1 or not (runs.tensor or runs.pipeline or runs.context or runs.experts):
             return None
         evaluator = self._evaluator(method, next(iter(optimizers(method, self.given))))
-        found = find_layouts(evaluator.space, top=1, budgets=1, suggest=False, evaluator=evaluator).best
-        if not found or not (name := parallel_text(found[0].layout)):
+        found = find_layouts(evaluator.space, top=1, budgets=1, evaluator=evaluator).suggested
+        if found is None or not (name := parallel_text(found.layout)):
             return None
-        layout = found[0].layout
-        return self._made(evaluator, method, f"{name}, ZeRO {layout.zero}" if layout.zero else name, {}, layout)
+        zero = found.layout.zero
+        return self._made(evaluator, method, f"{name}, ZeRO {zero}" if zero else name, {}, found.layout)
 
 
 def choose(points: Iterable[_Point]) -> LayoutSettings:

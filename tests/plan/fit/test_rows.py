@@ -10,8 +10,9 @@ from mpctl.plan.fit.choice import FitChoice, advised, choices
 from mpctl.plan.fit.methods import EIGHT_BIT, METHODS, NO_MASTERS, PURE, optimizers, shardings
 from mpctl.plan.fit.request import FitData, FitRequest, named_gpus, read_request
 from mpctl.plan.fit.rows import CLOSE, FitEvaluator, _Point, choose
-from mpctl.plan.planning.layout_settings import LayoutSettings
+from mpctl.plan.planning.layout_settings import LayoutSettings, layout_of
 from mpctl.plan.planning.plan import load_plan
+from mpctl.plan.search.find import find_layouts
 from mpctl.spec.runtime import get_profile
 
 ASKED = {
@@ -130,6 +131,19 @@ def test_a_layout_that_splits_the_model_has_a_row_where_users_of_the_runtime_spl
     *plain, split = FitEvaluator(request.job, {}).rows(["full"])
     assert split.job.parallel.ep > 1 and " ep " in f" {split.sharding}"
     assert split.tokens_per_second > (1 + CLOSE) * max(row.tokens_per_second for row in plain)
+
+
+def test_a_layout_that_splits_the_model_is_the_suggested_one() -> None:
+    """Of Llama 3 70B on 64 H100 the fastest layout has a chunk for each layer, which gains 1.4 %."""
+    settings = {"training.runtime": "megatron-core", "training.global_batch_size": 256}
+    request = read_request("llama-3-70b", "64xh100", data=FitData(), settings=settings)
+    rows = FitEvaluator(request.job, {})
+    *_, split = rows.rows(["full"])
+    evaluator = rows._evaluator("full", {})
+    found = find_layouts(evaluator.space, top=1, budgets=1, evaluator=evaluator)
+    assert found.suggested is not None and layout_of(split.job) == found.suggested.layout
+    assert split.job.parallel.vpp <= 4 and found.best[0].layout.vpp == 20
+    assert found.best[0].seconds < found.suggested.seconds <= found.best[0].seconds * (1 + found.error)
 
 
 def test_lora_is_advised_where_it_fits(found: dict[str, list[FitChoice]]) -> None:
