@@ -16,7 +16,8 @@ tries that on the layouts of the best classes, and keeps what is faster for it.
 
 Users cannot choose between five spellings of one layout. So a search looks for *classes*: layouts
 with the same tp, pp, ep and tensor mode. Of a class it keeps the layouts within ALIKE of the fastest
-one, which stands for them.
+one. In the best class the fastest stands for them, in others the plainest within AS_FAST of it: nobody
+runs one chunk a layer for a tenth of a percent.
 
 Seconds by which layouts are ordered include what a nearly full device costs in expectation (room.py).
 
@@ -51,6 +52,7 @@ from mpctl.plan.search.evaluate import LayoutEvaluator
 from mpctl.plan.search.plain import complexity, least_complexity
 from mpctl.plan.search.room import expected_slowdown
 from mpctl.plan.search.space import SearchSpace, overlaps_experts
+from mpctl.spec.runtime import PlainLayout
 
 Objective = Literal["tokens", "memory"]
 Progress = Callable[[str, int, int], None]
@@ -60,7 +62,7 @@ BUDGETS = 4  # the device's memory and its shares, in equal steps
 REPORT_EVERY = 32  # parts taken from the queue between two reports of progress
 PROGRESS_STEPS = 1000  # how finely the progress of the layouts is reported
 
-ALIKE = 0.01
+ALIKE, AS_FAST = 0.01, 0.005
 RANKING_ERROR, WIDE_ERROR = 0.04, 0.1
 WIDE_BAND = 1.5
 """A band is wide if the ratio of its ends is at least this."""
@@ -94,15 +96,20 @@ class EvaluatedLayout(NamedTuple):
 
 
 class LayoutGroup(NamedTuple):
-    """Layouts of one class that are as fast as each other. members: the first one stands for them, the
-    fastest or, for least memory, the smallest."""
+    """Layouts of one class that are as fast as each other. members: the best first, the fastest or, for
+    least memory, the smallest."""
 
     members: tuple[EvaluatedLayout, ...]
 
     @property
     def first(self) -> EvaluatedLayout:
-        """The layout that stands for the group."""
+        """The best layout of the group."""
         return self.members[0]
+
+    def plainest(self, plain: PlainLayout, suggested: EvaluatedLayout | None = None) -> EvaluatedLayout:
+        """Return the plainest layout within AS_FAST of the best, or the suggested one if it is among these."""
+        near = [point for point in self.members if point.seconds <= self.first.seconds * (1 + AS_FAST)]
+        return min(near, key=lambda point: (point != suggested, complexity(point.layout, plain), point))
 
 
 def without_other_orders(points: Sequence[EvaluatedLayout], point: EvaluatedLayout) -> list[EvaluatedLayout] | None:

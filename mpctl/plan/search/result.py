@@ -53,7 +53,7 @@ class LayoutReport:
     """A layout with its figures.
 
     job: the job under this layout; time: of its step; bytes: on the device of the fullest rank;
-    price: of a GPU-hour, if known; alike: slower layouts of the same tp, pp, ep and tensor mode that
+    price: of a GPU-hour, if known; alike: other layouts of the same tp, pp, ep and tensor mode that
     are about as fast (plan/search/find.py); run: of the request's tokens, if it names any.
     """
 
@@ -215,8 +215,9 @@ class SearchResult:
     fastest: the fastest layout. suggested: the plainest one within `error`, a share, of the fastest, which
     estimates cannot tell apart; often the fastest itself. Both are None for the objective memory. rows: the
     best layouts in the order of `sort`, with the suggested one; each has a different combination of tp, pp,
-    ep and tensor mode, and represents `alike` ones (plan/search/find.py). unsorted: rows left out because
-    a row below beat them in time and memory. front: all evaluated layouts that no other beats in both.
+    ep and tensor mode, and represents `alike` ones; below the fastest it is the plainest of those about as fast
+    (plan/search/find.py). unsorted: rows left out because a row below beat them in time and memory. front: all
+    evaluated layouts that no other beats in both.
 
     rows and front are on the job's number of GPUs; for the objectives cost, days and energy on the number
     that the objective prefers; where the job's is not searched or has no layout, on the largest that has
@@ -371,7 +372,11 @@ def _add_rows(result: SearchResult, evaluator: LayoutEvaluator, found: FoundLayo
     result.searched, result.error = varied(evaluator.space), found.error
     proposes = "pipeline_layout" not in request.fixed and any(p.layout.pipeline_layout for p in result.seen)
     result.searched += ["pipeline_layout"] * proposes
-    alike = {group.first: group.members[1:] for group in found.groups}
+    best, plain = found.groups[0].first, evaluator.profile.plain
+    alike = dict[EvaluatedLayout, tuple[EvaluatedLayout, ...]]()
+    for group in found.groups:
+        stands = best if best in group.members else group.plainest(plain, found.suggested)
+        alike[stands] = tuple(point for point in group.members if point != stands)
     if ungroup:
         alike = {point: () for group in found.groups for point in group.members}
     if found.suggested is not None:  # a row of its own

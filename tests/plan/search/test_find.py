@@ -23,6 +23,7 @@ from mpctl.plan.search.find import (
     EvaluatedLayout,
     FoundLayouts,
     LayoutClass,
+    LayoutGroup,
     class_of,
     find_layouts,
     non_dominated,
@@ -703,6 +704,16 @@ def test_groups_are_what_a_list_of_all_layouts_gives() -> None:
         assert group.first == min(points)
     steps = [group.first.seconds for group in found.groups]
     assert steps == sorted(steps)
+
+
+def test_the_plainest_of_a_group_stands_for_it() -> None:
+    """By hand: within 0.5 % of one chunk a layer are four chunks and two, and a suggested one goes before."""
+    chunks = ((1.0, 41), (1.001, 4), (1.004, 2), (1.006, 1))
+    points = tuple(EvaluatedLayout(seconds, 1, LayoutSettings(pp=2, vpp=vpp)) for seconds, vpp in chunks)
+    plain = get_profile("megatron-core").plain
+    assert LayoutGroup(points).plainest(plain).layout.vpp == 2
+    assert LayoutGroup(points).plainest(plain, points[1]).layout.vpp == 4
+    assert LayoutGroup(points).plainest(plain, points[3]).layout.vpp == 2
 
 
 def test_a_search_reports_the_best_so_far() -> None:

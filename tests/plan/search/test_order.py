@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from math import inf
 from typing import Any, get_args
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from mpctl import DoesNotFit, InputError, search_layouts
 from mpctl.core.units import plural
 from mpctl.plan.search.document import search_document
-from mpctl.plan.search.find import significant
+from mpctl.plan.search.find import AS_FAST, significant
 from mpctl.plan.search.plain import complexity
 from mpctl.plan.search.result import Goal, LayoutReport, SearchResult, Sort, in_order
 from mpctl.render.search import ORDERS, search_parts
@@ -108,6 +109,11 @@ def assert_true(found: SearchResult) -> None:
         least = min(complexity(p.layout, plain_of(best)) for p in near)
         assert complexity(found.suggested.layout, plain_of(best)) == least
         assert bool(found.suggestion) == (found.suggested is not best)
+    for row in (one for one in found.rows if one is not best):
+        least = min([row.expected_seconds, *(point.seconds for point in row.alike)]) * (1 + AS_FAST)
+        near = [complexity(point.layout, plain_of(row)) for point in row.alike if point.seconds <= least]
+        is_plainest = complexity(row.layout, plain_of(row)) <= min(near, default=inf)
+        assert row is found.suggested or (row.expected_seconds <= least and is_plainest)
     by_gpus = [choice for choice in found.by_gpus.values() if choice]
     if by_gpus and found.objective == "cost":
         assert best.gpu_hours_per_billion == min(choice.gpu_hours_per_billion for choice in by_gpus)
