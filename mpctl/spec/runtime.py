@@ -299,6 +299,9 @@ class RuntimeSupport(StrictModel):
     cp_comm: list[CpComm] = Field(
         [], description="values of parallel.cp_comm that it runs, its default first; any when empty"
     )
+    repeats_kv_heads: bool = Field(
+        False, description="a2a of more ranks than kv heads: each is repeated for the ranks that share it"
+    )
     zero: Annotated[list[ZeroStage], MinLen(1)] = Field([0], description="ZeRO stages")
     muon: bool = Field(False, description="training.optimizer muon, layer-wise where ranks share states")
     zero_sizes: bool = Field(False, description="ZeRO over a part of dp x cp (parallel.zero_size; HSDP)")

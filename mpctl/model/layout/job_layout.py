@@ -224,6 +224,15 @@ class JobLayout:
         """The profile of the software that runs the job (`training.runtime`)."""
         return job_profile(self.job.training)
 
+    @property
+    def kv_copies(self) -> int:
+        """Copies of each kv head that ranks of cp exchange (parallel.cp_comm): one for each rank that shares it.
+
+        By hand, 2 kv heads: 1 for cp 2 by a2a, 4 for cp 8, of which tp 2 leaves each rank one head and 8.
+        """
+        p = self.job.parallel
+        return max(1, p.head_parts // max(1, self.model.kv_heads // p.tp))
+
     @cached_property
     def num_microbatches(self) -> int:
         """Micro batches of one step, on each pipeline."""

@@ -126,7 +126,7 @@ class ActivationShapes(NamedTuple):
     takes at once (the runtime's profile). loss_chunks: of a loss that makes logits chunk by chunk.
     tiles: of the tokens, in which MLPs are computed, and again in backward; 0 where they are not.
     adapter: of a model that adapters train. cp_comm: how keys and values meet queries under cp, if
-    the job says it.
+    the job says it. kv_copies: of each kv head that an exchange of heads brings.
     """
 
     dims: LocalDims
@@ -162,6 +162,7 @@ class ActivationShapes(NamedTuple):
     tiles: int = 0
     adapter: AdapterShapes | None = None
     cp_comm: CpComm | None = None
+    kv_copies: int = 1
 
     @property
     def exchanges(self) -> bool:

@@ -127,7 +127,8 @@ class AttentionOp(NamedTuple):
         rows, keys = ("batch", self.queries), ("batch", self.keys)
         columns = [(*rows, "queries"), (*keys, "queries"), (*keys, "inner")]
         columns = columns if self.latent else [(*rows, "inner"), (*keys, "kv")]
-        parts = float(sum(map(shapes.count, columns)) * shapes.value)
+        repeated = (shapes.kv_copies - 1) * shapes.count((*keys, "kv"))
+        parts = float((sum(map(shapes.count, columns)) + repeated) * shapes.value)
         if shapes.kernels.attention != "torch":
             return 3 * parts
         core = self._replace(has_norms=False)  # whose own backward comes later
@@ -247,6 +248,12 @@ class SavedByCore(NamedTuple):
         return self.context if (self.shapes.operand == self.shapes.value if kept is None else kept) else []
 
     @property
+    def repeated(self) -> Saved:
+        """Copies of keys and values for ranks that share a kv head, made before they are exchanged."""
+        more = self.shapes.kv_copies - 1
+        return [SavedTensor("repeated keys and values", (*self.keys, "kv"), times=more)] if more else []
+
+    @property
     def sums(self) -> Saved:
         """The fused kernel's log-sum-exp of each row of scores."""
         return [SavedTensor("sums", (*self.rows, "heads"), "float")]
@@ -254,7 +261,7 @@ class SavedByCore(NamedTuple):
     def of_papers(self) -> tuple[Saved, Saved]:
         """Scores are held unless the kernel is fused."""
         saved = self.inputs + self.normed + self.gathered + self.context
-        return _with_scores(self, saved + (self.projected if self.shapes.exchanges else []))
+        return _with_scores(self, saved + self.repeated + (self.projected if self.shapes.exchanges else []))
 
     def written_out(self) -> tuple[Saved, Saved]:
         """The scores are written to memory, and both products read copies of q, k and v."""

@@ -71,6 +71,7 @@ def activation_shapes(layout: JobLayout) -> ActivationShapes:
         operand=operand,
         table_rows=vocab // table_parts,
         kv_heads=model.kv_heads,
+        kv_copies=layout.kv_copies,
         mode=grid.mode,
         side=grid.hidden_parts,
         feature_parts=features,

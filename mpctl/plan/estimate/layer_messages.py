@@ -322,7 +322,7 @@ class LayerMessages:
         kv = (
             heads * (model.qk_size + model.v_size)
             if core.latent
-            else 2 * max(1, model.kv_heads // p.tp) * model.head_size
+            else 2 * max(1, model.kv_heads // p.tp) * model.head_size * self.layout.kv_copies
         )
         return ExchangedBytes(queries * heads * model.qk_size, keys * kv, queries * heads * model.v_size)
 

@@ -17,7 +17,7 @@ from mpctl.core.sharding import divisors
 from mpctl.core.units import plural
 from mpctl.model.layout.draft import LayoutDraft
 from mpctl.plan.rules.check import Check, listed, refusal
-from mpctl.plan.rules.sizes import deals_heads
+from mpctl.plan.rules.sizes import deals_heads, deals_kv_heads
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.parallel import EXCHANGES, CpComm
@@ -50,18 +50,20 @@ def exchange_rules(draft: LayoutDraft) -> Iterator[Check]:
 
 
 def exchanged_head_rules(draft: LayoutDraft) -> Iterator[Check]:
-    """Every rank of an exchange gets as many attention heads and kv heads as the others."""
+    """Every rank of an exchange gets as many attention heads and kv heads as the others, or a copy of a kv head
+    where the runtime repeats them."""
     job, p = draft.job, draft.job.parallel
     if job.model is None or (parts := p.head_parts) == 1:
         return
-    ranks, counts = p.tp * parts, ((job.model.heads, "attention head"), (job.model.kv_heads, "kv head"))
-    uneven = [plural(count, noun) for count, noun in counts if count % ranks]
+    ranks, repeats, kv_heads = p.tp * parts, draft.profile.runs.repeats_kv_heads, job.model.kv_heads
+    uneven = [plural(job.model.heads, "attention head")] if job.model.heads % ranks else []
+    uneven += [] if deals_kv_heads(kv_heads, ranks, repeats=repeats) else [plural(kv_heads, "kv head")]
     if not uneven:
         return
     is_whole = p.cp_comm == "a2a"
     name, key = ("cp", "parallel.cp") if is_whole else ("cp_a2a_size", SIZE)
     dealt = f"{p.cp_comm} deals heads to tp {p.tp} x {name} {parts} = {plural(ranks, 'rank')}"
-    legal = tuple(k for k in divisors(p.cp) if 1 < k < p.cp and deals_heads(job.model, p.tp, k))
+    legal = tuple(k for k in divisors(p.cp) if 1 < k < p.cp and deals_heads(job.model, p.tp, k, repeats=repeats))
     offers = [Offer(key, legal, name)]
     if is_whole and legal and BOTH in draft.profile.runs.cp_comm:
         offers.append(Offer(WHERE, (BOTH,), "cp_comm", also=((SIZE, legal[-1]),), suffix=f" with {SIZE} {legal[-1]}"))

@@ -31,9 +31,20 @@ def splits_heads(model: ModelSpec, tp: int) -> bool:
     return kv_split and all(width % tp == 0 for width in widths)
 
 
-def deals_heads(model: ModelSpec, tp: int, parts: int) -> bool:
+def deals_kv_heads(kv_heads: int, ranks: int, *, repeats: bool) -> bool:
+    """Whether ranks get equal numbers of kv heads. repeats: also where as many ranks share one, which has a copy
+    for each.
+
+    >>> [deals_kv_heads(4, ranks, repeats=True) for ranks in (2, 4, 6, 8)]
+    [True, True, False, True]
+    """
+    return kv_heads % ranks == 0 or (repeats and ranks % kv_heads == 0)
+
+
+def deals_heads(model: ModelSpec, tp: int, parts: int, *, repeats: bool = False) -> bool:
     """Whether the ranks of tp x `parts` of cp get equal numbers of attention heads and kv heads."""
-    return model.heads % (tp * parts) == 0 and model.kv_heads % (tp * parts) == 0
+    ranks = tp * parts
+    return model.heads % ranks == 0 and deals_kv_heads(model.kv_heads, ranks, repeats=repeats)
 
 
 def splits_experts(model: ModelSpec, ep: int) -> bool:

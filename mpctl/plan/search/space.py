@@ -241,7 +241,8 @@ class SearchSpace:
         if "cp_comm" in self.fixed:
             comm, inner = self.fixed["cp_comm"], self.fixed.get("cp_a2a_size")
             parts = {"a2a": cp, "a2a+p2p": inner}.get(comm) or 1
-            return [(comm, inner)] if parts == 1 or deals_heads(self.model, tp, parts) else []
+            is_dealt = parts == 1 or deals_heads(self.model, tp, parts, repeats=self.runs.repeats_kv_heads)
+            return [(comm, inner)] if is_dealt else []
         found: Sequence[tuple[CpComm | None, int | None]] = self._once(
             ("exchanges", tp, cp), lambda: [(None, None), *self._exchanges(tp, cp)]
         )

@@ -119,3 +119,24 @@ def test_a_plan_says_how_ranks_meet() -> None:
     plan = make_plan(laid("a2a+p2p", 8, **{"parallel.cp_a2a_size": 4}).job)
     plan.require_legal()
     assert plan.estimate.time is not None
+
+
+def test_kv_heads_that_ranks_share_are_repeated() -> None:
+    """DeepSpeed's Ulysses on 8 ranks, 16 heads and 2 kv heads of 64: a rank has 1024 positions of all heads, with
+    four copies of each kv head, and then all 8192 of 2 heads and of the one kv head that they read."""
+    t, cp, deepspeed = SEQ // 8, 8, {"training.runtime": "deepspeed", "parallel.tp": 1}
+    layouts = {kv: laid("a2a", cp, **deepspeed, **{"model.kv_heads": kv}) for kv in (2, 8)}
+    queries, exchanged = t * 16 * 64 * 2, t * 2 * 8 * 64 * 2  # 8 kv heads: 2 x 4 copies
+    assert [layout.kv_copies for layout in layouts.values()] == [4, 1]
+    for layout in layouts.values():
+        assert sent(layout) == 2 * (cp - 1) / cp * (2 * queries + exchanged)
+    saved, needs = {}, {}
+    for kv, layout in layouts.items():
+        (core,) = layout.table.flows[0].runs[0][1].part.cores
+        shapes = activation_shapes(layout)
+        tensors = core.saved(shapes, set())
+        saved[kv] = sum(shapes.bytes_of([one]) for one in tensors if "keys and values" in one.name)
+        needs[kv] = core.needs(shapes)
+    assert saved[2] == SEQ * 2 * 64 * 2 == exchanged == saved[8]
+    assert needs[2] == needs[8] == 3 * (queries + exchanged)
+    make_plan(layouts[2].job).require_legal()

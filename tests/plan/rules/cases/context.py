@@ -63,6 +63,14 @@ CASES = (
         ("tp 2 x cp 4 = 8 ranks", "12 attention heads and 4 kv heads"),
         r"use cp 2; or cp_comm a2a\+p2p with parallel.cp_a2a_size 2; or cp_comm p2p or all_gather",
     ),
+    Case(  # 12 heads; it repeats kv heads
+        "cp-divides-heads",
+        cp("a2a", **{"training.runtime": "deepspeed", "model.kv_heads": 2}),
+        cp("a2a", **{"training.runtime": "deepspeed", "model.kv_heads": 6}),
+        "parallel.cp",
+        ("tp 1 x cp 4 = 4 ranks, which do not divide 6 kv heads",),
+        r"use cp 2",
+    ),
     Case(
         "cp-divides-heads",
         cp("a2a+p2p", 8, **A2A_2, **{"model.kv_heads": 2}),
