@@ -65,7 +65,7 @@ def write_copy(folder: Path, first: Mapping[str, str], pyodide: Path | None) -> 
     files |= {name: content(name).encode() for name in FILES}
     files["worker.js"] = content("worker.js").replace("{{wheel}}", wheel).encode()
     size = sum(map(len, files.values()))
-    words = f"loading the planner, {size / MEGABYTE:.0f} MB, 10 to 30 s"
+    words = f"loading the planner, {size / MEGABYTE:.0f} MB, 15 s or more"
     files["index.html"] = page(first, loading=words).encode()
     made = temporary_path(folder.absolute())
     try:
