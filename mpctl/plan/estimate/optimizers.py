@@ -32,7 +32,7 @@ from mpctl.model.layout.job_layout import JobLayout
 from mpctl.model.layout.matrices import muon_matrices
 from mpctl.model.operators.matmul import ParameterSpec
 from mpctl.plan.estimate.base_weights import adapter_dtype
-from mpctl.spec.runtime import RuntimeMemory
+from mpctl.spec.runtime_memory import RuntimeMemory
 from mpctl.spec.training import Optimizer, TrainingSpec
 
 SMALL = 4096  # elements below which optimizers of 8 and 4 bits keep moments of 32 bits

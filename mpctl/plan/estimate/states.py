@@ -36,7 +36,7 @@ from mpctl.plan.estimate.muon import MuonWork
 from mpctl.plan.estimate.optimizers import RULES as OPTIMIZERS
 from mpctl.plan.estimate.optimizers import OptimizerStates, layout_states, moments_of, slice_moments
 from mpctl.spec.job import CheckpointSpec
-from mpctl.spec.runtime import RuntimeMemory
+from mpctl.spec.runtime_memory import RuntimeMemory
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ from mpctl.plan.estimate.memory import layout_memory
 from mpctl.plan.estimate.optimizers import OptimizerStates, update_factor
 from mpctl.plan.estimate.states import checkpoint_bytes, find_states
 from mpctl.plan.estimate.time import find_step_time
-from mpctl.spec.runtime import RuntimeMemory, get_profile
+from mpctl.spec.runtime import get_profile
+from mpctl.spec.runtime_memory import RuntimeMemory
 from mpctl.spec.training import TrainingSpec
 from tests.jobs import job_of
 
