@@ -32,6 +32,7 @@ ARGUMENTS = """\
   attention_backend ............................... AttnBackend.auto
   attention_dropout ............................... 0.0
   bf16 ............................................ True
+  cross_entropy_loss_fusion ....................... True
   ffn_hidden_size ................................. 14336
   global_batch_size ............................... 32
   group_query_attention ........................... True
@@ -52,6 +53,7 @@ ARGUMENTS = """\
   sequence_parallel ............................... True
   swiglu .......................................... True
   tensor_model_parallel_size ...................... 4
+  tp_comm_overlap ................................. True
   train_iters ..................................... 500
   untie_embeddings_and_output_weights ............. True
   use_distributed_optimizer ....................... True
