@@ -506,7 +506,8 @@ class BranchAndBound:
 
     def evaluate_all(self) -> None:
         """Evaluate every layout of the space."""
-        every = (family for axes in self.space.axes() for family in self.families(axes))
+        self.axes += [(0.0, axes) for axes in self.space.axes()]
+        every = (family for _, axes in self.axes for family in self.families(axes))
         for layout in (member for family in every for member in self.space.members(family)):
             size = self.evaluator.device_bytes(layout)
             if size > self.budgets[0].limit:
