@@ -5,7 +5,7 @@ worker.js                            loads Python and answers what the server an
 planner.zip                          mpctl without its training half, and the pure Python that it imports
 pydantic_core-*.whl, pyodide/        what is compiled for the browser
 
-Pyodide comes from a folder or npm's archive, or is downloaded from npm and must have SHA512; the core of pydantic has
+Pyodide comes from a folder or npm's archive, or by npm and must have SHA512; the core of pydantic has
 the version of the one installed here, and comes from that folder or by pip. The copy asks no other host.
 """
 
@@ -30,7 +30,7 @@ from mpctl.core.errors import InputError
 from mpctl.spec.presets import presets_root
 
 PYODIDE = "314.0.7"
-ARCHIVE = f"https://registry.npmjs.org/pyodide/-/pyodide-{PYODIDE}.tgz"
+ARCHIVE = f"pyodide-{PYODIDE}.tgz"  # as npm calls it
 SHA512 = (
     "d18bd7c4485f11da4b7dbfd790cd8114078c44eab488c517d9bcf31fda4eb6dc"
     "8c716930abe1db139bb2b860fcd8b37bcb6abe48dbe2ffa579244b0e943d91d4"
@@ -127,23 +127,22 @@ def _runtime(pyodide: Path | None) -> dict[str, bytes]:
 
 
 def _archive(pyodide: Path | None) -> bytes:
-    """The archive of npm, from the disk or downloaded."""
-    from http.client import HTTPException
-    from urllib.request import urlopen
-
+    """The archive of npm, from the disk or by npm."""
     if pyodide is not None:
         try:
             return pyodide.read_bytes()
         except OSError as error:
             raise _refused("--pyodide", f"{pyodide}: {error.strerror}", "name a folder or npm's archive") from None
-    hint = f"download {ARCHIVE} elsewhere and name it: --pyodide FILE"
-    try:
-        with urlopen(ARCHIVE, timeout=SECONDS) as answer:
-            found: bytes = answer.read(LARGEST)
-    except (OSError, HTTPException) as error:
-        raise _refused("--export", f"{ARCHIVE} cannot be read: {error}", hint) from None
+    hint = f"run `npm pack pyodide@{PYODIDE}` elsewhere and name its file: --pyodide FILE"
+    with tempfile.TemporaryDirectory() as folder:
+        line = ["npm", "pack", f"pyodide@{PYODIDE}", "--silent", "--ignore-scripts", "--pack-destination", folder]
+        try:
+            subprocess.run(line, capture_output=True, check=True, timeout=SECONDS)
+            found = (Path(folder) / ARCHIVE).read_bytes()
+        except (OSError, subprocess.SubprocessError) as error:
+            raise _refused("--export", f"npm gave no {ARCHIVE}: {error}", hint) from None
     if hashlib.sha512(found).hexdigest() != SHA512:
-        raise _refused("--export", f"{ARCHIVE} is not the file that is expected (SHA-512)", hint)
+        raise _refused("--export", f"npm's {ARCHIVE} is not the file that is expected (SHA-512)", hint)
     return found
 
 
