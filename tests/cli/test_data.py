@@ -21,6 +21,7 @@ import pytest
 from mpctl.cli.app import run
 from mpctl.render.data import data_warnings
 from mpctl.train.data.manifest import FILES, open_prepared
+from tests.started import started
 from tests.train.data.languages import FRENCH, write_corpus
 
 ALL = sorted([*FILES, "data.json"])
@@ -286,7 +287,7 @@ def test_a_stop_ends_at_once_and_leaves_nothing(stage: str, number: int, code: i
     out = tmp_path / "d"
     command = [sys.executable, "-m", "mpctl", "data", "prepare", "--out", str(out)]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
+    with started(command, stdout=pipe, stderr=pipe, text=True) as process:
         assert process.stderr is not None and process.stdout is not None
         for line in process.stderr:
             if line.strip() == stage:

@@ -13,6 +13,7 @@ import pytest
 from mpctl.run.doctor.documents import Diagnosis
 from tests.cli.calls import Mpctl
 from tests.run.launch.command import wait_for
+from tests.started import started
 
 
 @pytest.mark.slow
@@ -68,7 +69,7 @@ def test_a_bad_job_is_refused_before_anything_is_measured(mpctl: Mpctl) -> None:
 def test_a_killed_doctor_leaves_no_process(tmp_path: Path, number: int) -> None:
     """Nor a file, unless it is killed by -9."""
     command = [sys.executable, "-m", "mpctl", "doctor", "--run-dir", str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+    with started(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
         wait_for(lambda: any(tmp_path.iterdir()), 30)
         wait_for(lambda: bool(psutil.Process(process.pid).children()), 30)
         children = psutil.Process(process.pid).children(recursive=True)

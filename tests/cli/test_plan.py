@@ -15,6 +15,7 @@ from mpctl.core.units import bytes_text, count_text, rate_text, seconds_text
 from mpctl.spec.presets import preset_names
 from tests.cli.calls import Mpctl, assert_refused, spawn
 from tests.cli.plan_calls import GOLDEN, document
+from tests.started import started
 from tests.test_rank_groups import TWO_NODES
 
 
@@ -268,7 +269,7 @@ def test_a_process_keeps_stdout_for_the_result() -> None:
 
 
 def test_a_reader_that_leaves_early_is_no_error() -> None:
-    with subprocess.Popen(
+    with started(
         [sys.executable, "-m", "mpctl", "plan", "--nodes=4096", "--gpus-per-node=8", "--json", "--groups=all"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -15,6 +15,7 @@ import pytest
 from mpctl.measure.tune.state import TrialRecord, TuneFolder
 from tests.multinode.daemons import wait_until
 from tests.multinode.slurm import SlurmCluster
+from tests.started import started
 from tests.train.runtime.tiny import SETTINGS, make_data
 
 pytestmark = pytest.mark.cluster("slurm")
@@ -75,7 +76,7 @@ def records(out: Path) -> list[TrialRecord]:
 def test_a_job_that_outlives_its_tuning_is_waited_for(slurm: SlurmCluster, data: Path, tmp_path: Path) -> None:
     """The first tuning is killed while its job runs; the second makes one more trial."""
     out, before = tmp_path / "t", set(slurm.jobs())
-    with subprocess.Popen(tune(data, out), env=slurm.env, stdin=subprocess.DEVNULL) as first:
+    with started(tune(data, out), env=slurm.env, stdin=subprocess.DEVNULL) as first:
         wait_until(lambda: out.exists() and records(out) and records(out)[0].job, 60, "submitted")
         first.kill()
     again = slurm.run(tune(data, out), seconds=300)
@@ -88,7 +89,7 @@ def test_a_job_that_outlives_its_tuning_is_waited_for(slurm: SlurmCluster, data:
 
 def test_ctrl_c_cancels_the_job(slurm: SlurmCluster, data: Path, tmp_path: Path) -> None:
     out = tmp_path / "t"
-    with subprocess.Popen(tune(data, out), env=slurm.env, stderr=subprocess.PIPE) as tuning:
+    with started(tune(data, out), env=slurm.env, stderr=subprocess.PIPE) as tuning:
         wait_until(lambda: out.exists() and records(out) and records(out)[0].job, 60, "submitted")
         tuning.send_signal(signal.SIGINT)
         _, said = tuning.communicate(timeout=60)

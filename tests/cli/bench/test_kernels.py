@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.calls import Mpctl
+from tests.started import started
 
 SMALL = (
     "--set",
@@ -88,7 +89,7 @@ def test_ctrl_c_keeps_the_rounds_that_ended(tmp_path: Path) -> None:
     out = tmp_path / "out"
     words = ["bench", "kernels", *SMALL, "--rounds", "10000", "--out", str(out), "--json"]
     command = [sys.executable, "-m", "mpctl", *words]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+    with started(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         deadline = time.monotonic() + 120
         while not (out / "report.json").exists():
             assert process.poll() is None and time.monotonic() < deadline

@@ -14,6 +14,7 @@ import pytest
 from mpctl.plan.planning.plan import load_plan
 from tests.cli.calls import Mpctl
 from tests.measure.bench.small_jobs import small_settings
+from tests.started import started
 
 
 @pytest.mark.parametrize(
@@ -70,6 +71,7 @@ def test_a_machine_is_measured_and_planned_on(mpctl: Mpctl, tmp_path: Path, text
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(480)
 def test_ctrl_c_keeps_the_presets_that_were_measured(tmp_path: Path, texts: Path) -> None:
     out = tmp_path / "out"
     words = [
@@ -86,7 +88,7 @@ def test_ctrl_c_keeps_the_presets_that_were_measured(tmp_path: Path, texts: Path
         "--json",
     ]
     command = [sys.executable, "-m", "mpctl", *words]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+    with started(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         deadline = time.monotonic() + 300
         while not (out / "presets" / "clusters" / "mine.toml").exists():
             assert process.poll() is None and time.monotonic() < deadline

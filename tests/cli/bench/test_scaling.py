@@ -10,6 +10,7 @@ import pytest
 
 from mpctl.cli.app import run
 from tests.measure.bench.small_jobs import small_settings
+from tests.started import started
 
 
 def bench(texts, out, *more):
@@ -44,7 +45,7 @@ def test_ctrl_c_keeps_the_runs_that_ended(texts, tmp_path):
     out = tmp_path / "out"
     words = bench(texts, out, "--world", "1,2", "--mode", "strong", "--steps", "400")
     command = [sys.executable, "-m", "mpctl", *words]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+    with started(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         deadline = time.monotonic() + 120
         while not (out / "strong-tp2-r1" / "metrics.jsonl").exists():
             assert process.poll() is None and time.monotonic() < deadline

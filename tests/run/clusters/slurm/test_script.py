@@ -23,6 +23,7 @@ from mpctl.run.clusters.slurm.script import (
     step_issues,
 )
 from mpctl.spec.launch import SlurmSpec
+from tests.started import started
 
 
 @pytest.mark.parametrize(
@@ -344,7 +345,7 @@ def test_signals_are_passed_on_and_the_launchers_code_returned(tmp_path: Path, n
     script = tmp_path / "job.sh"
     script.write_text(render_script(job))
     env = environment(tmp_path / "bin")
-    with subprocess.Popen(["bash", str(script)], env=env, stdout=subprocess.DEVNULL) as process:
+    with started(["bash", str(script)], env=env, stdout=subprocess.DEVNULL) as process:
         deadline = time.monotonic() + 20
         while not ready.exists() and time.monotonic() < deadline:
             time.sleep(0.02)
