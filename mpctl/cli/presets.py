@@ -123,16 +123,27 @@ SchemaArgument = Annotated[
 def schema(
     name: SchemaArgument = None,
     list_: Annotated[bool, typer.Option("--list", help="List the documents, and what each is.")] = False,
+    find: Annotated[
+        str | None, typer.Option("--find", help="Settings of a job with these words in name or meaning.")
+    ] = None,
 ) -> None:
     """Print the JSON Schema of a job file, or of a document that mpctl prints or writes.
 
     Each document names its own in its key `schema`.
+
+    mpctl schema --find "activation recompute"
     """
     from mpctl.cli.documents import DOCUMENTS, document_schema
+    from mpctl.core.errors import InputError
     from mpctl.render.output import print_json
-    from mpctl.spec.schema import job_schema
+    from mpctl.spec.schema import find_settings, job_schema
 
-    if list_:
+    if find is not None:
+        if not (found := find_settings(find)):
+            message = f"no setting of a job has {find!r} in its name or meaning"
+            raise InputError.of("no-setting", "--find", message, "use other words, or read docs/reference.md")
+        print_json(found)
+    elif list_:
         width = max(map(len, DOCUMENTS))
         for known, document in DOCUMENTS.items():
             print(f"{known:{width}}  {document.meaning}")

@@ -84,6 +84,21 @@ def settings(*, short: bool = False) -> list[str]:
     return [key for table, key in keys if table in TABLES and tables_with(key) == [table]]
 
 
+def find_settings(text: str) -> dict[str, dict[str, Any]]:
+    """The settings whose name or description has every word of a text: by full name, in the words of a JSON Schema.
+
+    >>> list(find_settings("gradient clipping"))
+    ['training.clip_norm']
+    """
+    words, found = text.lower().split(), dict[str, dict[str, Any]]()
+    for name, field in _leaves(JobSpec):
+        said = f"{name} {field.description or ''}".lower()
+        if all(word in said for word in words):
+            choices = choices_of(name)
+            found[name] = {"description": field.description or "", **({"enum": choices} if choices else {})}
+    return found
+
+
 def _leaves(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
     for name, field in model.model_fields.items():
         is_list = get_origin(field.annotation) is list  # its tables have no keys by name

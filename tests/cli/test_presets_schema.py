@@ -8,7 +8,6 @@ import os
 import pty
 import re
 import struct
-import subprocess
 import sys
 import termios
 import tomllib
@@ -21,6 +20,7 @@ from mpctl.core.errors import InputError
 from mpctl.spec.load import load_job
 from mpctl.spec.presets import KINDS, preset_names, presets_root
 from tests.cli.calls import Mpctl, assert_refused
+from tests.started import started
 
 # ---------------------------------------------------------------- presets
 
@@ -97,7 +97,7 @@ def test_a_preset_in_a_terminal_of_40_columns_is_valid_toml() -> None:
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 40, 0, 0))
     call = [sys.executable, "-m", "mpctl", "presets", "clusters", "selene"]
-    with subprocess.Popen(call, stdout=slave, stdin=slave) as process:
+    with started(call, stdout=slave, stdin=slave) as process:
         os.close(slave)
         shown = b""
         while chunk := _read(master):
@@ -223,6 +223,14 @@ def schema(mpctl: Mpctl) -> Schema:
 
 def refused(value: Any, schema: Schema) -> list[str]:
     return list(faults(value, schema, schema))
+
+
+def test_settings_are_found_by_words_of_their_names_and_meanings(mpctl: Mpctl) -> None:
+    found = mpctl("schema", "--find", "Recompute").document
+    assert found["training.recompute"]["enum"] == ["none", "selective", "full"]
+    assert "training.recompute" not in mpctl("schema", "--find", "recompute modules").document
+    refused = mpctl("schema", "--find", "no such thing")
+    assert refused.code == 2 and "no setting of a job" in refused.err
 
 
 def test_it_is_a_json_schema_whose_references_resolve(schema: Schema) -> None:

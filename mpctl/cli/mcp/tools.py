@@ -243,9 +243,10 @@ class Tools:
         self,
         ctx: Ctx,
         document: Annotated[str | None, Field(description="mpctl.plan/2, ...; a job when absent")] = None,
+        find: Annotated[str | None, Field(description="only settings of a job with these words: recompute")] = None,
     ) -> CallToolResult:
-        """Show the JSON Schema of a job (all keys with their meaning) or of a document."""
-        return await self._run(ctx, "schema", [document], [])
+        """Find settings of a job by words, or show the JSON Schema of a job or of a document, which is long."""
+        return await self._run(ctx, "schema", [document], _option("find", find))
 
     async def page(self, result: str, page: Annotated[int, Field(ge=1)]) -> CallToolResult:
         """Read another page of a long result, by the name that its first page has; kept until the server ends."""

@@ -60,6 +60,8 @@ def test_tools_read_only_and_a_plan_a_refusal_and_a_page() -> None:
         refused = await client.call_tool("plan", {"model": "gpt2", "gpus": "8xh100", "settings": {"parallel.tp": 8}})
         assert refused.is_error and content(refused)["schema"] == "mpctl.error/1"
         assert content(refused)["issues"][0]["rule"] == "tp-divides-heads"
+        found = content(await client.call_tool("schema", {"find": "gradient clipping"}))
+        assert list(found["document"]) == ["training.clip_norm"]
         first = content(await client.call_tool("schema", {}))
         text = ""
         for number in range(first["pages"]):
