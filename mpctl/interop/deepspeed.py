@@ -174,7 +174,7 @@ def _notes(plan: Plan) -> Iterator[str]:
         yield "num_mp makes the groups alone: the layers must split themselves over them"
     if p.pp == 1 and p.tp > 1:
         yield "AutoTP splits a Hugging Face model's layers; others need a partition_config"
-    if p.cp > 1:
+    if p.cp > 1 and p.cp_comm != "a2a":
         yield "approximated: Ulysses exchanges heads by all-to-all, where the plan passes keys on"
     if p.ep > 1:
         yield (

@@ -84,6 +84,13 @@ def test_ulysses_of_deepspeed() -> None:
     assert "emit-cp-comm" in {issue.rule for issue in refused}
 
 
+def test_ulysses_is_approximated_only_where_the_plan_has_a_ring() -> None:
+    for comm in (None, "a2a"):
+        plan = make_plan(job_of({**JOB, "parallel.cp_comm": comm}))
+        notes = " ".join(get_launcher("deepspeed").notes(plan))
+        assert ("approximated: Ulysses" in notes) == (comm is None)
+
+
 def test_words_of_torch() -> None:
     """torch's alltoall is a ring."""
     base = "distributed_type: FSDP\nnum_processes: 8\nnum_machines: 1\nmixed_precision: bf16\n"
