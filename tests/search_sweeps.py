@@ -21,8 +21,8 @@ from mpctl.measure.calibrate.runs import Run, read_runs
 from mpctl.model.layout.job_layout import JobLayout
 from mpctl.model.pipeline.stages import UnevenLayersError
 from mpctl.plan.estimate.memory import layout_memory, peak_bytes
+from mpctl.plan.planning.difference import RANKING_ERROR, WIDE_ERROR
 from mpctl.plan.planning.layout_settings import layout_of
-from mpctl.plan.search.find import RANKING_ERROR, WIDE_ERROR
 from mpctl.plan.search.plain import complexity
 from mpctl.plan.search.room import expected_slowdown
 from mpctl.spec.runtime import get_profile

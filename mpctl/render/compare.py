@@ -10,7 +10,7 @@ from mpctl.plan.planning.gates import FIGURES as FIGURES_OF_GATES
 from mpctl.plan.planning.runtimes import UnderRuntime
 from mpctl.plan.planning.summary import plan_summary, training_line
 from mpctl.plan.planning.tensor_modes import COSTS
-from mpctl.render.parts import Column, DataTable, Part, Sentence, Style, table_of
+from mpctl.render.parts import Column, DataTable, Lines, Part, Sentence, Style, table_of
 from mpctl.render.terminal import print_parts
 from mpctl.spec.figure_sources import sources_text
 
@@ -36,6 +36,7 @@ TITLES = {
 }
 DTYPE = ("dtype", "dtype_is_auto")
 UNSHOWN = (*DTYPE, "runtime_is_default")  # DTYPE is one row
+BAND = ("low_seconds", "high_seconds")  # one row
 FITS = {True: "yes", False: "no", None: "not known"}
 RUNS = {True: "yes", False: "! no, planned as if"}
 LEAST_DIFFERENCE = 0.0005  # of a figure: below it, rounding hides the difference
@@ -52,6 +53,9 @@ def comparison_parts(document: CompareDocument) -> Iterator[Part]:
     if not all(document["runs"]):
         rows.append(["its runtime runs it", *(RUNS[runs] for runs in document["runs"])])
     rows += _figure_rows(document["figures"])
+    costs = [f"{name}: {cost}" for name, cost in zip(document["jobs"], document["costs"], strict=True) if cost]
+    if costs:
+        yield Lines(f"Compared with {document['jobs'][0]}", costs)
     yield table_of("", ("", *document["jobs"]), rows, left=("",), whole=1)
     yield Sentence(NOTE, "note")
     names = document["jobs"]
@@ -113,10 +117,16 @@ def _setting_text(value: object) -> str:
 
 def _figure_rows(jobs: Sequence[Mapping[str, float | None]]) -> Iterator[list[str]]:
     names = dict.fromkeys(name for figures in jobs for name in figures)
-    for name in (name for name in names if not name.startswith("bytes.")):  # of whole messages
+    for name in (name for name in names if not name.startswith("bytes.") and name not in BAND):  # of whole messages
         values = [figures.get(name) for figures in jobs]
         if any(values):
             yield [_figure_title(name), *_figure_cells(name, values)]
+        if name == "step_seconds":
+            bands = ([figures.get(end) for end in BAND] for figures in jobs)
+            yield [
+                "9 of 10 runs",
+                *(f"{seconds_text(low)} to {seconds_text(high)}" if low and high else "-" for low, high in bands),
+            ]
 
 
 def _figure_title(name: str) -> str:

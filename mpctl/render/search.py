@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 from mpctl.core.records import Json
 from mpctl.core.units import bytes_text, count_text, days_text, energy_text, plural, seconds_text
+from mpctl.plan.planning.difference import WIDE_BAND
 from mpctl.plan.planning.layout_settings import layout_text
 from mpctl.plan.planning.summary import training_line
 from mpctl.plan.search.document import LayoutEntry, NoLayoutEntry, SearchDocument
-from mpctl.plan.search.find import OPTIMISM, WIDE_BAND
+from mpctl.plan.search.find import OPTIMISM
 from mpctl.render.console import get_console, marked
 from mpctl.render.parts import DataTable, Facts, Lines, Part, Section, Sentence, table_of
 from mpctl.render.terminal import print_parts

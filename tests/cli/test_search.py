@@ -19,10 +19,11 @@ import pytest
 from mpctl.cli.app import run
 from mpctl.cli.options import command_line
 from mpctl.core.units import bytes_text
+from mpctl.plan.planning.difference import WIDE_ERROR
 from mpctl.plan.planning.plan import load_plan
-from mpctl.plan.search.find import WIDE_ERROR
 from mpctl.spec.load import load_job, parse_settings
 from tests.cli.calls import Mpctl, assert_refused, spawn
+from tests.started import started
 
 SMALL = (
     "--cluster",
@@ -405,7 +406,7 @@ def test_a_batch_from_a_file_and_from_stdin(tmp_path: Path) -> None:
 
 
 def test_a_batch_answers_each_line_when_it_comes_and_ends_on_ctrl_c() -> None:
-    with subprocess.Popen(
+    with started(
         [sys.executable, "-m", "mpctl", "plan", "--batch", "-"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -49,28 +49,19 @@ def compare_answer(pins: Sequence[Mapping[str, str]]) -> dict[str, str]:
             issues += [Issue(one.rule, f"pin {number}: {one.where}", one.message, one.hint) for one in error.issues]
     if issues or not named:
         raise InputError(issues or [Issue("no-pins", "pins", "nothing is pinned", "pin a layout")])
-    plans = [plan for _, plan in named]
-    parts = [*comparison_parts(compare_document(named)), Lines("Why", list(_costs(pins, plans)))]
-    return {"html": str(fragment(part for part in parts if not isinstance(part, Lines) or part.lines))}
+    document = compare_document(named)
+    runs = [_run_text(controls, plan) for controls, (_, plan) in zip(pins, named, strict=True)]
+    lines = [f"{name}: {run}" for name, run in zip(document["jobs"], runs, strict=True) if run]
+    parts = [*comparison_parts(document), *([Lines("Whole run", lines)] if lines else [])]
+    return {"html": str(fragment(parts))}
 
 
-def _costs(pins: Sequence[Mapping[str, str]], plans: Sequence[Plan]) -> Iterator[str]:
-    """What each pinned layout costs over the first, by part of the step, and its run."""
-    from mpctl.plan.planning.layout_settings import layout_of
-    from mpctl.plan.search.result import LayoutReport, cost_difference
-
-    reports = [
-        LayoutReport(plan.job, layout_of(plan.job), plan.estimate.time, plan.estimate.fullest_stage.device_bytes)
-        if plan.estimate and not isinstance(plan.estimate.time, str)
-        else None
-        for plan in plans
-    ]
-    for number, (controls, plan, report) in enumerate(zip(pins, plans, reports, strict=True), 1):
-        words = [cost_difference(reports[0], report)] if number > 1 and reports[0] and report else []
-        run = run_words(run_of(controls, plan)) if report else ""
-        words += [f"{controls[RUN]} tokens: {run}"] if run else []
-        if words:
-            yield f"no. {number}: {'; '.join(words)}"
+def _run_text(controls: Mapping[str, str], plan: Plan) -> str:
+    """The whole run of a pinned layout, if its tokens are given and its step is known."""
+    if plan.estimate is None or isinstance(plan.estimate.time, str):
+        return ""
+    run = run_words(run_of(controls, plan))
+    return f"{controls[RUN]} tokens: {run}" if run else ""
 
 
 def search_answer(controls: Mapping[str, str], on_progress: Progress = lambda *_: None) -> SearchAnswer:

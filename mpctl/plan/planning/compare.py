@@ -1,31 +1,40 @@
-"""Plans side by side: the settings in which they differ and the costs of each.
+"""Plans side by side: the settings in which they differ, the costs of each, and what they cost over the first.
 
 A variant is a job, `demo`; a job with settings, `demo,tp=1,dp=2`; or settings alone, over the first
 job: `tp=1,dp=2`. Settings are named as for --set.
+
+Variants of the first job that leave the global batch open share one, the smallest that all of them can run:
+else a layout with half the replicas would seem twice as fast, as it computes half the samples.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import lcm
 from typing import TYPE_CHECKING, Literal
 
 from typing_extensions import TypedDict  # pydantic needs it to validate them before Python 3.12
 
 from mpctl.core.axes import MESSAGE_GROUPS
 from mpctl.core.errors import InputError, Issue, IssueEntry
+from mpctl.plan.estimate.system import find_system
+from mpctl.plan.planning.difference import cost_difference, ranking_error, tie_text
 from mpctl.plan.planning.gates import Gate, GateEntry, judge
 from mpctl.plan.planning.plan import Overrides, Plan, load_plan
 from mpctl.plan.planning.summary import TrainingEntry, training_settings
 from mpctl.plan.planning.traffic import sent_bytes
 from mpctl.plan.planning.whole_run import gpu_hours_per_billion
+from mpctl.plan.rules.check import Check
 from mpctl.spec.figure_sources import FigureSource
-from mpctl.spec.load import parse_settings
+from mpctl.spec.load import load_partial, parse_settings
 from mpctl.spec.names import full_names
-from mpctl.spec.runtime import is_same_software
+from mpctl.spec.runtime import get_profile, is_same_software
 from mpctl.spec.training import DEFAULT_RUNTIME, LOSS_KEYS
 
 if TYPE_CHECKING:
     from mpctl.plan.estimate.job import Estimate
+    from mpctl.spec.job import JobSpec
 
 
 # Warnings of settings that a job's runtime does not run: the estimate is as if it did.
@@ -35,8 +44,10 @@ class CompareDocument(TypedDict):
     runs: whether the job's runtime runs all of its settings; the estimate is as if it did.
     figures_from: the user's presets behind its figures. warnings: those of `mpctl plan`. settings: those that
     differ, by full name; figures: by name: `seconds.tp`; `bytes.dp_cp`: of messages; `sent_bytes.dp_cp`: what a
-    rank sends in a step; price_per_billion_tokens: where a GPU-hour has a price. gates: the answers of
-    `--fail-if`, for each job but the first.
+    rank sends in a step; price_per_billion_tokens: where a GPU-hour has a price. is_measured: whether runs of
+    the job's software on its cluster were fitted. costs: what each takes over the first, by part of the step,
+    and whether estimates can tell them apart; empty for the first and where a time is not known. gates: the
+    answers of `--fail-if`, for each job but the first.
     """
 
     schema: Literal["mpctl.compare/2"]
@@ -48,9 +59,12 @@ class CompareDocument(TypedDict):
     warnings: list[list[IssueEntry]]
     settings: dict[str, list[object]]
     figures: list[dict[str, float | None]]
+    is_measured: list[bool]
+    costs: list[str]
     gates: list[GateEntry]
 
 
+BATCH = "training.global_batch_size"
 NOT_RUN = ("runtime-runs", "model-launched", "job-launched")
 DESCRIPTIONS = ("name", "description", "source", "hub_id")  # keys that are no settings
 
@@ -72,19 +86,37 @@ def load_variants(
             f"{len(texts)} job is nothing to compare",
             "name two or more: mpctl compare demo tp=1,dp=2",
         )
-    plans, issues, first = list[tuple[str, Plan]](), list[Issue](), texts[0].split(",")[0]
+    plans, issues, first = list[Plan](), list[Issue](), texts[0].split(",")[0]
+    sources = list[tuple[str | None, Overrides]]()
     for text in texts:
         source, *settings = _split(text, first)
         try:
             is_read = source == name
             given = {**overrides, **full_names(parse_settings(settings))}
-            more = {**(_kept(base, given) if is_read else {}), **given}
-            plans.append((text, load_plan(None if is_read else source, more)))
+            sources.append((None if is_read else source, {**(_kept(base, given) if is_read else {}), **given}))
+            plans.append(load_plan(*sources[-1]))
         except InputError as error:
             issues += [Issue(i.rule, f"{text}: {i.where}", i.message, i.hint) for i in error.issues]
     if issues:
         raise InputError(issues)
-    return plans
+    return list(zip(texts, _with_one_batch(plans, sources), strict=True))
+
+
+def _with_one_batch(plans: Sequence[Plan], sources: Sequence[tuple[str | None, Overrides]]) -> list[Plan]:
+    """The plans, with one global batch for variants of the first job that leave it open."""
+    found, first = list(plans), sources[0][0]
+    batches = [plan.job.training.global_batch_size or 1 for plan in plans]
+    if len(set(batches)) == 1:
+        return found
+    is_open = [source == first and BATCH in load_partial(source, more).open_settings for source, more in sources]
+    batch = lcm(*(own for own, opens in zip(batches, is_open, strict=True) if opens))
+    hint = "set training.global_batch_size to the batch of your run"
+    noted = Check("one-global-batch", "warning", BATCH, f"{batch} for all, which every layout here can run", hint)
+    for at, (source, more) in enumerate(sources):
+        if is_open[at] and sum(is_open) > 1:
+            plan = load_plan(source, {**more, BATCH: batch})
+            found[at] = replace(plan, checks=(*plan.checks, noted))
+    return found
 
 
 def _kept(read: Overrides, given: Overrides) -> Overrides:
@@ -126,8 +158,35 @@ def compare_document(variants: Sequence[tuple[str, Plan]], gates: Sequence[Gate]
         "warnings": [_warnings(plan) for _, plan in variants],
         "settings": {name: [values.get(name) for values in settings] for name in differ},
         "figures": figures,
+        "is_measured": [_is_measured(plan.job) for _, plan in variants],
+        "costs": [_cost(variants[0][1], plan) if at else "" for at, (_, plan) in enumerate(variants)],
         "gates": judge(gates, names, figures),
     }
+
+
+def _cost(base: Plan, other: Plan) -> str:
+    """What a plan costs over the first one, in words; a tie only for layouts of one job."""
+    if base.estimate is None or other.estimate is None:
+        return ""
+    first, time = base.estimate.time, other.estimate.time
+    if isinstance(first, str) or isinstance(time, str):
+        return ""
+    bytes_ = (estimate.fullest_stage.device_bytes for estimate in (base.estimate, other.estimate))
+    text = cost_difference(first, time, *bytes_)
+    error = ranking_error(first.high / first.low)
+    is_tie = abs(time.total - first.total) <= error * min(first.total, time.total)
+    return f"{text}; {tie_text(error)}" if is_tie and _is_same_work(base.job, other.job) else text
+
+
+def _is_measured(job: JobSpec) -> bool:
+    return find_system(job.cluster, get_profile(job.training.runtime)).is_measured
+
+
+def _is_same_work(one: JobSpec, other: JobSpec) -> bool:
+    """Whether jobs differ in their layout alone, for which alone the error of estimates was measured."""
+    keys = ("runtime", "chosen_dtype", "global_batch_size")
+    same = all(getattr(one.training, key) == getattr(other.training, key) for key in keys)
+    return same and one.model == other.model and one.cluster == other.cluster
 
 
 def _warnings(plan: Plan) -> list[IssueEntry]:
@@ -154,6 +213,7 @@ def _figures(estimate: Estimate) -> dict[str, float | None]:
     figures["peak_bytes"] = estimate.fullest_stage.device_bytes
     if not isinstance(time, str):
         figures["step_seconds"] = time.total
+        figures |= {"low_seconds": time.low, "high_seconds": time.high}
         figures["tokens_per_second"] = tokens = estimate.layout.tokens_per_step / time.total
         job = estimate.layout.job
         if (price := job.cluster.operations.price_per_gpu_hour) is not None:

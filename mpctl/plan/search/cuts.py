@@ -24,7 +24,7 @@ from mpctl.spec.layout_text import LayoutPart, parse_layout, repeated
 from mpctl.spec.schedules import SCHEDULES
 
 WORTH = 0.02
-"""By how much its slowest stage is faster: half of what estimates can tell apart (find.py, RANKING_ERROR)."""
+"""By how much its slowest stage is faster: half of RANKING_ERROR (planning/difference.py)."""
 UNIT = 16
 """Costs are in this part of the longest layer, so that layouts of about the same costs share one text."""
 

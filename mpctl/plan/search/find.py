@@ -21,18 +21,11 @@ runs one chunk a layer for a tenth of a percent.
 
 Seconds by which layouts are ordered include what a nearly full device costs in expectation (room.py).
 
-An estimate cannot tell layouts apart that differ by less than its own error. So there is a second
-answer beside the fastest layout: the plainest of all layouts within that error of it (plain.py). A
-second queue, the plainest sizes first, finds it.
-
-That error and what is plain were measured on the published sweeps: several layouts of one model on
-one cluster, estimated by constants that had not seen the run (tests/measure/calibrate/test_accuracy.py).
-Of pairs of layouts whose estimates differ by less than RANKING_ERROR, six in ten ran in the
-estimated order; of those that differ by more, nine in ten did. On clusters that nobody tuned, and
-where constants had not seen the cluster, seven in ten of the pairs up to WIDE_ERROR did: there, as
-a wide band says, that is a tie. The plainest of a tie is no slower than its fastest: over all
-sweeps it ran 6.7 % slower than the best run, the fastest estimate 6.6 %; by constants that had not
-seen the table 6.3 and 6.9 %, or the cluster 6.7 and 6.9 %.
+Estimates cannot tell layouts apart that differ by less than their error (plan/planning/difference.py).
+So there is a second answer beside the fastest layout: the plainest of all layouts within that error of
+it (plain.py). A second queue, the plainest sizes first, finds it. The plainest of a tie is no slower than
+its fastest: over all published sweeps it ran 6.7 % slower than the best run, the fastest estimate 6.6 %;
+by constants that had not seen the table 6.3 and 6.9 %, or the cluster 6.7 and 6.9 %.
 """
 
 from __future__ import annotations
@@ -45,6 +38,7 @@ from math import inf
 from typing import Literal, NamedTuple
 
 from mpctl.core.units import seconds_text
+from mpctl.plan.planning.difference import ranking_error
 from mpctl.plan.planning.layout_settings import LayoutSettings
 from mpctl.plan.search.bound import StepTimeBound
 from mpctl.plan.search.cuts import PipelineLayouts
@@ -63,9 +57,6 @@ REPORT_EVERY = 32  # parts taken from the queue between two reports of progress
 PROGRESS_STEPS = 1000  # how finely the progress of the layouts is reported
 
 ALIKE, AS_FAST = 0.01, 0.005
-RANKING_ERROR, WIDE_ERROR = 0.04, 0.1
-WIDE_BAND = 1.5
-"""A band is wide if the ratio of its ends is at least this."""
 OPTIMISM = (0.01, 0.07)
 """Optimism of the fastest of several estimates relative to its sweep: the mean over the sweeps of tuned
 software, and over those of nanotron's cluster, which nobody tuned."""
@@ -156,11 +147,6 @@ class BestClasses:
         """The best classes, the fastest first."""
         groups = sorted((LayoutGroup(tuple(points)) for points in self.classes.values()), key=lambda g: g.first)
         return groups[: self.count]
-
-
-def ranking_error(band: float) -> float:
-    """Return the largest difference of estimates whose order is open. band: the ratio of its ends."""
-    return WIDE_ERROR if band >= WIDE_BAND else RANKING_ERROR
 
 
 def significant(seconds: float) -> float:

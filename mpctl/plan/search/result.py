@@ -18,6 +18,7 @@ from mpctl.model.layout.draft import LayoutDraft
 from mpctl.plan.estimate.kernels import MissingFigure
 from mpctl.plan.estimate.memory import fit_text
 from mpctl.plan.estimate.step import StepTime
+from mpctl.plan.planning.difference import cost_difference, tie_text
 from mpctl.plan.planning.layout_settings import LayoutSettings, changed_settings, changes_text, layout_of, layout_text
 from mpctl.plan.planning.plan import make_plan
 from mpctl.plan.planning.whole_run import MOST_TOKENS, WholeRun, gpu_hours_per_billion, whole_run
@@ -42,8 +43,6 @@ from mpctl.spec.job import JobSpec
 from mpctl.spec.load import Source
 from mpctl.spec.runtime import get_profile
 
-SHOWN_PARTS = 3
-SHOWN_SHARE = 0.002  # of a step: a part that differs by less is not named
 Goal = Literal["tokens", "memory", "cost", "days", "energy"]
 Sort = Literal["time", "memory", "cost", "plain"]
 
@@ -159,7 +158,8 @@ def given_report(evaluator: LayoutEvaluator, request: SearchRequest) -> LayoutRe
 def difference_text(best: LayoutReport, other: LayoutReport) -> str:
     """Return how another layout differs: in settings, in seconds by part, and in memory."""
     settings = changes_text(changed_settings(best.layout, other.layout))
-    return f"with {settings or 'the same settings'}: {cost_difference(best, other)}"
+    cost = cost_difference(best.time, other.time, best.bytes, other.bytes)
+    return f"with {settings or 'the same settings'}: {cost}"
 
 
 def suggestion_text(fastest: LayoutReport, suggested: LayoutReport, error: float) -> str:
@@ -173,9 +173,8 @@ def suggestion_text(fastest: LayoutReport, suggested: LayoutReport, error: float
     saved = savings(fastest.layout, suggested.layout, plain)
     more = suggested.bytes - fastest.bytes
     saved.append(f"{bytes_text(abs(more))} {'less' if more < 0 else 'more'}")
-    tie = f"within the {100 * error:g} % that estimates cannot tell apart"
     room = " with room counted" if max(fastest.slowdown, suggested.slowdown) > 1 else ""
-    return f"{slower:.1%} slower than the fastest{room}, {tie}; {', '.join(saved)}"
+    return f"{slower:.1%} slower than the fastest{room}, {tie_text(error)}; {', '.join(saved)}"
 
 
 def given_reason(best: LayoutReport, given: LayoutReport) -> str:
@@ -185,27 +184,7 @@ def given_reason(best: LayoutReport, given: LayoutReport) -> str:
         return "the job as given has this layout"
     if not given.fits:
         return f"the job as given ({settings}) {given.verdict}"
-    return f"the job as given ({settings}): {cost_difference(best, given)}"
-
-
-def cost_difference(best: LayoutReport, other: LayoutReport) -> str:
-    """Describe the slowdown, the parts that differ most, signed, and the memory that it saves."""
-    slower = other.time.total - best.time.total
-    word, share = "slower" if slower >= 0 else "faster", abs(slower) / best.time.total
-    text = f"{seconds_text(abs(slower))} ({share:.1%}) {word}"
-    ours, theirs = best.time.parts(), other.time.parts()
-    names = dict.fromkeys((*ours, *theirs))
-    differences = sorted(((theirs.get(n, 0.0) - ours.get(n, 0.0), n) for n in names), key=lambda pair: -abs(pair[0]))
-    shown = [
-        f"{name} {'+' if difference > 0 else '−'}{seconds_text(abs(difference))}"
-        for difference, name in differences[:SHOWN_PARTS]
-        if abs(difference) > SHOWN_SHARE * best.time.total
-    ]
-    text += f" ({', '.join(shown)})" if shown else ""
-    more = other.bytes - best.bytes
-    if abs(more) >= 0.02 * best.bytes:
-        text += f", {bytes_text(abs(more))} {'less' if more < 0 else 'more'} memory"
-    return text
+    return f"the job as given ({settings}): {cost_difference(best.time, given.time, best.bytes, given.bytes)}"
 
 
 @dataclass(repr=False)

@@ -52,7 +52,7 @@ def test_a_run_has_days_and_price() -> None:
 def test_pins_say_what_differs_and_why() -> None:
     html = compare_answer([LLAMA, {**LLAMA, "tp": "2", "tokens": "1T"}])["html"]
     assert "1: tp 4 x dp 2" in html and "<td" in html and "≠ 2" in html
-    for words in ("time: tp", "no. 2: ", "faster (tp −", "more memory", "1T tokens: "):
+    for words in ("time: tp", "Compared with 1: ", "2: ", "faster (tp −", "more memory", "1T tokens: "):
         assert words in html
     with pytest.raises(InputError) as caught:
         compare_answer([LLAMA, {**LLAMA, "tp": "3"}])

@@ -80,7 +80,7 @@ def test_typing_pins_search_and_copies(page: Any) -> None:
     page.fill("input[name='seq-length']", "4096")
     page.wait_for_function("() => document.getElementById('plan').textContent.includes('sequence 4,096')")
     page.click("#pin")
-    page.wait_for_function("() => document.getElementById('pins').textContent.includes('no. 2: ')")
+    page.wait_for_function("() => document.getElementById('pins').textContent.includes('Compared with 1: ')")
     assert "≠ 4096" in page.inner_text("#pins")
     page.fill("input[name=tokens]", "1T")
     page.fill("input[name=price]", "2.5")

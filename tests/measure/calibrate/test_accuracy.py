@@ -21,8 +21,9 @@ from mpctl.measure.bench.verify import spearman
 from mpctl.model.layout.job_layout import JobLayout
 from mpctl.plan.estimate.step import StepTime
 from mpctl.plan.estimate.time import find_step_time
+from mpctl.plan.planning.difference import RANKING_ERROR, WIDE_ERROR
 from mpctl.plan.planning.layout_settings import layout_of
-from mpctl.plan.search.find import OPTIMISM, RANKING_ERROR, WIDE_ERROR
+from mpctl.plan.search.find import OPTIMISM
 from mpctl.plan.search.plain import complexity
 from mpctl.spec.job import complete
 from mpctl.spec.load import load_job

@@ -10,6 +10,7 @@ import pytest
 
 from mpctl.core.units import seconds_text
 from mpctl.plan.estimate.memory import peak_bytes
+from mpctl.plan.planning.difference import WIDE_BAND, ranking_error
 from mpctl.plan.planning.layout_settings import LayoutSettings, changed_settings, layout_of, layout_text
 from mpctl.plan.planning.plan import make_plan
 from mpctl.plan.rules.sizes import views_agree
@@ -19,7 +20,6 @@ from mpctl.plan.search.evaluate import LayoutEvaluator
 from mpctl.plan.search.find import (
     ALIKE,
     BUDGETS,
-    WIDE_BAND,
     EvaluatedLayout,
     FoundLayouts,
     LayoutClass,
@@ -27,7 +27,6 @@ from mpctl.plan.search.find import (
     class_of,
     find_layouts,
     non_dominated,
-    ranking_error,
 )
 from mpctl.plan.search.nearest import SETTINGS, nearest_that_fit, with_nearest
 from mpctl.plan.search.plain import complexity, least_complexity, savings
