@@ -179,8 +179,8 @@ def test_what_is_not_as_planned_is_named(part: str, capsys: pytest.CaptureFixtur
     if part == "messages":
         vars(changed)["messages"] = (estimate.messages[0][1:],)  # as if it had computed them
     else:
-        memory = estimate.memory[0]
-        vars(changed)["memory"] = (replace(memory, **{part: getattr(memory, part) + 1}),)
+        memory = estimate.expected_memory[0]
+        vars(changed)["expected_memory"] = (replace(memory, **{part: getattr(memory, part) + 1}),)
     found: list[dict[str, Any]] = []
     document = rehearse(replace(plan, estimate=changed), HERE, [0], command="", on_rank=found.append)
     assert found == document["ranks"]
