@@ -25,6 +25,9 @@ TpArgument = Annotated[
 ]
 
 
+MANY = 2
+
+
 @with_job(takes_words=True)
 def compare(
     job: JobSource, others: OthersArgument = None, fail_if: FailIfOption = None, as_json: AsJsonOption = False
@@ -34,7 +37,8 @@ def compare(
     mpctl compare demo tp=1,dp=2 demo-llama --fail-if "step>+5%"
     mpctl compare tp=8 tp=4,pp=2 --model llama-3-8b --gpus 8xh100
 
-    Options of a job hold for all of them. Exit codes: 0 done; 2 bad input; with --fail-if 4, a gate
+    Options of a job hold for all of them; of two or more settings the first is what others are compared
+    with. Exit codes: 0 done; 2 bad input; with --fail-if 4, a gate
     failed, and 3, a job after the first does not fit.
     """
     from mpctl.plan.planning.compare import compare_document, load_variants
@@ -45,9 +49,11 @@ def compare(
     job, words = job.with_first_word(job.with_words(others))
     jobs = [*([job.source] if job.source else []), *words]
     read = (f"--from {job.read[0]}", job.others) if job.read else None
-    if job.source is None and read is None and "model" in job.overrides:
-        read = str(job.overrides["model"]), {}
-    document = compare_document(load_variants(jobs, job.own, read), gates)
+    alone = None if job.source or read else job.model_name  # options make the job, and words are its variants
+    shows_read = read is not None or len(jobs) < MANY
+    named = read or ((alone, {}) if alone else None)
+    variants = load_variants(jobs, job.own, named, shows_read=shows_read)
+    document = compare_document(variants, gates)
     if as_json:
         print_json(document)
     else:

@@ -195,13 +195,22 @@ class JobSource(NamedTuple):
         no such job: `mpctl explain time.mfu --model gpt2`."""
         from mpctl.spec.load import read_source
 
-        if self.source and "model" in self.overrides:
+        if self.source and self.model_name:
             try:
                 read_source(self.source)
             except InputError as error:
                 if error.issues[0].rule == "no-such-job":
                     return self._replace(source=None), [self.source, *words]
         return self, words
+
+    @property
+    def model_name(self) -> str | None:
+        """The model that options name, or that they make key by key; None where they say nothing of a model."""
+        named = self.overrides.get("model", self.overrides.get("model.preset"))
+        if isinstance(named, Mapping):
+            named = named.get("preset")
+        is_made = any(key.split(".")[0] == "model" for key in self.overrides)
+        return str(named) if named else "the job" if is_made else None
 
     @property
     def own(self) -> Mapping[str, Any]:
@@ -231,7 +240,9 @@ def command_line(
     verb: str, source: str | None, settings: Mapping[str, Any], read: tuple[str, str] | None = None
 ) -> str:
     """The command line `mpctl launch demo --tp 2`: a flag for each setting that has one, else
-    `--set`; a setting that is None is left out. read: of --from."""
+    `--set`, which also removes one that is None. read: of --from."""
+    from mpctl.spec.load import UNSET
+
     flags = {flag.setting: flag for flag in FLAGS}
     words = ["mpctl", verb, *([source] if source else []), *(["--from", *read] if read else [])]
     if settings.get(KIND) in KINDS and isinstance(settings.get(RANK), int):
@@ -240,8 +251,8 @@ def command_line(
     for where, value in settings.items():
         flag = flags.get(where)
         if value is None:
-            continue
-        if flag is None or isinstance(value, dict | list):
+            words += ["--set", f"{where}={UNSET}"]
+        elif flag is None or isinstance(value, dict | list):
             words += ["--set", f"{where}={_toml(value)}"]
         elif flag.type is bool:
             words.append(flag.option.split("/")[0 if value else 1])
@@ -256,8 +267,20 @@ def typed_command() -> str:
 
 
 def _toml(value: Any) -> str:
-    """The value in the form that parse_settings reads."""
-    return value if isinstance(value, str) else json.dumps(value)
+    """The value in the form that parse_settings reads: a string is quoted where it would be read as another value."""
+    from mpctl.spec.load import parse_settings
+
+    if isinstance(value, str) and parse_settings([f"key={value}"])["key"] == value:
+        return value
+    return _inline(value)
+
+
+def _inline(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(key)} = {_inline(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_inline, value)) + "]"
+    return json.dumps(value)
 
 
 Command = Callable[..., None]

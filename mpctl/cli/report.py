@@ -28,7 +28,7 @@ def report(job: JobSource, tokens: TokensOption = None, out: OutOption = None, a
     from mpctl.plan.search.request import gpu_counts, read_request
     from mpctl.plan.search.result import answer_search
     from mpctl.render.markup import write_text
-    from mpctl.render.output import print_json, print_warnings
+    from mpctl.render.output import print_json
     from mpctl.render.progress import PATIENCE, TaskBar
     from mpctl.render.report import print_report, report_page
 
@@ -45,6 +45,8 @@ def report(job: JobSource, tokens: TokensOption = None, out: OutOption = None, a
             on_progress=bar.update,
             on_note=bar.note,
         )
+    if not result.is_complete:  # what it has found so far is no recommendation
+        raise KeyboardInterrupt
     document = report_document(result, lambda choice, verb: layout_line(job, request, choice, verb))
     if out is not None:
         again = job.line("report") + (f" --tokens {quote(tokens)}" if tokens else "") + f" --out {quote(str(out))}"
@@ -52,5 +54,4 @@ def report(job: JobSource, tokens: TokensOption = None, out: OutOption = None, a
     if as_json:
         print_json(document)
         return
-    print_warnings(document["warnings"])
     print_report(document)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from mpctl.core.units import count_text, days_text, plural, seconds_span_text, seconds_text
+from mpctl.plan.planning.summary import training_line
 from mpctl.render.markup import Raw, el
 from mpctl.render.page import page_text
 from mpctl.render.parts import Facts, Figures, Lines, Part, Section, Sentence
@@ -47,19 +48,23 @@ def report_parts(document: ReportDocument) -> Iterator[Part]:
     gpus = f"{plural(document['gpus'], 'GPU')} of {document['device']}"
     yield Sentence(f"{document['model']} on {gpus}", "title")
     yield Sentence(f"Run it under {document['launcher']} with {best['layout']}", "passed" if best["fits"] else "failed")
+    yield from (Sentence(text, "warning") for text in document["warnings"])
     yield Figures([*_costs(document)])
     yield Facts([*_costs(document)], on="terminal")
     yield Section("report", "Recommendation")
-    yield Facts([("layout", best["layout"]), ("why", document["why"]), ("memory", best["verdict"])])
+    training = training_line(document["training"])
+    facts = [("layout", best["layout"]), ("why", document["why"]), ("memory", best["verdict"]), ("training", training)]
+    yield Facts(facts)
     lines = [
         f"{at}. {other['layout']}: {', '.join(_of_run(other))}; {other['loses']}"
         for at, other in enumerate(document["others"], 1)
     ]
-    yield Lines("Why not the next two", lines or ["no other layout fits"])
+    yield Lines("Why not the next two", lines or ["the search found no other tp, pp and ep that fit"])
     span = seconds_span_text(risk["low_seconds"], risk["high_seconds"])
     yield Lines("Risk", [f"9 of 10 such runs take {span} a step, {_percent(document)}", *risk["rests_on"]])
     yield Lines("Measure first", [f"{at}. {text}" for at, text in enumerate(document["measure_first"], 1)])
-    yield Facts([("plan", best["command"]), *([("flags", document["emit"])] if document["emit"] else [])], "Commands")
+    verb = best["command"].split()[1]  # launch, or plan where mpctl does not launch it
+    yield Facts([(verb, best["command"]), *([("flags", document["emit"])] if document["emit"] else [])], "Commands")
 
 
 def _of_run(other: OtherEntry) -> Iterator[str]:
@@ -87,5 +92,7 @@ def _costs(document: ReportDocument) -> Iterator[tuple[str, str]]:
         yield "price", f"{price} for {count_text(run['tokens'])} tokens, {count_text(run['gpu_hours'])} GPU-hours"
     else:
         hours = f"{count_text(best['gpu_hours_per_billion_tokens'])} GPU-hours a billion tokens"
-        yield "cost", f"{hours}; --tokens 300B says days, --price its price"
+        per_billion = best.get("price_per_billion_tokens")
+        more = "--tokens 300B says days, --price its price" if per_billion is None else "--tokens 300B says days"
+        yield "cost", f"{hours}{'' if per_billion is None else f', price {count_text(per_billion)}'}; {more}"
     yield "speed", f"{count_text(best['tokens_per_second'])} tokens/s, MFU {best['mfu']:.0%}"

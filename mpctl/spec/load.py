@@ -23,9 +23,10 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 from pydantic import ValidationError
 
@@ -264,7 +265,7 @@ def read_source(source: str, *, anchor: Callable[[Raw, Path], Raw] = anchored) -
     """The raw tables of a job file (TOML, or the job.json of a run), of a job preset, or for `-` of
     the standard input. anchor: joins relative paths to the folder of a file (paths.py)."""
     path = Path(source)
-    if source == STDIN or path.suffix in (".toml", ".json") or _is_file(path):
+    if source == STDIN or path.suffix in (".toml", ".json") or is_file(path):
         return anchor(with_full_names(_read_file(path)), path.parent)
     file = find_file("jobs", source)
     if file is None:
@@ -283,16 +284,23 @@ def _job_hint(source: str) -> str:
     return f"presets: {nearest_presets('jobs', source)}; {places_text('jobs')}"
 
 
-def _is_file(path: Path) -> bool:
+def is_file(path: Path) -> bool:
+    """Return whether a path is an existing file."""
     try:
         return path.is_file()
     except OSError:  # a name too long for a file is not one
         return False
 
 
+@cache
+def _read_once(stream: TextIO) -> str:
+    """The text of a stream that a command may load its job from more than once."""
+    return stream.read()
+
+
 def _read_file(path: Path) -> Raw:
     try:
-        text = sys.stdin.read() if str(path) == STDIN else path.read_text("utf-8")
+        text = _read_once(sys.stdin) if str(path) == STDIN else path.read_text("utf-8")
         is_json = path.suffix == ".json" or (str(path) == STDIN and text.lstrip()[:1] == "{")
         raw = json.loads(text) if is_json else tomllib.loads(text)
     except OSError as error:
@@ -324,12 +332,16 @@ def _syntax_hint(message: str, text: str) -> str:
     return f"{hint}, write `preset = NAME` in [{name}]"
 
 
+UNSET = "null"
+"""A setting without a value, in a command line: TOML has no word for it."""
+
+
 def parse_settings(settings: Iterable[str], option: str = "--set") -> Raw:
     """`["tp=2", "model=gpt2"]` -> `{"parallel.tp": 2, "model": "gpt2"}`.
 
     A setting is named in full or by its key alone (names.py). A value is read as TOML, or as a
-    string where it is not valid TOML. Raises InputError for all that are no KEY=VALUE, as values of
-    `option`.
+    string where it is not valid TOML; `null`, None, removes what the job's file sets. Raises InputError
+    for all that are no KEY=VALUE, as values of `option`.
     """
     parsed: Raw = {}
     issues: list[Issue] = []
@@ -340,6 +352,9 @@ def parse_settings(settings: Iterable[str], option: str = "--set") -> Raw:
             issues.append(Issue("bad-set", option, message, f"for example {option} tp=2"))
             continue
         name = full_name(where.strip())
+        if text.strip() == UNSET:
+            parsed[name] = None
+            continue
         try:
             parsed[name] = tomllib.loads(f"value = {text}")["value"]
         except (ValueError, RecursionError):

@@ -32,6 +32,13 @@ def test_a_dash_is_refused_before_anything_is_done(
     assert "usage" in mpctl(*words, "--json").issues
 
 
+@pytest.mark.parametrize("option", ["--html", "--csv"])
+def test_a_missing_folder_is_found_before_the_work(option: str, mpctl: Mpctl, tmp_path: Path) -> None:
+    for words in ((option, tmp_path / "no" / "x"), (f"{option}={tmp_path / 'no' / 'x'}",)):
+        said = mpctl("search", "no-such-job", *words)
+        assert said.code == 2 and "there is no folder" in said.err
+
+
 def test_other_dashes_stay() -> None:
     """Jobs and batches are read from stdin, and words after -- are a program's."""
     require_files(["plan", "-", "--batch", "-", "--html", "a-b.html", "--out", "x"])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import shlex
 import tomllib
 from pathlib import Path
 
 import pytest
 
 from mpctl.spec.gpus import CLUSTERS, read_gpus
+from mpctl.spec.load import parse_settings
 from mpctl.spec.presets import find_preset
 from tests.cli.calls import Mpctl
 
@@ -132,6 +135,50 @@ def test_counts_of_a_search_may_have_a_device(mpctl: Mpctl) -> None:
 def test_a_job_of_flags_is_compared_with_variants_without_a_name(mpctl: Mpctl) -> None:
     model = ("--model", "gpt2", "--gpus", "8xh100")
     document = mpctl("compare", "tp=4", "tp=2,micro_batch_size=2", *model, "--json").document
-    assert document["jobs"] == ["gpt2", "tp=4", "tp=2,micro_batch_size=2"]
-    assert document["settings"]["parallel.tp"] == [1, 4, 2]
+    assert document["jobs"] == ["tp=4", "tp=2,micro_batch_size=2"]
+    assert document["settings"]["parallel.tp"] == [4, 2]
+    assert mpctl("compare", "tp=4", *model, "--json").document["jobs"] == ["gpt2", "tp=4"]
+    table = ("--set", "model.preset=gpt2", "--gpus", "8xh100")  # as an agent's table of a job says it
+    assert mpctl("compare", "tp=4", *table, "--json").document["jobs"] == ["gpt2", "tp=4"]
+    assert mpctl("explain", "time.mfu", *table, "--json").code == 0
     assert "nothing to compare" in mpctl("compare", *model).err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("plan", "-", "--gpus", "16"), ("emit", "-", "megatron"), ("compare", "-", "tp=4"), ("tensor-modes", "-", "4")],
+    ids=" ".join,
+)
+def test_a_job_on_standard_input_may_be_loaded_twice(
+    words: tuple[str, ...], mpctl: Mpctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = '[cluster]\npreset = "dgx-h100"\nnodes = 1\n[model]\npreset = "llama-3-8b"\n[parallel]\ntp = 8\n'
+    monkeypatch.setattr("sys.stdin", io.StringIO(job + '[training]\nruntime = "megatron-core"\n'))
+    said = mpctl(*words)
+    assert said.code == 0, said.err
+
+
+def test_a_line_removes_what_the_file_sets(mpctl: Mpctl, tmp_path: Path) -> None:
+    """Every row of a search plans as its line, from a job that sets what the row leaves out."""
+    job = tmp_path / "job.toml"
+    job.write_text(
+        '[cluster]\npreset = "dgx-h100"\nnodes = 2\n[model]\npreset = "llama-3-8b"\n[parallel]\ntp = 2\nzero = 1\n'
+        'zero_size = 2\n[training]\nruntime = "megatron-core"\nglobal_batch_size = 64\n',
+        "utf-8",
+    )
+    words = ("search", job, "--fix", "micro_batch_size=1", "--max-pp", 1, "--max-cp", 1, "--json")
+    rows = mpctl(*words).document["rows"]
+    assert any("zero_size=null" in row["command"] for row in rows)
+    for row in rows:
+        settings = parse_settings(w for w in shlex.split(row["command"]) if w.startswith("parallel.zero_size="))
+        assert settings.get("parallel.zero_size", 2) == row["settings"]["zero_size"]
+        plan = mpctl(*shlex.split(row["command"])[1:], "--json").document
+        assert max(stage["device_bytes"] for stage in plan["memory"]["stages"]) == row["peak_bytes"]
+
+
+def test_a_job_file_leaves_out_what_is_removed(mpctl: Mpctl, tmp_path: Path) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text('preset = "demo"\n[parallel]\nzero = 1\nzero_size = 1\n', "utf-8")
+    text = mpctl("emit", job, "toml", "--set", "zero_size=null").out
+    found = tomllib.loads(text)
+    assert found["preset"] == "demo" and found["parallel"] == {"zero": 1}

@@ -30,7 +30,8 @@ class Calls:
         self._slots = anyio.CapacityLimiter(os.cpu_count() or 1)
 
     async def run(self, words: Sequence[str], ctx: Context[Any, Any], *, text: str = "") -> dict[str, Any]:
-        """The JSON document that `mpctl WORDS` prints, under its `command` and exit code. text: its standard input.
+        """The JSON document that `mpctl WORDS` prints, under its `command` and exit code, that of a run that failed
+        too. text: its standard input.
 
         Raises InputError with every issue of refused input, and with the last lines of stderr for other failures."""
         line = shlex.join(["mpctl", *words])
@@ -46,7 +47,7 @@ class Calls:
         except ValueError:
             message = f"ended with exit code {done.returncode}: {(err or out)[-2000:]}"
             raise InputError.of("command-failed", line, message) from None
-        if done.returncode not in ANSWERED:
+        if done.returncode not in ANSWERED and "issues" in document:
             raise InputError([Issue(**issue) for issue in document["issues"]])
         return {"command": line, "exit_code": done.returncode, "document": document}
 

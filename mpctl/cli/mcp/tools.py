@@ -15,7 +15,7 @@ from mcp.types import CallToolResult, TextContent, ToolAnnotations
 from pydantic import Field
 
 from mpctl import __version__
-from mpctl.cli.mcp.calls import Calls
+from mpctl.cli.mcp.calls import ANSWERED, Calls
 from mpctl.cli.mcp.pages import Pages
 from mpctl.cli.mcp.strict import StrictServer, refusal
 from mpctl.core.errors import InputError, Issue
@@ -310,4 +310,6 @@ def _chosen(document: Any, keys: Sequence[str] | None) -> Any:
 
 
 def _answer(result: dict[str, Any]) -> CallToolResult:
-    return CallToolResult(content=[TextContent(type="text", text=json.dumps(result))], structured_content=result)
+    has_failed = result.get("exit_code", 0) not in ANSWERED
+    said = [TextContent(type="text", text=json.dumps(result))]
+    return CallToolResult(content=said, structured_content=result, is_error=has_failed)

@@ -24,7 +24,7 @@ from mpctl.plan.planning.whole_run import WholeRun, plan_whole_run, read_tokens
 from mpctl.plan.rules.validate import check_job
 from mpctl.plan.search.request import SETTINGS as LAYOUT
 from mpctl.spec.gpus import CLUSTERS, read_gpus
-from mpctl.spec.load import load_partial
+from mpctl.spec.load import UNSET, load_partial
 
 SETTINGS = {flag.option.split("/")[0].removeprefix("--"): flag for flag in FLAGS}
 BY_SETTING = {flag.setting: name for name, flag in SETTINGS.items()}
@@ -95,6 +95,8 @@ def _name(where: str) -> str:
 
 
 def word_of(value: object) -> str:
+    if value is None:
+        return UNSET
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -119,7 +121,7 @@ def source_of(controls: Mapping[str, str]) -> JobSource:
         elif name in SETTINGS:
             overrides[SETTINGS[name].setting] = _value(SETTINGS[name].type, word)
         elif name in PLACED:
-            overrides[name] = int(word) if word.isdecimal() else word
+            overrides[name] = None if word == UNSET else int(word) if word.isdecimal() else word
         else:
             issues += InputError.of("no-control", name, "is no control of the page", "leave it out").issues
     if issues:
@@ -129,6 +131,8 @@ def source_of(controls: Mapping[str, str]) -> JobSource:
 
 def _value(kind: type, word: str) -> object:
     """A word in a setting's type, or the word itself, which the job's schema then refuses by its name."""
+    if word == UNSET:
+        return None
     if kind is bool:
         return {"true": True, "false": False}.get(word, word)
     try:

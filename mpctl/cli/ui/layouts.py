@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import TypedDict
 
@@ -33,24 +33,26 @@ class SearchAnswer(TypedDict):
 
 def compare_answer(pins: Sequence[Mapping[str, str]]) -> dict[str, str]:
     """Pinned layouts as `mpctl compare` shows them, and what each costs over the first."""
-    from mpctl.plan.planning.compare import compare_document
+    from mpctl.plan.planning.compare import compare_document, with_one_batch
     from mpctl.render.compare import comparison_parts
     from mpctl.render.page import fragment
     from mpctl.render.parts import Lines
 
-    named, issues = list[tuple[str, Plan]](), list[Issue]()
+    plans, sources, issues = list[Plan](), list[tuple[str | None, Mapping[str, Any]]](), list[Issue]()
     for number, controls in enumerate(pins, 1):
         try:
             job = source_of(controls)
             plan = load_plan(job.source, job.overrides)
             plan.require_legal()
-            named.append((f"{number}: {sizes_text(plan.job)}", plan))
+            plans.append(plan)
+            sources.append((job.source, job.overrides))
         except InputError as error:
             issues += [Issue(one.rule, f"pin {number}: {one.where}", one.message, one.hint) for one in error.issues]
-    if issues or not named:
+    if issues or not plans:
         raise InputError(issues or [Issue("no-pins", "pins", "nothing is pinned", "pin a layout")])
-    document = compare_document(named)
-    runs = [_run_text(controls, plan) for controls, (_, plan) in zip(pins, named, strict=True)]
+    plans = with_one_batch(plans, sources)
+    document = compare_document([(f"{at}: {sizes_text(plan.job)}", plan) for at, plan in enumerate(plans, 1)])
+    runs = [_run_text(controls, plan) for controls, plan in zip(pins, plans, strict=True)]
     lines = [f"{name}: {run}" for name, run in zip(document["jobs"], runs, strict=True) if run]
     parts = [*comparison_parts(document), *([Lines("Whole run", lines)] if lines else [])]
     return {"html": str(fragment(parts))}

@@ -314,7 +314,7 @@ function livePoints(picture, loads) {
   });
 }
 
-if (!held.loading) setInterval(() => { if (!document.hidden) ask("alive", {}).catch(() => {}); }, 60000);
+if (!held.loading) setInterval(() => { ask("alive", {}).catch(() => {}); }, 60000);
 if (new URLSearchParams(location.search).has("token")) history.replaceState(null, "", location.pathname + location.search + location.hash);
 controls = fromHash() ?? held.first;
 fill();

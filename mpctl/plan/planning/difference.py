@@ -52,7 +52,18 @@ def cost_difference(base: StepTime, other: StepTime, base_bytes: int, other_byte
         if abs(difference) > SHOWN_SHARE * base.total
     ]
     text += f" ({', '.join(shown)})" if shown else ""
-    more = other_bytes - base_bytes
-    if abs(more) >= SHOWN_MEMORY * base_bytes:
-        text += f", {bytes_text(abs(more))} {'less' if more < 0 else 'more'} memory"
-    return text
+    return text + memory_difference(base_bytes, other_bytes)
+
+
+def memory_difference(base: int, other: int) -> str:
+    """Describe the bytes that another device's fullest rank needs more or less, after a comma; empty for few."""
+    more = other - base
+    if abs(more) < SHOWN_MEMORY * base:
+        return ""
+    return f", {bytes_text(abs(more))} {'less' if more < 0 else 'more'} memory"
+
+
+def rate_difference(base: float, other: float) -> str:
+    """Describe the change of a rate in tokens a second: `69.6% more tokens/s`."""
+    share = other / base - 1
+    return f"{abs(share):.1%} {'more' if share >= 0 else 'fewer'} tokens/s"

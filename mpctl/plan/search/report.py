@@ -12,11 +12,14 @@ from typing import Literal
 
 from typing_extensions import TypedDict  # pydantic needs it to validate them before Python 3.12
 
+from mpctl.core.errors import IssueEntry
 from mpctl.core.units import plural, seconds_text
 from mpctl.plan.estimate.step import QUANTILE
 from mpctl.plan.estimate.system import SPREAD, find_system, own_spread
 from mpctl.plan.planning.layout_settings import layout_text
 from mpctl.plan.planning.plan import make_plan
+from mpctl.plan.planning.runtimes import is_open, open_text
+from mpctl.plan.planning.summary import TrainingEntry, training_settings
 from mpctl.plan.search.document import LayoutEntry, SearchDocument, search_document
 from mpctl.plan.search.result import LayoutReport, SearchResult, difference_text
 from mpctl.spec.runtime import RuntimeProfile, get_profile
@@ -52,14 +55,16 @@ class RiskEntry(TypedDict):
 
 
 class ReportDocument(TypedDict):
-    """Schema mpctl.report/1: what `mpctl report --json` prints. why: why this layout; emit: the line that writes it for
-    its launcher, if there is one; measure_first: what to do, in order."""
+    """Schema mpctl.report/1: what `mpctl report --json` prints. training: of the recommended layout; why: why this
+    layout; emit: the line that writes it for its launcher, if there is one; measure_first: what to do, in order.
+    warnings: what the answer assumes, the global batch and the runtime among it."""
 
     schema: Literal["mpctl.report/1"]
     model: str
     gpus: int
     device: str
     launcher: str
+    training: TrainingEntry
     recommended: LayoutEntry
     why: str
     emit: str | None
@@ -84,14 +89,31 @@ def report_document(result: SearchResult, line: Line) -> ReportDocument:
         "gpus": best.job.world_size,
         "device": search["device"] or "",
         "launcher": profile.name,
+        "training": training_settings(best.job),
         "recommended": search["suggested"] or search["fastest"] or search["rows"][0],
         "why": _why(search),
         "emit": f"{line(best, 'emit')} {launchers[0]}" if launchers else None,
         "others": [_other(best, row, line) for row in others],
         "risk": _risk(best, profile),
         "measure_first": list(_measure_first(best, others, result.error)),
-        "warnings": [warning["message"] for warning in search["warnings"]],
+        "warnings": [*_assumed(result, best), *(_text(warning) for warning in search["warnings"])],
     }
+
+
+def _assumed(result: SearchResult, best: LayoutReport) -> Iterator[str]:
+    """What nobody said and the answer rests on."""
+    training = best.job.training
+    if result.request.opens_batch:
+        yield (
+            f"global batch {training.global_batch_size}: assumed, micro batch x dp of this layout: set "
+            "--global-batch-size, on which step, MFU and the best layout depend"
+        )
+    if is_open(best.job):
+        yield f"runtime {open_text(best.job)}: set --runtime to what will train it"
+
+
+def _text(warning: IssueEntry) -> str:
+    return f"{warning['message']}: {warning['hint']}" if warning["hint"] else warning["message"]
 
 
 def _why(search: SearchDocument) -> str:

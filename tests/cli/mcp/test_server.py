@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -15,6 +18,8 @@ pytest.importorskip("mcp", reason="the extra `mcp` is not installed")
 
 from mcp import Client, StdioServerParameters
 from mcp.types import CallToolResult
+
+from mpctl.cli.mcp.tools import Tools
 
 QUESTIONS = json.loads((Path(__file__).parents[2] / "recorded/mcp_questions.json").read_text("utf-8"))
 LLAMA = {"model": "llama-3-70b", "gpus": "64xh100", "settings": {"parallel.tp": 8, "parallel.pp": 8}}
@@ -123,6 +128,20 @@ def test_twenty_calls_at_once_one_that_is_cancelled_and_progress() -> None:
         assert found == {number: number for number in range(1, 21)}
 
     with_client(use)
+
+
+def test_a_run_that_fails_comes_back_with_its_document(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def ended(*_: Any, **__: Any) -> Any:
+        said = {"schema": "mpctl.run/2", "failure": {"rank": 0}}
+        return subprocess.CompletedProcess([], 1, json.dumps(said).encode(), b"")
+
+    async def told(*_: Any) -> None:
+        pass
+
+    monkeypatch.setattr(anyio, "run_process", ended)
+    ctx: Any = SimpleNamespace(report_progress=told)
+    result = anyio.run(partial(Tools().launch, ctx, run_dir="x", job="demo"))
+    assert result.is_error and content(result)["document"]["failure"] == {"rank": 0}
 
 
 def test_launch_is_there_where_it_is_allowed() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from html import unescape
+from pathlib import Path
 
 import pytest
 
@@ -113,3 +114,21 @@ def test_no_setting_of_a_command_line_is_dropped() -> None:
     with pytest.raises(InputError) as caught:
         controls_of(JobSource("demo", {"training.moe_load": 1.1, "training.tiled_mlp": 2}))
     assert [issue.where for issue in caught.value.issues] == ["training.moe_load", "training.tiled_mlp"]
+
+
+def test_a_row_that_leaves_out_what_the_file_sets_can_be_loaded(tmp_path: Path) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text(
+        '[cluster]\npreset = "dgx-h100"\nnodes = 1\n[model]\npreset = "gpt2"\n[parallel]\nzero = 1\nzero_size = 2\n'
+        '[training]\nruntime = "megatron-core"\nglobal_batch_size = 8\n',
+        "utf-8",
+    )
+    loads = search_answer({"job": str(job)})["loads"]
+    unset = [controls for controls in loads.values() if controls.get("zero-size") == "null"]
+    assert unset and plan_answer(unset[0])["status"] == "fits"
+
+
+def test_pins_of_an_open_batch_share_one() -> None:
+    open_ = {"model": "llama-3-8b", "gpus": "8xh100", "runtime": "megatron-core", "zero": "1"}
+    html = compare_answer([{**open_, "tp": "2"}, {**open_, "tp": "4"}])["html"]
+    assert "one-global-batch: 4 for all" in html
