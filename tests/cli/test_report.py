@@ -9,6 +9,7 @@ from shutil import which
 
 import pytest
 
+from mpctl.core.units import count_text, days_text
 from tests.cli.calls import Mpctl
 from tests.cli.test_documents import require_valid
 
@@ -23,6 +24,11 @@ def test_a_report_recommends_what_a_search_suggests(mpctl: Mpctl, tmp_path: Path
     search = mpctl("search", *JOB, *BATCH, "--json").document
     best, risk = document["recommended"], document["risk"]
     assert best == search["suggested"]
+    days = best["run"]["days"] - search["fastest"]["run"]["days"]
+    price = best["run"]["price"] - search["fastest"]["run"]["price"]
+    assert (
+        f"slower than the fastest ({days_text(days)}, price {count_text(price)} more), within" in search["suggestion"]
+    )
     assert len(document["others"]) == 2 and best["layout"] not in {other["layout"] for other in document["others"]}
     assert risk["low_seconds"] < best["step_seconds"] < risk["high_seconds"] and risk["is_measured"]
     assert 0 < risk["kept_back"] < 0.5 and best["run"]["price"] == pytest.approx(2 * best["run"]["gpu_hours"])
