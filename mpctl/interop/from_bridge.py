@@ -147,7 +147,7 @@ def read_bridge(text: str, typed: Overrides = NO_SETTINGS) -> ReadJob:
         s["training.muon.split_qkv"] = reader.is_on(SPLITS, True)
     require_aware(reader, AWARE, STATES.values(), is_on=reader.is_on(AWARE))
     if reader.is_on(AWARE):
-        read_states(reader, STATES)
+        read_states(reader, STATES, on_host=reader.is_on(OFFLOADS))
     if reader.is_on(OFFLOADS):
         s["training.offload_optimizer"] = True
         s["training.offload_fraction"] = reader.number(SHARE, float, 1.0)

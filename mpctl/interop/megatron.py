@@ -48,7 +48,7 @@ from mpctl.interop.megatron_flags import (
     words_of,
 )
 from mpctl.interop.megatron_log import LOG
-from mpctl.interop.megatron_optimizers import optimizer_refusals
+from mpctl.interop.megatron_optimizers import OPTIMIZER_FLAGS, optimizer_refusals
 from mpctl.model.layout.topology import expert_view, zero_copies, zero_stage
 from mpctl.plan.planning.plan import Plan
 from mpctl.spec.job import JobSpec
@@ -165,8 +165,8 @@ def _body(plan: Plan) -> str:
     batch = (*BATCH_FLAGS, *PRECISION_FLAGS, *(FP16_FLAGS if job.training.dtype == "fp16" else ()), *RECOMPUTE_FLAGS)
     model = (*MODEL_FLAGS, *FORM_FLAGS, *VARIANT_FLAGS, *END_FLAGS) if job.model else ()
     parts = (written(job, rows) for rows in (LAYOUT_FLAGS, batch, model))
-    loss = words_of(loss_flags(job))
-    for flags in (*map(words_of, parts), loss, _expert_flags(job), words_of(written(job, TRAINING_FLAGS))):
+    training = (words_of(written(job, rows)) for rows in (TRAINING_FLAGS, OPTIMIZER_FLAGS))
+    for flags in (*map(words_of, parts), words_of(loss_flags(job)), _expert_flags(job), *training):
         lines += _broken(map(shlex.quote, flags))
     return " \\\n    ".join(lines)
 

@@ -1,8 +1,8 @@
 """Optimizers of Megatron-Core in its words: Muon, states in fewer bits, states in host memory; written and read.
 
 Names and defaults: megatron-core 0.19.2, optimizer/optimizer_config.py and training/arguments.py. Narrower states and
-states in host memory are of the precision-aware optimizer, which needs the distributed one. `--main-params-dtype fp16`
-has no setting of a job.
+states in host memory are of the precision-aware optimizer, which needs the distributed one. Those in host memory are
+all in fp32: HybridDeviceOptimizer is given no data type of moments. `--main-params-dtype fp16` has no setting of a job.
 """
 
 from __future__ import annotations
@@ -137,15 +137,22 @@ def require_aware(reader: KeyReader, aware: str, keys: Iterable[str], *, is_on: 
             reader.wrong(key, f"{reader.value(key) or 'it'} needs {aware}, which is missing", f"add {aware}")
 
 
-def read_states(reader: KeyReader, keys: Mapping[str, str]) -> None:
-    """Set the data types of the precision-aware optimizer's states. keys: the reader's, by Megatron's flag."""
+def read_states(reader: KeyReader, keys: Mapping[str, str], *, on_host: bool) -> None:
+    """Set the data types of the precision-aware optimizer's states. keys: the reader's, by Megatron's flag. on_host:
+    whether the optimizer offloads its states, which are then fp32."""
     s, found = reader.settings, [_dtype(reader, keys[flag]) for flag in (AVERAGE, SQUARE)]
     if unknown := [text for text in found if text not in TORCH]:
         reader.wrong(keys[AVERAGE], f"{unknown[0]!r} is no data type of moments", "use fp32, fp16, bf16 or fp8")
         return
-    s["training.optimizer_dtype"] = widest = max(found, key=list(TORCH).index)
-    if found[0] != found[1]:
-        reader.nearest(keys[SQUARE], f"{found[1]} beside {keys[AVERAGE]} {found[0]} is planned as {widest}")
+    widest = max(found, key=list(TORCH).index)
+    if on_host:
+        for flag, text in zip((AVERAGE, SQUARE), found, strict=True):
+            if text != "fp32":
+                reader.nearest(keys[flag], f"{text} is planned as fp32, in which the optimizer on the host keeps it")
+    else:
+        s["training.optimizer_dtype"] = widest
+        if found[0] != found[1]:
+            reader.nearest(keys[SQUARE], f"{found[1]} beside {keys[AVERAGE]} {found[0]} is planned as {widest}")
     if _dtype(reader, keys[GRADIENTS]) == "bf16":
         s["training.gradient_dtype"] = "bf16"
     if _dtype(reader, keys[MASTERS]) != "fp32":
@@ -164,7 +171,7 @@ def read_optimizer(reader: KeyReader) -> None:
     require_aware(reader, AWARE, (AVERAGE, SQUARE, GRADIENTS, OFFLOAD), is_on=reader.has(AWARE))
     if not reader.has(AWARE):
         return
-    read_states(reader, {flag: flag for flag in BRIDGE_STATES})
+    read_states(reader, {flag: flag for flag in BRIDGE_STATES}, on_host=reader.has(OFFLOAD))
     if reader.has(OFFLOAD):
         s["training.offload_optimizer"] = True
         s["training.offload_fraction"] = reader.number(FRACTION, float, 1.0)
@@ -178,6 +185,9 @@ def optimizer_refusals(job: JobSpec, who: str) -> Iterator[Issue]:
         key = "offload_optimizer" if _offloads(job) else "optimizer_dtype"
         message = f"{who} has it in the distributed optimizer, which is ZeRO 1"
         yield refused(f"training.{key}", getattr(t, key), message, "use zero 1")
+    if _is_aware(job) and _offloads(job) and t.optimizer_dtype not in (None, "fp32"):
+        message = f"{who} keeps offloaded moments in fp32"
+        yield refused("training.optimizer_dtype", t.optimizer_dtype, message, "leave it out, or offload_optimizer")
     if t.optimizer == "muon" and (zero > 1 or zero_copies(job) > 1):
         key, value = ("zero", zero) if zero > 1 else ("zero_size", job.parallel.zero_size)
         message = f"{who} deals complete matrices to all of dp x cp, as its ZeRO 1"

@@ -10,11 +10,12 @@ from mpctl.core.errors import InputError
 from mpctl.interop.config_text import python_value
 from mpctl.interop.deepspeed import LIMITS as DEEPSPEED
 from mpctl.interop.deepspeed import ROWS as DEEPSPEED_ROWS
+from mpctl.interop.emitted import emit_plan
 from mpctl.interop.from_bridge import read_bridge
 from mpctl.interop.from_megatron import read_megatron
 from mpctl.interop.mapping import written
 from mpctl.interop.megatron import megatron_refusals
-from mpctl.interop.megatron_optimizers import OPTIMIZER_FLAGS, optimizer_fields
+from mpctl.interop.megatron_optimizers import optimizer_fields
 from mpctl.plan.planning.plan import make_plan
 from mpctl.spec.load import load_job
 
@@ -40,6 +41,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"offload_optimizer": True, "offload_fraction": 0.5, "offload_overlap": True},
     ),
 }
+OPTIMIZERS = tuple(f"training.{key}" for key in ("optimizer", "offload", "muon", "gradient_dtype"))
 
 
 def settings_of(flags: str) -> dict[str, Any]:
@@ -53,10 +55,9 @@ def test_flags_come_back(kind: str) -> None:
     assert {key: read[f"training.{key}"] for key in expected} == expected
     plan = make_plan(load_job(None, {**read, **RANKS}))
     plan.require_legal()
-    assert not list(megatron_refusals(plan))
-    rows = [(key, value) for key, value in written(plan.job, OPTIMIZER_FLAGS) if value is not False]
-    again = " ".join(key if value is True else f"{key} {value}" for key, value in rows)
-    assert settings_of(again) == read
+    again = read_megatron(emit_plan(plan, "megatron").text).settings
+    table = {key for key in {*read, *again} if key.startswith(OPTIMIZERS)}
+    assert {key: again.get(key) for key in table} == {key: read.get(key) for key in table}
 
 
 def test_what_megatron_ends_on_is_refused() -> None:
@@ -86,6 +87,17 @@ def test_bridge_moments_need_the_precision_aware_optimizer_and_are_planned_as_th
     assert read.settings["training.optimizer_dtype"] == "fp32"
     where = {warning.where for warning in read.warnings}
     assert where == {"optimizer.exp_avg_sq_dtype", "optimizer.main_params_dtype"}
+
+
+def test_offloaded_moments_are_fp32() -> None:
+    """Megatron-LM's HybridDeviceOptimizer is given no data type of moments."""
+    line = SHAPE + AWARE + "--optimizer-cpu-offload "
+    assert "training.optimizer_dtype" not in read_megatron(line).settings
+    narrow = read_megatron(line + "--exp-avg-dtype bf16")
+    assert "training.optimizer_dtype" not in narrow.settings
+    assert [warning.where for warning in narrow.warnings] == ["--exp-avg-dtype"]
+    plan = make_plan(load_job(None, {**read_megatron(line).settings, **RANKS, "training.optimizer_dtype": "bf16"}))
+    assert [issue.where for issue in megatron_refusals(plan)] == ["training.optimizer_dtype"]
 
 
 def test_layouts_without_complete_matrices_or_the_distributed_optimizer() -> None:

@@ -10,7 +10,7 @@ bitsandbytes as transformers' Trainer sets it up, has moments of 32 bits. Adafac
 moment of the matrices of layers and AdamW's two of the rest (model/layout/matrices.py).
 
 A precision-aware optimizer (Megatron-Core with Transformer Engine 2.1) keeps two bytes beside a bf16 parameter, which
-together are its master (`remainder_bytes` of the profile).
+together are its master (`remainder_bytes` of the profile), unless it offloads its states.
 
 By hand, bf16 with masters: adamw 4 + 2 x 4 = 12 bytes a parameter, lion 8, sgd 4. Without masters:
 adamw 4, sgd 0. adamw-8bit of a [64, 64] matrix without a master: 2 (4096 + 4096 / 256 x 4) = 8320
@@ -105,7 +105,8 @@ class OptimizerStates:
         value = 4 if is_apart else max(2, stored)
         moment = MOMENT_BYTES[training.optimizer_dtype] if training.optimizer_dtype else value
         master = 4 if is_apart else 0
-        if is_apart and training.optimizer == "adamw" and training.optimizer_dtype and _keeps_bf16(training):
+        is_aware = training.optimizer == "adamw" and training.optimizer_dtype and not training.offload_optimizer
+        if is_apart and is_aware and _keeps_bf16(training):
             master = memory.remainder_bytes or master
         return cls(rule, value, master, moment, training.value_bytes)
 

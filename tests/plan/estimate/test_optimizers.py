@@ -89,11 +89,13 @@ MEGATRON = get_profile("megatron-core").memory
         ({"optimizer_dtype": "fp8"}, 4),
         ({"optimizer_dtype": "bf16", "dtype": "fp8"}, 6),
         ({"optimizer_dtype": "bf16", "dtype": "mxfp8"}, 8),
+        ({"offload_optimizer": True}, 12),
+        ({"offload_optimizer": True, "optimizer_dtype": "fp32"}, 12),
     ],
 )
 def test_megatrons_precision_aware_states(settings: dict[str, Any], width: int) -> None:
     """Transformer Engine's FusedAdam: masters of bf16 parameters are remainders of 2 bytes, but in fp8 recipes other
-    than delayed scaling."""
+    than delayed scaling, and where the optimizer is offloaded."""
     assert states_of(MEGATRON, **settings).width == width
 
 
