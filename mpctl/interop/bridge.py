@@ -10,13 +10,15 @@ By hand, tp 4 is `cfg.model.tensor_model_parallel_size = 4`.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from mpctl.core.errors import Issue
 from mpctl.interop.bridge_peft import bridge_adapter_refusals, peft_lines
 from mpctl.interop.config_text import Source, Value, python_value
 from mpctl.interop.emitted import ForeignLauncher, plan_notes
-from mpctl.interop.from_bridge import read_bridge
+from mpctl.interop.from_bridge import read_bridge, reduces_wide
 from mpctl.interop.limits import find_order, overlaps_products, refused, splits_sequence
+from mpctl.interop.megatron import LIMITS as MEGATRON
 from mpctl.interop.megatron import SCHEDULES, megatron_refusals
 from mpctl.interop.megatron_experts import expert_flags, expert_notes, latent_flags
 from mpctl.interop.megatron_flags import (
@@ -30,13 +32,17 @@ from mpctl.interop.megatron_flags import (
     pipeline_layout,
     variants,
 )
-from mpctl.interop.megatron_optimizers import optimizer_fields
+from mpctl.interop.megatron_optimizers import gradients_of, optimizer_fields
 from mpctl.model.layout.topology import zero_copies, zero_stage
 from mpctl.plan.planning.plan import Plan
 from mpctl.spec.job import JobSpec
 from mpctl.spec.runtime import get_profile
 from mpctl.spec.training import CORE
 
+LIMITS = replace(
+    MEGATRON, launcher="Megatron-Bridge", adapters=("lora", "dora"), losses=("unfused", "fused", "te", "linear")
+)
+"""Those of Megatron-LM, whose arguments.py alone refuses Transformer Engine's loss."""
 PRECISION = {
     "bf16": "bf16_mixed",
     "fp16": "fp16_mixed",
@@ -44,6 +50,7 @@ PRECISION = {
     "mxfp8": "bf16_with_mxfp8_mixed",
     "nvfp4": "bf16_with_nvfp4_mixed",
 }
+GET = "get_mixed_precision_config"
 ACTIVATIONS = {
     "gelu": Source("torch.nn.functional.gelu"),
     "gelu_tanh": Source("torch.nn.functional.gelu"),
@@ -58,7 +65,7 @@ FIELDS = {"--num-experts": "num_moe_experts"}
 
 
 def _refusals(plan: Plan) -> Iterator[Issue]:
-    yield from megatron_refusals(plan, "Megatron-Bridge", adapters=("lora", "dora"))
+    yield from megatron_refusals(plan, LIMITS)
     yield from bridge_adapter_refusals(plan.job)
     model = plan.job.model
     if model is not None and model.position == "none":
@@ -71,8 +78,6 @@ def _notes(plan: Plan) -> Iterator[str]:
     yield from plan_notes(plan, "Megatron-Core", schedules=SCHEDULES)
     if zero_stage(job) > 1:
         yield f"approximated: ZeRO {zero_stage(job)} is Megatron-FSDP, other code than ZeRO 1's"
-    if job.training.reduced_dtype == "bf16" and job.training.dtype != "fp32":
-        yield "bf16_mixed reduces gradients in fp32: take its config with grad_reduce_in_fp32=False"
     if (profile := get_profile(job.training.runtime)).runs.needs:
         yield f"planned for {profile.name}: take a recipe that sets it, or plan with --runtime megatron-core"
     yield from expert_notes(job)
@@ -94,7 +99,10 @@ def _body(plan: Plan) -> str:
     modules = {"torch.": "torch", "megatron.core.activations.": "megatron.core.activations"}
     used = [name for start, name in modules.items() if any(start in line for line in lines)]
     named, peft = peft_lines(plan.job)
-    imports = [*(f"import {name}" for name in used), *([named] if named else [])]
+    called = (
+        [f"from megatron.bridge.training.mixed_precision import {GET}"] if any(GET in line for line in lines) else []
+    )
+    imports = [*(f"import {name}" for name in used), *called, *([named] if named else [])]
     blank = [""] * (2 * bool(imports))
     return "\n".join([*imports, *blank, "def lay_out(cfg):", *lines, *peft, "    return cfg"])
 
@@ -178,7 +186,7 @@ def _training(job: JobSpec) -> Fields:
         yield "ddp.data_parallel_sharding_strategy", FSDP_STRATEGIES[stage]
     yield "ddp.overlap_grad_reduce", p.overlap_gradients
     yield "ddp.overlap_param_gather", p.overlap_gradients and stage > 0
-    yield "ddp.grad_reduce_in_fp32", t.reduced_dtype == "fp32"
+    yield "ddp.grad_reduce_in_fp32", gradients_of(job) == "fp32"
     if splits_sequence(job):
         yield "model.tp_comm_overlap", overlaps_products(job)
     yield "dist.use_tp_pp_dp_mapping", find_order(job, ORDERS) == "tp-cp-pp-dp"
@@ -200,10 +208,20 @@ def _training(job: JobSpec) -> Fields:
         yield "scheduler.lr_wsd_decay_iters", t.lr_wsd_decay_steps
         yield "scheduler.lr_wsd_decay_style", t.lr_wsd_decay_style
     yield "rng.seed", t.seed
-    if t.dtype == "fp8" and t.fp8_recipe == "tensorwise":
-        yield "mixed_precision", "bf16_with_fp8_current_scaling_mixed"
-    elif t.dtype in PRECISION:
-        yield "mixed_precision", PRECISION[t.dtype]
+    yield from _precision(job)
+
+
+def _precision(job: JobSpec) -> Fields:
+    """The recipe of data types, by its name; as its config where it reduces gradients in another type, for what it
+    says overwrites that of ddp."""
+    t, is_wide = job.training, gradients_of(job) == "fp32"
+    is_tensorwise = t.dtype == "fp8" and t.fp8_recipe == "tensorwise"
+    name = "bf16_with_fp8_current_scaling_mixed" if is_tensorwise else PRECISION.get(t.dtype)
+    if name is None or is_wide == reduces_wide(name):
+        yield "mixed_precision", name
+    else:
+        yield "mixed_precision", Source(f'{GET}("{name}")')
+        yield "mixed_precision.grad_reduce_in_fp32", is_wide
 
 
 LAUNCHER = ForeignLauncher("megatron-bridge", "Megatron-Bridge 0.6", "python", _refusals, _notes, _body, read_bridge)

@@ -15,10 +15,10 @@ import re
 from mpctl.core.errors import InputError
 from mpctl.interop.bridge_peft import MODULES, read_bridge_adapter
 from mpctl.interop.config_text import Flags, flat_values, python_calls, read_yaml, unreadable
-from mpctl.interop.from_megatron import cut_as
+from mpctl.interop.from_megatron import cut_as, find_replicas, read_instances
 from mpctl.interop.mapping import NO_SETTINGS, ForeignKey, KeyReader, ReadJob
 from mpctl.interop.megatron_experts import DISPATCHERS
-from mpctl.interop.megatron_flags import FSDP_STRATEGIES, LR_SCHEDULES, read_cp_comm, read_loss
+from mpctl.interop.megatron_flags import LR_SCHEDULES, read_cp_comm, read_loss, read_recompute, read_strategy
 from mpctl.interop.megatron_optimizers import BRIDGE_ROWS, BRIDGE_STATES, NAMES, read_states, require_aware
 from mpctl.plan.planning.plan import Overrides
 
@@ -40,7 +40,6 @@ ROWS = (
     ForeignKey("comm_overlap.overlap_moe_expert_parallel_comm", "training.moe_overlap", bool),
     ForeignKey("model.moe_expert_rank_capacity_factor", "training.moe_capacity", float),
     ForeignKey("model.seq_length", "model.seq_length", int),
-    ForeignKey("model.recompute_granularity", "training.recompute", words={"full": "full", "selective": "selective"}),
     ForeignKey("model.distribute_saved_activations", "training.partition_activations", bool),
     ForeignKey("model.hidden_dropout", "training.dropout", float),
     ForeignKey("model.attention_dropout", "training.attention_dropout", float),
@@ -65,6 +64,10 @@ STRATEGY, ZERO, REDUCED = (
     "ddp.use_distributed_optimizer",
     "ddp.grad_reduce_in_fp32",
 )
+OWN_REDUCED = "mixed_precision.grad_reduce_in_fp32"
+FSDP = ("ddp.use_megatron_fsdp", "dist.use_megatron_fsdp")
+INSTANCES = "ddp.num_distributed_optimizer_instances"
+RECOMPUTE = tuple(f"model.recompute_{key}" for key in ("granularity", "modules", "method", "num_layers"))
 KIND, BACKEND = "model.moe_token_dispatcher_type", "model.moe_flex_dispatcher_backend"
 STASH, STASHED = "model.moe_paged_stash", "model.moe_paged_stash_buffer_size_factor_cuda"
 ON_HOST = "model.moe_paged_stash_buffer_size_factor_cpu"
@@ -99,7 +102,7 @@ READ = (
         *STATES.values(),
         "mixed_precision",
     ),
-    *("ddp.use_megatron_fsdp", "dist.use_megatron_fsdp", "ddp.overlap_param_gather"),
+    *(*FSDP, *RECOMPUTE, INSTANCES, OWN_REDUCED, "ddp.overlap_param_gather"),
 )
 DTYPES = {"mxfp8": "mxfp8", "nvfp4": "nvfp4", "fp8": "fp8", "bf16": "bf16", "fp16": "fp16"}
 """Words in the names of mixed_precision, the narrowest first."""
@@ -121,15 +124,15 @@ def read_bridge(text: str, typed: Overrides = NO_SETTINGS) -> ReadJob:
             s |= cut_as(reader.value(STAGES), {"parallel.pp": 1, **s}, STAGES)
         except InputError as error:
             reader.issues += error.issues
-    stages = {name: stage for stage, name in FSDP_STRATEGIES.items()}
-    if reader.is_on("ddp.use_megatron_fsdp"):
-        s["parallel.zero"] = stages.get(reader.value(STRATEGY), 3)
+    if any(map(reader.is_on, FSDP)):
+        s["parallel.zero"] = read_strategy(reader, STRATEGY)
     elif reader.has(ZERO):
         s["parallel.zero"] = int(reader.is_on(ZERO))
-    if name := reader.value("mixed_precision"):
-        s["training.dtype"] = next((dtype for word, dtype in DTYPES.items() if word in name), "fp32")
-    if reader.has(REDUCED) and not reader.is_on(REDUCED):
-        s["training.gradient_dtype"] = "bf16"
+    if reader.has(INSTANCES):
+        read_instances(reader, find_replicas(reader, {}, typed), INSTANCES)
+    if reader.has(RECOMPUTE[0]):
+        read_recompute(reader, reader.value(RECOMPUTE[0]), RECOMPUTE)
+    _read_precision(reader)
     if s.get("parallel.tp") == 1:
         s["parallel.sequence_parallel"] = False
     _read_experts(reader)
@@ -159,6 +162,34 @@ def read_bridge(text: str, typed: Overrides = NO_SETTINGS) -> ReadJob:
         hint = "the shape is that of --model; data, checkpoints and logging do not change the plan"
         reader.warn("flags", "--from", f"{', '.join(apart)}: ignored", hint)
     return reader.job("megatron-bridge", (" ".join((name, *values[name])) for name in rest))
+
+
+def reduces_wide(precision: str) -> bool:
+    """Whether a recipe of data types reduces gradients in fp32, if nobody edits it."""
+    return "fp16" not in precision
+
+
+def _read_precision(reader: KeyReader) -> None:
+    """The data types: of products, their scaling in fp8, and of gradients, where mixed_precision overwrites ddp."""
+    s, name = reader.settings, reader.value("mixed_precision")
+    if name:
+        s["training.dtype"] = next((dtype for word, dtype in DTYPES.items() if word in name), "fp32")
+    if s.get("training.dtype") == "fp8" and "delayed" not in name:
+        s["training.fp8_recipe"] = "tensorwise"
+        if "current" not in name:
+            reader.nearest("mixed_precision", f"{name} is planned as tensorwise")
+    says = {key: reader.is_on(key) for key in (OWN_REDUCED, REDUCED) if reader.has(key)}
+    is_known = any(word in name for word in DTYPES)
+    if not is_known and not says:
+        return
+    is_wide = says.get(OWN_REDUCED, reduces_wide(name) if is_known else says.get(REDUCED))
+    if says.get(REDUCED, is_wide) != is_wide:
+        reader.nearest(REDUCED, f"{says[REDUCED]} is overwritten by mixed_precision", f"set {OWN_REDUCED}")
+    dtype = s.get("training.dtype")
+    if not is_wide:
+        s["training.gradient_dtype"] = "fp16" if dtype == "fp16" else "bf16"
+    elif dtype not in (None, "bf16", "fp32"):  # the runtime's are narrow there
+        s["training.gradient_dtype"] = "fp32"
 
 
 def _read_experts(reader: KeyReader) -> None:

@@ -23,7 +23,6 @@ defaults.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import get_args
 
 from mpctl.core.axes import AXIS_NAMES
 from mpctl.core.errors import InputError, Issue
@@ -39,7 +38,6 @@ from mpctl.interop.megatron_flags import (
     CP_COMM,
     CP_SIZES,
     FP16_FLAGS,
-    FSDP_STRATEGIES,
     FUSION,
     IMPLEMENTATION,
     INSTANCES,
@@ -48,12 +46,15 @@ from mpctl.interop.megatron_flags import (
     LAYOUT_FLAGS,
     MODEL_FLAGS,
     NARROW_FLAGS,
+    RECOMPUTE,
     RECOMPUTE_FLAGS,
     ROPE_SCALING,
     ROWS,
     TRAINING_FLAGS,
     read_cp_comm,
     read_loss,
+    read_recompute,
+    read_strategy,
     read_variants,
 )
 from mpctl.interop.megatron_optimizers import read_optimizer
@@ -68,7 +69,6 @@ from mpctl.spec.layout_text import PipelineLayout, parse_layout, write_layout
 from mpctl.spec.load import job_from_raw
 from mpctl.spec.runtime import is_same_software
 from mpctl.spec.schedules import SCHEDULES
-from mpctl.spec.training import CORE, RecomputeModule
 
 SAMPLES = {
     "--train-samples": "training.steps",
@@ -143,9 +143,10 @@ def read_command(line: CommandLine, typed: Overrides = NO_SETTINGS) -> ReadJob:
     _read_cluster(reader, line.launcher)
     _read_layout(reader)
     if reader.has(INSTANCES):
-        _read_instances(reader, _replicas(reader, line.launcher, typed))
+        read_instances(reader, find_replicas(reader, line.launcher, typed), INSTANCES)
     _read_precision(reader)
-    _read_recompute(reader)
+    given = "selective" if reader.has("--recompute-activations") else reader.value(RECOMPUTE[0])
+    read_recompute(reader, given, RECOMPUTE)
     _read_model(reader)
     megatron_experts.read_experts(reader)
     reader.read(TRAINING_FLAGS)
@@ -239,18 +240,13 @@ def _read_batch_schedule(reader: KeyReader) -> None:
 
 
 def _zero(reader: KeyReader) -> int:
-    """The distributed optimizer is ZeRO 1; Megatron-FSDP has a flag for its stage, 3 by default."""
+    """The distributed optimizer is ZeRO 1; Megatron-FSDP has a flag for its stage."""
     if not reader.has("--use-megatron-fsdp"):
         return int(reader.has("--use-distributed-optimizer"))
-    stages = {"no_shard": 0, "optim": 1, **{name: n for n, name in FSDP_STRATEGIES.items()}}
-    strategy = reader.value("--data-parallel-sharding-strategy", FSDP_STRATEGIES[3])
-    if strategy not in stages:
-        message = f"{strategy!r} is no strategy of Megatron-FSDP"
-        reader.wrong("--data-parallel-sharding-strategy", message, f"use {', '.join(stages)}")
-    return stages.get(strategy, 3)
+    return read_strategy(reader, "--data-parallel-sharding-strategy")
 
 
-def _replicas(reader: KeyReader, launcher: Flags, typed: Overrides) -> int | None:
+def find_replicas(reader: KeyReader, launcher: Flags, typed: Overrides) -> int | None:
     """dp x cp; None where neither torchrun's words, nor a log (`--world-size`), nor the settings
     that override the flags say how many ranks there are."""
     axes = {f"parallel.{axis}" for axis in AXIS_NAMES}
@@ -268,23 +264,23 @@ def _replicas(reader: KeyReader, launcher: Flags, typed: Overrides) -> int | Non
     return sizes["dp"] * sizes["cp"]
 
 
-def _read_instances(reader: KeyReader, replicas: int | None) -> None:
+def read_instances(reader: KeyReader, replicas: int | None, key: str) -> None:
     """Instances of the distributed optimizer divide dp x cp, so that the number of ranks is needed.
     By hand, 16 ranks, tp 2 and 2 instances: zero_size 4."""
-    count = int(reader.number(INSTANCES, int, 1))
+    count = int(reader.number(key, int, 1))
     if count < 1:
         hint = f"use {listed(divisors(replicas))}" if replicas else "use 1 or more"
-        reader.wrong(INSTANCES, f"{count} is not 1 or more", hint)
+        reader.wrong(key, f"{count} is not 1 or more", hint)
     elif count == 1:
         return
-    elif not reader.settings["parallel.zero"]:
+    elif not reader.settings.get("parallel.zero", 1):
         message = f"{count}: {SOFTWARE} ends on it without the distributed optimizer"
-        reader.wrong(INSTANCES, message, "add --use-distributed-optimizer, or use 1")
+        reader.wrong(key, message, "add --use-distributed-optimizer, or use 1")
     elif replicas is None:
         message = "planned as 1, as nothing says how many ranks there are"
-        reader.nearest(INSTANCES, message, f"add --nodes and --gpus-per-node, or --zero-size N, dp x cp / {count}")
+        reader.nearest(key, message, f"add --nodes and --gpus-per-node, or --zero-size N, dp x cp / {count}")
     elif replicas % count:
-        reader.wrong(INSTANCES, f"{count} does not divide dp x cp = {replicas}", f"use {listed(divisors(replicas))}")
+        reader.wrong(key, f"{count} does not divide dp x cp = {replicas}", f"use {listed(divisors(replicas))}")
     else:
         reader.settings["parallel.zero_size"] = replicas // count
 
@@ -294,8 +290,7 @@ def _read_precision(reader: KeyReader) -> None:
     if reader.has("--fp16"):
         s["training.dtype"] = "fp16"
         reader.read(FP16_FLAGS)
-        if not reader.has("--accumulate-allreduce-grads-in-fp32"):
-            s["training.gradient_dtype"] = "fp16"
+        s["training.gradient_dtype"] = "fp32" if reader.has("--accumulate-allreduce-grads-in-fp32") else "fp16"
         return
     dtype = "bf16" if reader.has("--bf16") else "fp32"
     if reader.has("--fp4-format"):
@@ -311,6 +306,8 @@ def _read_precision(reader: KeyReader) -> None:
             reader.nearest(flag, f"{given} is planned as {planned}")
     if dtype != "fp32" and reader.has("--grad-reduce-in-bf16"):
         s["training.gradient_dtype"] = "bf16"
+    elif dtype in NARROW_FLAGS:  # the runtime's are of recipes that reduce in bf16
+        s["training.gradient_dtype"] = "fp32"
 
 
 def _read_fp8(reader: KeyReader) -> None:
@@ -327,26 +324,6 @@ def _read_fp8(reader: KeyReader) -> None:
     reader.settings["training.fp8_recipe"] = "tensorwise"
     if recipe != "tensorwise":
         reader.nearest("--fp8-recipe", f"{recipe} is planned as tensorwise")
-
-
-def _read_recompute(reader: KeyReader) -> None:
-    given = reader.value("--recompute-granularity")
-    if reader.has("--recompute-activations"):
-        given = "selective"
-    if given not in ("", "selective", "full"):
-        reader.wrong("--recompute-granularity", f"{given!r} is not known", "use selective or full")
-    modules = reader.flags.get("--recompute-modules", (CORE,))
-    if given == "selective" and not {*modules} <= {*get_args(RecomputeModule)}:
-        message = f"{' '.join(modules)}: not all of these are planned"
-        reader.wrong("--recompute-modules", message, f"use {' '.join(get_args(RecomputeModule))}, or granularity full")
-    elif given == "selective" and modules != (CORE,):
-        reader.settings["training.recompute_modules"] = list(modules)
-    method = reader.value("--recompute-method", "uniform")
-    per = reader.value("--recompute-num-layers", "1")
-    if given == "full" and (method, per) != ("uniform", "1"):
-        message = f"{method} with {per} layers: a job recomputes every layer from its input"
-        reader.wrong("--recompute-method", message, "use uniform with --recompute-num-layers 1")
-    reader.settings["training.recompute"] = given or "none"
 
 
 def _read_model(reader: KeyReader) -> None:

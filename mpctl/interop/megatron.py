@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
 from mpctl.core.errors import Issue
 from mpctl.interop.emitted import WIDTH, ForeignLauncher, plan_notes
@@ -64,7 +63,7 @@ LIMITS = LauncherLimits(
     ep=True,
     etp=True,
     zero_size="any",
-    losses=("unfused", "fused", "te", "linear"),
+    losses=("unfused", "fused", "linear"),
     optimizers=("adamw", "muon"),
     host=("offload_optimizer",),
     offload_settings=("offload_fraction", "offload_overlap"),
@@ -73,11 +72,10 @@ LIMITS = LauncherLimits(
 SCHEDULES = ("1f1b", "interleaved")
 
 
-def megatron_refusals(plan: Plan, who: str = LIMITS.launcher, adapters: tuple[str, ...] = ()) -> Iterator[Issue]:
-    """Issues of a plan that Megatron-Core cannot express; who: the launcher, for messages; adapters: kinds
-    that it has."""
-    job, training = plan.job, plan.job.training
-    yield from replace(LIMITS, launcher=who, adapters=adapters).refusals(plan)
+def megatron_refusals(plan: Plan, limits: LauncherLimits = LIMITS) -> Iterator[Issue]:
+    """Issues of a plan that a launcher of Megatron-Core cannot express."""
+    job, training, who = plan.job, plan.job.training, limits.launcher
+    yield from limits.refusals(plan)
     legal = {"fp32": ("fp32",), "fp16": ("fp16", "fp32")}.get(training.dtype, ("fp32", "bf16"))
     if (reduced := training.reduced_dtype) not in legal and training.dtype != "fp64":
         message = f"{who} reduces gradients of {training.dtype} in {' or '.join(legal)}"
@@ -187,7 +185,8 @@ def _launch_words(job: JobSpec) -> list[str]:
     """torchrun on each node; the node's number and the first node's address are shell variables."""
     p, nodes, gpus = job.parallel, job.cluster.nodes, job.cluster.gpus_per_node or 1
     needs_one = (p.tp > 1 or p.cp > 1) and zero_stage(job) < 2
-    words = ["CUDA_DEVICE_MAX_CONNECTIONS=1"] if needs_one else []
+    connections = 32 if job.training.moe_overlap else int(needs_one)
+    words = [f"CUDA_DEVICE_MAX_CONNECTIONS={connections}"] if connections else []
     if nodes == 1:
         return [*words, "torchrun", "--standalone", "--nproc-per-node", str(gpus)]
     return [

@@ -13,13 +13,13 @@ in every second layer is `--window-size 127,0 --window-attn-skip-freq 2`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import get_args
 
 from mpctl.interop.config_text import Value
 from mpctl.interop.limits import find_order, overlaps_products, splits_sequence
 from mpctl.interop.mapping import ForeignKey, KeyReader, written
-from mpctl.interop.megatron_optimizers import OPTIMIZER_FLAGS
+from mpctl.interop.megatron_optimizers import OPTIMIZER_FLAGS, gradients_of
 from mpctl.model.layout.topology import zero_copies
 from mpctl.model.pipeline.explicit import find_layout, layout_parts
 from mpctl.model.pipeline.stages import job_stages
@@ -29,7 +29,7 @@ from mpctl.spec.layout_text import write_layout
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.parallel import CpComm
 from mpctl.spec.runtime import job_profile
-from mpctl.spec.training import CORE, CrossEntropy
+from mpctl.spec.training import CORE, CrossEntropy, RecomputeModule
 
 SOFTWARE = "Megatron-LM core 0.19"
 CP_COMM, CP_SIZES = "--cp-comm-type", "--hierarchical-context-parallel-sizes"
@@ -118,6 +118,15 @@ def read_cp_comm(reader: KeyReader, comm: str, sizes: str) -> None:
         s["parallel.cp_a2a_size"] = inner
 
 
+def read_strategy(reader: KeyReader, key: str) -> int:
+    """The ZeRO stage of Megatron-FSDP; without the key that of Megatron-LM and of Megatron-Bridge's recipes."""
+    stages = {"no_shard": 0, "optim": 1, **{name: stage for stage, name in FSDP_STRATEGIES.items()}}
+    strategy = reader.value(key, FSDP_STRATEGIES[3])
+    if strategy not in stages:
+        reader.wrong(key, f"{strategy!r} is no strategy of Megatron-FSDP", f"use {', '.join(stages)}")
+    return stages.get(strategy, 3)
+
+
 def _with_fsdp(value: Value) -> Callable[[JobSpec], Value]:
     return lambda job: value if job.parallel.zero > 1 else None
 
@@ -174,11 +183,11 @@ PRECISION_FLAGS = (
     ForeignKey("--fp4-recipe", value=_narrow("--fp4-recipe")),
     ForeignKey("--fp8-amax-history-len", value=_if_delayed(lambda job: job.training.fp8_amax_history_len)),
     ForeignKey("--fp8-amax-compute-algo", value=_if_delayed(lambda job: "max")),
-    ForeignKey("--grad-reduce-in-bf16", value=lambda job: job.training.reduced_dtype == "bf16"),
+    ForeignKey("--grad-reduce-in-bf16", value=lambda job: gradients_of(job) == "bf16"),
 )
 FP16_FLAGS = (
     ForeignKey("--fp16", value=True),
-    ForeignKey("--accumulate-allreduce-grads-in-fp32", value=lambda job: job.training.reduced_dtype == "fp32"),
+    ForeignKey("--accumulate-allreduce-grads-in-fp32", value=lambda job: gradients_of(job) == "fp32"),
     ForeignKey("--initial-loss-scale", "training.loss_scale", float, 2.0**32),
     ForeignKey("--loss-scale-window", "training.loss_scale_window", int, 1000),
     ForeignKey("--min-loss-scale", "training.min_loss_scale", float, 1.0),
@@ -205,6 +214,27 @@ RECOMPUTE_FLAGS = (
     ForeignKey("--recompute-num-layers", value=_if_full(1)),
     ForeignKey("--distribute-saved-activations", "training.partition_activations", bool, False),
 )
+RECOMPUTE = tuple(f"--recompute-{key}" for key in ("granularity", "modules", "method", "num-layers"))
+
+
+def read_recompute(reader: KeyReader, given: str, keys: Sequence[str]) -> None:
+    """Set what is recomputed. given: the granularity; keys: those of granularity, modules, method and layers."""
+    granularity, listed, way, count = keys
+    if given not in ("", "selective", "full"):
+        reader.wrong(granularity, f"{given!r} is not known", "use selective or full")
+    modules = reader.flags.get(listed, (CORE,))
+    if given == "selective" and not {*modules} <= {*get_args(RecomputeModule)}:
+        message = f"{' '.join(modules)}: not all of these are planned"
+        reader.wrong(listed, message, f"use {' '.join(get_args(RecomputeModule))}, or granularity full")
+    elif given == "selective" and modules != (CORE,):
+        reader.settings["training.recompute_modules"] = list(modules)
+    method, per = reader.value(way, "uniform"), reader.value(count, "1")
+    if given == "full" and (method, per) != ("uniform", "1"):
+        message = f"{method} with {per} layers: a job recomputes every layer from its input"
+        reader.wrong(way, message, f"use uniform with {count} 1")
+    reader.settings["training.recompute"] = given or "none"
+
+
 FUSION, IMPLEMENTATION = "--cross-entropy-loss-fusion", "--cross-entropy-fusion-impl"
 FUSIONS = {"fused": "native", "te": "te", "linear": "linear"}
 """Implementations of a fused loss by training.cross_entropy; linear is on Megatron-LM's branch dev."""

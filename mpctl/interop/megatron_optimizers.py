@@ -14,7 +14,10 @@ from mpctl.interop.config_text import Source, Value
 from mpctl.interop.limits import refused
 from mpctl.interop.mapping import ForeignKey, KeyReader
 from mpctl.model.layout.topology import zero_copies
+from mpctl.plan.estimate.states import gradient_width
+from mpctl.spec.base import DType
 from mpctl.spec.job import JobSpec
+from mpctl.spec.runtime import job_profile
 
 OPTIMIZER, AWARE, OFFLOAD = "--optimizer", "--use-precision-aware-optimizer", "--optimizer-cpu-offload"
 FRACTION, OVERLAP, SPLIT = "--optimizer-offload-fraction", "--overlap-cpu-optimizer-d2h-h2d", "--muon-no-split-qkv"
@@ -42,12 +45,21 @@ def _offloads(job: JobSpec) -> bool:
     return job.training.offload_optimizer
 
 
+def gradients_of(job: JobSpec) -> DType:
+    """The data type of gradients that a plan counts: the job's, or its runtime's (bf16 under Megatron-Core's fp8)."""
+    t, memory = job.training, job_profile(job.training).memory
+    is_given = t.gradient_dtype is not None or memory.gradients_unknown
+    if is_given or gradient_width(t, memory) >= 4:
+        return t.reduced_dtype
+    return "fp16" if t.dtype == "fp16" else "bf16"
+
+
 def _moments(job: JobSpec) -> Value:
     return job.training.optimizer_dtype if _is_aware(job) else None
 
 
 def _main_gradients(job: JobSpec) -> Value:
-    return "bf16" if job.training.optimizer_dtype and job.training.gradient_dtype == "bf16" else None
+    return "bf16" if job.training.optimizer_dtype and gradients_of(job) == "bf16" else None
 
 
 MUON_FLAGS = (

@@ -43,8 +43,8 @@ class RuntimeMemory(StrictModel):
     )
     gradient_bytes: dict[DType, Amount] = Field(
         default_factory=dict,
-        description="bytes of a gradient by training.dtype, unless training.gradient_dtype is "
-        "narrower than fp32; the reduced dtype's when absent",
+        description="bytes of a gradient by training.dtype, where training.gradient_dtype names none; "
+        "fp32 ones take as many, if more than 4; the reduced dtype's when absent",
     )
     gradients_unknown: bool = Field(
         False,

@@ -82,6 +82,62 @@ def test_what_it_cannot_say() -> None:
     assert all("Megatron-Bridge" in message for message in found.values())
 
 
+BACK: dict[str, tuple[Settings, str]] = {
+    "modules": (
+        {"training.recompute": "selective", "training.recompute_modules": ["mlp"]},
+        'cfg.model.recompute_modules = ["mlp"]',
+    ),
+    "full": ({"training.recompute": "full"}, 'cfg.model.recompute_method = "uniform"'),
+    "instances": ({"parallel.zero": 1, "parallel.zero_size": 2}, "num_distributed_optimizer_instances = 4"),
+    "tensorwise": ({"training.dtype": "fp8", "training.fp8_recipe": "tensorwise"}, "bf16_with_fp8_current_scaling"),
+    "gradients": ({"training.dtype": "fp8", "training.gradient_dtype": "fp32"}, '= "bf16_with_fp8_delayed_scaling'),
+    "narrow gradients": (
+        {"training.dtype": "bf16", "training.gradient_dtype": "bf16"},
+        'cfg.mixed_precision = get_mixed_precision_config("bf16_mixed")\n',
+    ),
+    "ZeRO 3": ({"parallel.zero": 3}, 'data_parallel_sharding_strategy = "optim_grads_params"'),
+}
+
+
+@pytest.mark.parametrize("name", BACK)
+def test_settings_come_back(name: str) -> None:
+    settings, words = BACK[name]
+    ranks: Settings = {"model": "llama-3-8b", "cluster": "dgx-h100", "cluster.nodes": 1}
+    base: Settings = {"training.runtime": "megatron-core", "training.dtype": "bf16"}
+    text = emit_plan(load_plan(None, {**ranks, **base, **settings}), "megatron-bridge").text
+    assert words in text
+    read = read_bridge(text, ranks)
+    for key, value in {**base, **settings}.items():
+        assert key == "training.runtime" or read.settings[key] == value, key
+    assert not any("recompute" in warning.message or "instances" in warning.message for warning in read.warnings)
+
+
+def test_gradients_of_fp8_are_written_as_they_are_planned() -> None:
+    """Megatron-Core's profile counts them in 2 bytes, as recipes set; those of mixed_precision overwrite ddp's."""
+    job = {"model": "llama-3-8b", "cluster": "dgx-b200", "cluster.nodes": 1, "training.dtype": "mxfp8"}
+    text = emit_plan(load_plan(None, {**job, "training.runtime": "megatron-core"}), "megatron-bridge").text
+    assert "cfg.mixed_precision.grad_reduce_in_fp32 = False" in text
+    assert read_bridge(text, {"model": "x"}).settings["training.gradient_dtype"] == "bf16"
+    plain = 'cfg.mixed_precision = "bf16_with_mxfp8_mixed"\ncfg.train.train_iters = 1\n'
+    assert read_bridge(plain, {"model": "x"}).settings["training.gradient_dtype"] == "fp32"
+    read = read_bridge(f"{plain}cfg.ddp.grad_reduce_in_fp32 = False", {"model": "x"})
+    assert read.settings["training.gradient_dtype"] == "fp32"
+    assert "ddp.grad_reduce_in_fp32" in [warning.where for warning in read.warnings]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "stage"), [("no_shard", 0), ("optim", 1), ("optim_grads", 2), ("optim_grads_params", 3), (None, 3)]
+)
+@pytest.mark.parametrize("table", ["ddp", "dist"])
+def test_stages_of_fsdp(table: str, strategy: str | None, stage: int) -> None:
+    text = f"cfg.{table}.use_megatron_fsdp = True\ncfg.train.train_iters = 1\n"
+    if strategy:
+        text += f'cfg.ddp.data_parallel_sharding_strategy = "{strategy}"\n'
+    assert read_bridge(text, {"model": "x"}).settings["parallel.zero"] == stage
+    with pytest.raises(InputError, match="'hybrid' is no strategy"):
+        read_bridge(text + 'cfg.ddp.data_parallel_sharding_strategy = "hybrid"\n', {"model": "x"})
+
+
 TUNED: Settings = {"model": "llama-3-8b", "cluster.nodes": 1, "cluster.gpus_per_node": 8, "training.dtype": "bf16"}
 ADAPTERS: dict[str, tuple[Settings, str]] = {
     "all": ({}, "CanonicalLoRA"),

@@ -43,6 +43,13 @@ def test_flags_of_experts_are_read_back(launcher: str) -> None:
     assert not [w for w in read.warnings if any(name in str(w.issue).replace("-", "_") for name in named)]
 
 
+@pytest.mark.parametrize(("overlaps", "connections"), [(True, 32), (False, 1)])
+def test_overlapped_experts_have_several_connections(overlaps: bool, connections: int) -> None:
+    split = {"parallel.tp": 2, "parallel.sequence_parallel": True, "training.runtime": "megatron-core"}
+    plan = load_plan(None, {**JOB, **split, "training.moe_overlap": overlaps})
+    assert f"\nCUDA_DEVICE_MAX_CONNECTIONS={connections} torchrun" in emit_plan(plan, "megatron").text
+
+
 def test_a_plan_without_them_writes_none() -> None:
     body = emit_plan(load_plan(None, {**JOB, "training.moe_dispatcher": "hybridep"}), "megatron-bridge").body
     assert "overlap_moe" not in body

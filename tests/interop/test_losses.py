@@ -12,8 +12,8 @@ from tests.interop.jobs import LLAMA, Settings, plan_of
 
 CHUNKS = "training.cross_entropy_chunks"
 WRITTEN: list[tuple[str, Settings, str]] = [
-    ("megatron", {"training.cross_entropy": "te"}, "--cross-entropy-loss-fusion --cross-entropy-fusion-impl te"),
-    ("megatron", {"training.cross_entropy": "fused"}, "--cross-entropy-fusion-impl native"),
+    ("megatron", {"training.cross_entropy": "fused"}, "--cross-entropy-loss-fusion --cross-entropy-fusion-impl native"),
+    ("megatron-bridge", {"training.cross_entropy": "te"}, 'cfg.model.cross_entropy_fusion_impl = "te"'),
     ("megatron-bridge", {"training.cross_entropy": "linear"}, 'cfg.model.cross_entropy_fusion_impl = "linear"'),
     ("megatron-bridge", {"training.cross_entropy": "unfused"}, "cfg.model.cross_entropy_loss_fusion = False"),
     ("torchtitan", {"training.cross_entropy": "linear", CHUNKS: 16}, "config.loss.num_chunks = 16"),
@@ -64,6 +64,7 @@ def test_a_loss_is_written_and_read(launcher: str, settings: Settings, words: st
     ("launcher", "settings", "where"),
     [
         ("megatron", {"training.cross_entropy": "linear", CHUNKS: 4}, CHUNKS),
+        ("megatron", {"training.cross_entropy": "te"}, "training.cross_entropy"),  # arguments.py ends on it
         ("torchtitan", {"training.cross_entropy": "fused"}, "training.cross_entropy"),
         ("torchtitan", {"model.seq_length": 4092}, "model.seq_length"),
         ("trl", {"training.cross_entropy": "unfused"}, "training.cross_entropy"),

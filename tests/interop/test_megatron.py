@@ -14,6 +14,7 @@ from mpctl.interop.emitted import emit_plan
 from mpctl.interop.from_megatron import layer_counts, read_megatron
 from mpctl.interop.limits import overlaps_products
 from mpctl.interop.megatron_experts import layer_pattern, read_pattern
+from mpctl.interop.megatron_optimizers import gradients_of
 from mpctl.model.pipeline.explicit import layout_parts
 from mpctl.model.pipeline.stages import spans_of
 from mpctl.plan.estimate.loss import loss_way
@@ -46,6 +47,7 @@ def said(job: JobSpec) -> dict[str, Any]:
     tables["model"] |= {"name": None, "source": None}
     way = loss_way(job.training, job_profile(job.training))
     tables["training"] |= {"min_learning_rate": job.training.lowest_rate, "cross_entropy": way}
+    tables["training"] |= {"gradient_dtype": gradients_of(job)}
     tables["parallel"] |= {"tp_comm_overlap": overlaps_products(job)}
     return tables
 

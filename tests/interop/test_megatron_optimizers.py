@@ -100,6 +100,29 @@ def test_offloaded_moments_are_fp32() -> None:
     assert [issue.where for issue in megatron_refusals(plan)] == ["training.optimizer_dtype"]
 
 
+@pytest.mark.parametrize(
+    ("settings", "flag", "gradients"),
+    [
+        ({"dtype": "bf16"}, "", None),
+        ({"dtype": "fp8"}, "--grad-reduce-in-bf16", "bf16"),
+        ({"dtype": "fp8", "gradient_dtype": "fp32"}, "", "fp32"),
+        ({"dtype": "fp16"}, "", "fp16"),
+        ({"dtype": "fp16", "gradient_dtype": "fp32"}, "--accumulate-allreduce-grads-in-fp32", "fp32"),
+    ],
+)
+def test_gradients_are_written_as_they_are_counted(settings: dict[str, Any], flag: str, gradients: str | None) -> None:
+    """Megatron-Core's profile counts 2 bytes in fp8 and fp16; without a flag Megatron-LM reduces those of fp8 in 4."""
+    base = {**settings_of(""), **RANKS, **{f"training.{key}": value for key, value in settings.items()}}
+    plan = make_plan(load_job(None, base))
+    text = emit_plan(plan, "megatron").text
+    found = [word for word in text.split() if word.startswith(("--grad-reduce", "--accumulate"))]
+    assert found == ([flag] if flag else [])
+    read = read_megatron(text).settings
+    assert read.get("training.gradient_dtype") == gradients
+    again = make_plan(load_job(None, {**read, **RANKS}))
+    assert again.estimate.memory[0].gradient_bytes == plan.estimate.memory[0].gradient_bytes
+
+
 def test_layouts_without_complete_matrices_or_the_distributed_optimizer() -> None:
     for settings, where in (
         ({"training.optimizer": "muon", "parallel.zero": 3}, "parallel.zero"),

@@ -37,6 +37,7 @@ from mpctl.plan.estimate.optimizers import RULES as OPTIMIZERS
 from mpctl.plan.estimate.optimizers import OptimizerStates, layout_states, moments_of, slice_moments
 from mpctl.spec.job import CheckpointSpec
 from mpctl.spec.runtime_memory import RuntimeMemory
+from mpctl.spec.training import TrainingSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,10 +226,17 @@ def _gradient_width(layout: JobLayout, memory: RuntimeMemory) -> float:
     t = layout.job.training
     if t.gradient_dtype is None and (value := layout_states(layout).value) < 4:
         return value
-    reduced = t.reduced_bytes  # if the job does not make them narrow, those of the runtime
-    if memory.gradients_unknown and t.gradient_dtype is not None:
-        return reduced
-    return memory.gradient_bytes.get(t.chosen_dtype, reduced) if reduced >= 4 else reduced
+    return gradient_width(t, memory)
+
+
+def gradient_width(training: TrainingSpec, memory: RuntimeMemory) -> float:
+    """Bytes of a gradient in another runtime: the runtime's, and the job's where it names a data type, besides
+    which a runtime may hold another copy."""
+    reduced = training.reduced_bytes
+    held = memory.gradient_bytes.get(training.chosen_dtype, reduced)
+    if training.gradient_dtype is None:
+        return held
+    return max(held, reduced) if reduced >= 4 else reduced
 
 
 def keeps_gathered(layout: JobLayout) -> bool:

@@ -211,7 +211,15 @@ def test_states_are_18_bytes_a_parameter_in_mixed_precision() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gradient_dtype", "dtype", "each"), [(None, "bf16", 4), ("bf16", "bf16", 2), ("fp32", "bf16", 4), (None, "fp8", 2)]
+    ("gradient_dtype", "dtype", "each"),
+    [
+        (None, "bf16", 4),
+        ("bf16", "bf16", 2),
+        ("fp32", "bf16", 4),
+        (None, "fp8", 2),
+        ("fp32", "fp8", 4),
+        ("fp32", "fp16", 4),
+    ],
 )
 def test_gradients_of_megatron_core_are_narrow_where_the_job_or_fp8_says_so(
     gradient_dtype: str | None, dtype: str, each: int
