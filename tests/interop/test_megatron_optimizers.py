@@ -147,6 +147,7 @@ def test_bridges_fields_come_back(settings: dict[str, Any]) -> None:
     text = "\n".join(f"cfg.optimizer.{key} = {python_value(value)}" for key, value in optimizer_fields(job))
     read = read_bridge(f"cfg.model.tensor_model_parallel_size = 2\n{text}", {"model": "gpt2"})
     assert {key: read.settings[key] for key in named} == named
+    assert ("training.optimizer_dtype" in read.settings) == ("optimizer_dtype" in settings)  # not of offloaded states
     assert read.warnings == ()
 
 
