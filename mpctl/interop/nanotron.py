@@ -3,8 +3,9 @@
 Spelling, meanings and limits: nanotron main of 2026-04, src/nanotron/config/. Ranks are numbered tp,
 cp, dp, pp, tp fastest. ZeRO 0 and 1; sequence parallelism is `tp_mode: REDUCE_SCATTER`; recomputation
 of whole layers; stages by its own estimate of cost, as plans under its runtime cut them
-(model/pipeline/filled.py); one chunk a rank. The vocabulary is padded to a multiple of tp. The global
-batch is micro_batch_size x batch_accumulation_per_replica x dp.
+(model/pipeline/filled.py); one chunk a rank; all forward passes first where no pp_engine is named. The
+vocabulary is padded to a multiple of tp. The global batch is micro_batch_size x
+batch_accumulation_per_replica x dp.
 
 Its log (trainer.py, train_step_logs) begins with `Config(general=GeneralArgs(project='p', ...),
 parallelism=ParallelismArgs(dp=2, ...`, as pprint breaks it over lines.
@@ -178,7 +179,7 @@ def _read_parallelism(reader: KeyReader) -> None:
     s = reader.settings
     is_scattered = "REDUCE_SCATTER" in reader.value(f"{P}tp_mode", "ALL_REDUCE").upper()
     s["parallel.sequence_parallel"] = is_scattered and s.get("parallel.tp") != 1
-    engine = reader.value(f"{P}pp_engine", "1f1b")
+    engine = reader.value(f"{P}pp_engine", ENGINES["gpipe"])
     words = {theirs: ours for ours, theirs in ENGINES.items()} | PRINTED
     found = next((ours for word, ours in words.items() if word in engine), None)
     if found is None:

@@ -9,6 +9,7 @@ import yaml
 
 from mpctl.core.errors import InputError
 from mpctl.interop.emitted import emit_plan
+from mpctl.interop.nanotron import read_nanotron
 from mpctl.plan.planning.plan import Plan, load_plan
 from tests.interop.jobs import EXAMPLE, LATENT, MIXTURE, Settings, plan_of
 from tests.interop.snippets import fields_of
@@ -55,6 +56,15 @@ def test_keys_sizes_and_batch(name: str) -> None:
     assert sizes["pp_engine"] == ("afab" if name == "gpipe" else "1f1b")
     numbers = config["optimizer"]["learning_rate_scheduler"]
     assert isinstance(numbers["min_decay_lr"], float)
+
+
+@pytest.mark.parametrize(
+    ("engine", "schedule"), [("", "gpipe"), ("pp_engine: null", "gpipe"), ("pp_engine: 1f1b", "1f1b")]
+)
+def test_a_pipeline_without_an_engine_is_afab(engine: str, schedule: str) -> None:
+    """ParallelismArgs.__post_init__ of src/nanotron/config/parallelism_config.py."""
+    text = f"parallelism: {{dp: 1, tp: 2, pp: 4, {engine}}}\ntokens: {{micro_batch_size: 1}}"
+    assert read_nanotron(text).settings["parallel.schedule"] == schedule
 
 
 def test_the_example_without_chunks() -> None:
