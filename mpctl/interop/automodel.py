@@ -2,10 +2,11 @@
 
 Spelling, meanings and limits: nemo-automodel 0.7, components/distributed/config.py, _peft/lora.py,
 optim/optimizer.py, training/step_scheduler.py and quantization/qlora.py. FSDP 2 shards without a pipeline
-here (`reshard_after_forward` is ZeRO 3), `ddp` has replicas. Computing is in bf16 over parameters of
-`torch_dtype`: fp32 where all of the model is trained. A and B have the type of the weights below them,
-bf16 over a quantised base, or `lora_dtype`; scale is alpha / dim. Dropout is after B by default.
-`match_all_linear` has the head, too, so that all-linear is written as `exclude_modules`.
+here (`reshard_after_forward` is ZeRO 3, its default but for pipelines and experts over ranks), `ddp` has
+replicas. Computing is in bf16 over parameters of `torch_dtype`: fp32 where all of the model is trained. A and
+B have the type of the weights below them, bf16 over a quantised base, or `lora_dtype`; scale is alpha / dim.
+Dropout is after B by default. `match_all_linear` has the head, too, so that all-linear is written as
+`exclude_modules`.
 
 By hand, dim and alpha default to 8 and 32:
 
@@ -46,6 +47,7 @@ LIMITS = LauncherLimits(
 )
 D, P, S, R, Q = "distributed.", "peft.", "step_scheduler.", "lr_scheduler.", "quantization."
 ADAM = "optimizer."
+RECOMPUTE = {word: word for word in ("selective", "full")}
 NEMO, HEAD = "nemo_automodel.", "*lm_head*"
 
 
@@ -106,7 +108,10 @@ ROWS = (
     ForeignKey(f"{D}tp_size", "parallel.tp", int, 1),
     ForeignKey(f"{D}cp_size", "parallel.cp", int, 1),
     ForeignKey(f"{D}sequence_parallel", "parallel.sequence_parallel", bool, False, value=splits_sequence),
-    ForeignKey(f"{D}activation_checkpointing", "training.recompute", bool, False, {"none": False, "full": True}),
+    ForeignKey(f"{D}ep_size", "parallel.ep", int, value=lambda job: job.parallel.ep if job.parallel.ep > 1 else None),
+    ForeignKey(
+        f"{D}activation_checkpointing", "training.recompute", str, False, {"none": False, "full": True}, RECOMPUTE
+    ),
     ForeignKey(f"{D}reshard_after_forward", value=lambda job: zero_stage(job) == 3 if zero_stage(job) else None),
     ForeignKey(f"{ADAM}_target_", value="torch.optim.AdamW"),
     ForeignKey(f"{ADAM}lr", "training.learning_rate", float),
@@ -125,7 +130,8 @@ ROWS = (
     ForeignKey("dataloader._target_", value="torchdata.stateful_dataloader.StatefulDataLoader"),
     ForeignKey("dataloader.collate_fn", value=f"{NEMO}components.datasets.utils.default_collater"),
 )
-SHARDED, PIPELINE = ("fsdp2", "megatron_fsdp"), f"{D}pp_size"
+SHARDED, PIPELINE = ("fsdp2", "megatron_fsdp", "megatron-fsdp", "mfsdp"), f"{D}pp_size"
+RESHARD, EXPERTS = f"{D}reshard_after_forward", f"{D}moe.reshard_after_forward"
 
 
 def _attention(job: JobSpec) -> str:
@@ -197,14 +203,17 @@ def read_automodel(text: str, typed: Overrides = NO_SETTINGS) -> ReadJob:
         s["parallel.pp"] = int(reader.number(PIPELINE, int, 1))
     _read_optimizer(reader)
     if reader.value(f"{D}strategy", "fsdp2") in SHARDED:
-        s["parallel.zero"] = 3 if reader.is_on(f"{D}reshard_after_forward", default=True) else 2
+        whole = s.get("parallel.pp", 1) == 1  # layers stay gathered over a pipeline's micro batches
+        if s.get("parallel.ep", 1) != 1:
+            whole = reader.is_on(EXPERTS)
+        s["parallel.zero"] = 3 if reader.is_on(RESHARD, whole) else 2
         _read_replicas(reader, typed)
     s["training.dtype"] = "bf16"
     is_half = reader.value("model.torch_dtype", "auto") not in ("float32", "fp32", "torch.float32")
     if any(name.startswith(P) for name in values):
         is_half = _read_adapter(reader, is_half=is_half)
     set_trained(s, is_half=is_half)
-    known = {row.key for row in (*ROWS, *ADAPTER_ROWS)} | {PIPELINE, f"{D}dp_size", f"{D}ep_size", f"{P}use_triton"}
+    known = {row.key for row in (*ROWS, *ADAPTER_ROWS)} | {PIPELINE, EXPERTS, f"{D}dp_size", f"{P}use_triton"}
     apart = tuple(
         name for name in values if name.startswith(("benchmark.", "ci.", "checkpoint.", "validation", "rng."))
     )
@@ -232,7 +241,10 @@ def _read_optimizer(reader: KeyReader) -> None:
     if name not in ("Adam", "AdamW", "FusedAdam"):
         reader.wrong(f"{ADAM}_target_", f"{name!r} is not read", "use torch.optim.AdamW")
     for key, word in zip(("beta1", "beta2"), reader.flags.get(f"{ADAM}betas", ()), strict=False):
-        s[f"training.{key}"] = float(word)
+        try:
+            s[f"training.{key}"] = float(word)
+        except ValueError:
+            reader.wrong(f"{ADAM}betas", f"{word!r} is not a number", "use two, such as [0.9, 0.999]")
 
 
 def _read_adapter(reader: KeyReader, *, is_half: bool) -> bool:

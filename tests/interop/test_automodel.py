@@ -89,6 +89,34 @@ def test_a_recipe_in_its_own_form() -> None:
     assert all(word in told for word in ("enable_compile true", "dropout_position", "packed_sequence"))
 
 
+@pytest.mark.parametrize(
+    ("distributed", "setting", "value"),
+    [
+        ("activation_checkpointing: full", "training.recompute", "full"),
+        ("activation_checkpointing: selective", "training.recompute", "selective"),
+        ("activation_checkpointing: true", "training.recompute", "full"),
+        ("activation_checkpointing: false", "training.recompute", "none"),
+        ("ep_size: 8", "parallel.ep", 8),
+        ("pp_size: 4", "parallel.zero", 2),
+        ("pp_size: 4, reshard_after_forward: true", "parallel.zero", 3),
+        ("ep_size: 8", "parallel.zero", 2),
+        ("ep_size: 8, moe: {reshard_after_forward: true}", "parallel.zero", 3),
+        ("tp_size: 2", "parallel.zero", 3),
+        ("tp_size: 2, reshard_after_forward: false", "parallel.zero", 2),
+    ],
+)
+def test_words_and_defaults_of_distributed(distributed: str, setting: str, value: object) -> None:
+    """FSDP2Config and MoEParallelizerConfig of components/distributed/config.py."""
+    read = read_automodel(f"{{distributed: {{{distributed}}}}}")
+    assert read.settings[setting] == value
+    assert not any(warning.rule == "automodel-changes" for warning in read.warnings)
+
+
+def test_betas_that_are_no_numbers() -> None:
+    with pytest.raises(InputError, match=r"'x' is not a number"):
+        read_automodel("{step_scheduler: {local_batch_size: 1}, optimizer: {betas: [x, y]}}")
+
+
 def test_which_modules() -> None:
     """Its matcher has all of all linear modules, the head too, or takes some out, not both."""
     peft = config_of(LORA)["peft"]
