@@ -59,6 +59,7 @@ FORMER = {
     f"{T}max_context_length": f"{T}seq_len",
 }
 """Names of other versions."""
+FLOAT8 = "float8.enable_float8_linear"  # of 2024, before model.converters
 PLANNED = {
     "1f1b": "1f1b",
     "interleaved1f1b": "1f1b",
@@ -245,12 +246,12 @@ def _read_batch(reader: KeyReader) -> None:
 
 
 def _read_precision(reader: KeyReader) -> None:
+    """The data type: fewer bits where a converter of the model is named, whose own table says only how."""
     s = reader.settings
     converters = " ".join(reader.flags.get("model.converters", ()))
-    is_narrow = any(key.startswith("quantize.linear") for key in reader.flags)
     if "mx" in converters:
         s["training.dtype"] = "mxfp8"
-    elif "float8" in converters or (is_narrow and not converters):
+    elif "float8" in converters or reader.is_on(FLOAT8):
         s |= {"training.dtype": "fp8", "training.fp8_recipe": "tensorwise"}
 
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from mpctl.core.errors import InputError
 from mpctl.interop.command_line import read_flags
 from mpctl.interop.emitted import emit_plan, get_launcher
+from mpctl.interop.from_torchtitan import LOG
 from mpctl.interop.mapping import ReadJob
 from mpctl.plan.planning.plan import Plan, load_plan
 from tests.interop import test_deepspeed, test_nanotron, test_torchtitan
@@ -144,7 +145,7 @@ def test_torchtitans_toml_flags_and_both(tmp_path: Path) -> None:
     s = read.settings
     assert (s["model"], s["parallel.tp"], s["parallel.dp"], s["parallel.zero"]) == ("llama-3-8b", 2, 8, 3)
     assert (s["training.micro_batch_size"], s["training.global_batch_size"]) == (2, 16)
-    assert (s["training.dtype"], s["training.fp8_recipe"]) == ("fp8", "tensorwise")
+    assert s["training.dtype"] == "bf16" and "training.fp8_recipe" not in s
     assert [w.rule for w in read.warnings] == ["torchtitan-nearest"]
     file = tmp_path / "llama.toml"
     file.write_text(TOML)
@@ -156,6 +157,26 @@ def test_torchtitans_toml_flags_and_both(tmp_path: Path) -> None:
     old = "--training.batch_size 3 --training.tensor_parallel_degree 8"
     s = read_with("torchtitan", f"{old} --experimental.pipeline_parallel_degree 1").settings
     assert (s["training.micro_batch_size"], s["parallel.tp"]) == (3, 8)
+
+
+@pytest.mark.parametrize(
+    ("words", "dtype"),
+    [
+        ("model.converters=quantize.linear.float8", "fp8"),
+        ("float8.enable_float8_linear", "fp8"),
+        ("model.converters=quantize.linear.mx", "mxfp8"),
+        ("quantize.linear.float8.enable_fsdp_float8_all_gather", "bf16"),
+        ("quantize.linear.mx.recipe_name=mxfp8_cublas", "bf16"),
+    ],
+)
+def test_converters_alone_make_torchtitans_products_narrow(words: str, dtype: str) -> None:
+    """torchtitan/protocols/model_converter.py; a log prints the tables of converters that are off, too."""
+    assert read_with("torchtitan", f"--training.steps 7 --{words}").settings["training.dtype"] == dtype
+    key, _, value = words.partition("=")
+    printed = {"mesh.dp_shard": "8", "training.local_batch_size": "1", "model.converters": "[]"}
+    assert LOG.job is not None
+    read = LOG.job({**printed, key: f'["{value}"]' if "converters" in key else value or "true"})
+    assert read is not None and read.settings["training.dtype"] == dtype
 
 
 def test_torchtitans_stages_are_those_that_it_infers() -> None:
