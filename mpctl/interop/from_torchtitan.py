@@ -22,7 +22,7 @@ import json
 import re
 import shlex
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from mpctl.core.errors import InputError
@@ -59,6 +59,27 @@ FORMER = {
     f"{T}max_context_length": f"{T}seq_len",
 }
 """Names of other versions."""
+DEFAULTS: Flags = {f"{T}seq_len": ("2048",), "activation_checkpoint.selective_ac_option": ("2",)}
+"""What job_config.py of TOML and flags takes for absent keys, and a config function does not."""
+_OF_FUNCTION = re.compile(r"(?:^|\s)(?:--config(?=[\s=])|CONFIG=)")
+CHANGING = (P, T, "optimizer.", "activation_checkpoint.", "compile.")
+"""Tables whose keys may change a plan, but for those of NO_LAYOUT and SAME."""
+NO_LAYOUT = (
+    *(f"{T}{name}" for name in ("dataset", "dataloader", "deterministic", "gc_", "warmup_steps")),
+    *(f"activation_checkpoint.{name}" for name in ("memory_budget", "visualize", "preserve", "determinism", "debug")),
+    "activation_checkpoint.per_op_sac",
+    "compile.components",
+    "compile.backend",
+)
+SAME = {
+    f"{P}expert_parallel_comm_backend": "standard",
+    f"{P}pipeline_parallel_expert_parallel_overlap": "true",
+    f"{P}pipeline_parallel_schedule_csv": "",
+    f"{T}mixed_precision_reduce": "float32",
+    "optimizer.name": "AdamW",
+    "optimizer.implementation": "fused",
+}
+"""Values that change nothing: 0.2.2's defaults, which a log with print_config prints."""
 FLOAT8 = "float8.enable_float8_linear"  # of 2024, before model.converters
 PLANNED = {
     "1f1b": "1f1b",
@@ -88,14 +109,16 @@ PREFIXES = (
 
 def read_torchtitan(text: str, typed: Overrides = NO_SETTINGS) -> ReadJob:
     """The job of a config. Raises InputError with every value that no setting says."""
-    return _read(_values(text))
+    is_function = _is_python(text) or text.lstrip().startswith("{") or _OF_FUNCTION.search(text)
+    return _read(_values(text), {} if is_function else DEFAULTS)
 
 
-def _read(values: Flags) -> ReadJob:
+def _read(values: Flags, defaults: Flags) -> ReadJob:
     reader = KeyReader({FORMER.get(name, name): words for name, words in values.items()}, "torchtitan")
     if not any(name.startswith((P, T)) for name in reader.flags):
         message = "a config of torchtitan has `parallelism` or `training`, and this text neither"
         raise unreadable(message, "give its file as @FILE, or flags such as --training.steps 10")
+    reader.flags = {**defaults, **reader.flags}
     for name, words in reader.flags.items():
         if name.startswith(PREFIXES) and any(map(is_unexpanded, words)):
             reader.wrong(name, f"{' '.join(words)!r} is for a shell to expand, and none runs here", EXPAND)
@@ -111,21 +134,32 @@ def _read(values: Flags) -> ReadJob:
     _read_model(reader)
     _read_batch(reader)
     _read_precision(reader)
+    _read_states(reader)
     _read_recompute(reader)
     _read_loss(reader)
     if reader.settings.get("parallel.pp", 1) != 1:
         _read_stages(reader)
     if reader.value(ROTATE) == "alltoall":
         reader.nearest(ROTATE, "alltoall, a ring of keys and values: planned with all_gather, today's torchtitan's way")
-    known = {*(row.key for row in ROWS), *(f"{P}{name}" for name in KNOWN_TOO)}
-    no = {"false", "none", "None"}
-    others = [(name, words) for name, words in reader.flags.items() if name.startswith(P) and name not in known]
-    return reader.job("torchtitan", (" ".join((name, *words)) for name, words in others if not no & {*words}))
+    return reader.job("torchtitan", _unread(reader.flags))
+
+
+def _unread(flags: Flags) -> Iterator[str]:
+    """The keys that are not read and may change the plan, with their values."""
+    known, no = {*(row.key for row in ROWS), *KNOWN_TOO}, {"false", "none", "None"}
+    for name, words in flags.items():
+        is_same = SAME.get(name) == " ".join(words) or bool(no & {*words})
+        if name.startswith(CHANGING) and not (is_same or name in known or name.startswith(NO_LAYOUT)):
+            yield " ".join((name, *words))
+
+
+def _is_python(text: str) -> bool:
+    return "ParallelismConfig(" in text or _PYTHON.search(text) is not None
 
 
 def _values(text: str) -> Flags:
     """The values of a config in any of its forms."""
-    if "ParallelismConfig(" in text or _PYTHON.search(text):
+    if _is_python(text):
         return flat_values(_python_values(text))
     if text.lstrip().startswith("{"):
         return read_yaml(text)
@@ -255,6 +289,23 @@ def _read_precision(reader: KeyReader) -> None:
         s |= {"training.dtype": "fp8", "training.fp8_recipe": "tensorwise"}
 
 
+def _read_states(reader: KeyReader) -> None:
+    """Parameters and moments in bf16 or in host memory; logits that are whole on each rank of tp."""
+    s, dtype = reader.settings, reader.value(f"{T}dtype", "float32")
+    if dtype == "bfloat16":
+        s |= {"training.master_weights": False, "training.gradient_dtype": "bf16", "training.optimizer_dtype": "bf16"}
+    elif dtype != "float32":
+        reader.wrong(f"{T}dtype", f"{dtype!r} is not planned", "use float32 or bfloat16")
+    if reader.is_on(OFFLOAD):
+        s["training.offload_optimizer"] = True
+        if s["parallel.zero"] == 3:
+            s["training.offload_parameters"] = True
+        else:
+            reader.nearest(OFFLOAD, f"planned with parameters on the GPU, as ZeRO {s['parallel.zero']} needs")
+    if reader.is_on(WHOLE_LOGITS) and s.get("parallel.tp") != 1:
+        reader.nearest(WHOLE_LOGITS, "logits are planned in shares over tp: whole ones take more memory and time")
+
+
 def _read_recompute(reader: KeyReader) -> None:
     name = "activation_checkpoint.mode"
     mode = reader.value(name, "selective").lower().removesuffix("ac")
@@ -263,7 +314,7 @@ def _read_recompute(reader: KeyReader) -> None:
         return
     option = reader.value("activation_checkpoint.selective_ac_option", "op")
     if mode == "selective" and option != "op":
-        message = f"{option}: every {option}th layer in full is planned as selective in each"
+        message = f"{option}: one layer of {option} in full is planned as selective in each"
         reader.nearest("activation_checkpoint.selective_ac_option", message)
     reader.settings["training.recompute"] = mode
 
@@ -337,18 +388,24 @@ def _layers(settings: Mapping[str, object]) -> int | None:
     return layers if isinstance(layers, int) else None
 
 
+OFFLOAD, WHOLE_LOGITS = f"{T}enable_cpu_offload", f"{P}disable_loss_parallel"
 KNOWN_TOO = (
-    "expert_tensor_parallel_degree",
-    "module_fqns_per_model_part",
-    "pipeline_parallel_first_stage_less_layers",
-    "pipeline_parallel_last_stage_less_layers",
-    "pipeline_parallel_layers_per_stage",
-    "num_pp_microbatches",
-    "disable_loss_parallel",
-    "context_parallel_load_balancer",
-    "context_parallel_rotate_method",
+    OFFLOAD,
+    WHOLE_LOGITS,
+    f"{T}num_tokens_per_train_step",
+    f"{T}num_tokens_per_microbatch_per_dp_rank",
+    "activation_checkpoint.mode",
+    "activation_checkpoint.selective_ac_option",
+    f"{P}expert_tensor_parallel_degree",
+    f"{P}module_fqns_per_model_part",
+    f"{P}pipeline_parallel_first_stage_less_layers",
+    f"{P}pipeline_parallel_last_stage_less_layers",
+    f"{P}pipeline_parallel_layers_per_stage",
+    f"{P}num_pp_microbatches",
+    f"{P}context_parallel_load_balancer",
+    f"{P}context_parallel_rotate_method",
 )
-"""Keys of `parallelism` that are read with others or have no effect here."""
+"""Keys that are read with others or have no effect here."""
 
 
 ROTATE = f"{P}context_parallel_rotate_method"
@@ -421,7 +478,7 @@ def _printed_job(printed: Mapping[str, str]) -> ReadJob | None:
         return None
     values |= {f"{P}{MESH[axis]}_degree": words for axis, words in mesh.items()}
     values.setdefault("activation_checkpoint.mode", ("none",))
-    return _read(values)
+    return _read(values, {})
 
 
 def _json_words(text: str) -> tuple[str, ...]:

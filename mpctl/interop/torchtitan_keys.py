@@ -108,6 +108,10 @@ OPTIMIZER = (
     ForeignKey(f"{ADAM}betas", value=lambda job: Source(f"({job.training.beta1}, {job.training.beta2})")),
     ForeignKey(f"{ADAM}eps", value=lambda job: job.training.epsilon),
 )
+BETAS = (  # of 0.2.2
+    ForeignKey(f"{ADAM}beta1", "training.beta1", float),
+    ForeignKey(f"{ADAM}beta2", "training.beta2", float),
+)
 DECAY = ForeignKey(f"{ADAM}weight_decay", "training.weight_decay", float)
 RATES = (
     ForeignKey(f"{RATE}warmup_steps", "training.warmup_steps", int),
@@ -116,7 +120,7 @@ RATES = (
     ForeignKey(f"{RATE}decay_type", value=_decay_type),
     ForeignKey(f"{RATE}min_lr_factor", value=_least_factor),
 )
-ROWS = (*PARALLELISM, *TRAINING, *OPTIMIZER, DECAY, *RATES)
+ROWS = (*PARALLELISM, *TRAINING, *OPTIMIZER, *BETAS, DECAY, *RATES)
 
 
 FLAVORS = {

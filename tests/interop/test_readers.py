@@ -179,6 +179,59 @@ def test_converters_alone_make_torchtitans_products_narrow(words: str, dtype: st
     assert read is not None and read.settings["training.dtype"] == dtype
 
 
+def test_torchtitans_absent_keys_are_job_configs_defaults() -> None:
+    """0.2.2's job_config.py; a function that edits a config of 0.3 has the values of that."""
+    for text in ("[training]\nlocal_batch_size = 1", "--training.local_batch_size 1"):
+        read = read_with("torchtitan", text)
+        assert read.settings["model.seq_length"] == 2048
+        assert [w.message.split(":")[0] for w in read.warnings] == ["activation_checkpoint.selective_ac_option"]
+    python = "def f(config):\n    config.training.local_batch_size = 1\n"
+    for text in (python, "--module llama3 --config llama3_8b --training.local_batch_size 1"):
+        read = read_with("torchtitan", text)
+        assert "model.seq_length" not in read.settings and not read.warnings
+
+
+STATES = """
+[training]
+dtype = "bfloat16"
+enable_cpu_offload = true
+dataset = "c4"
+seq_len = 4096
+[optimizer]
+name = "Muon"
+beta2 = 0.9
+implementation = "fused"
+early_step_in_backward = true
+[parallelism]
+tensor_parallel_degree = 2
+disable_loss_parallel = true
+expert_parallel_comm_backend = "deepep"
+[activation_checkpoint]
+mode = "full"
+memory_budget = 0.5
+[compile]
+enable = true
+components = ["model", "loss"]
+"""
+
+
+def test_torchtitans_keys_are_read_or_named() -> None:
+    read = read_with("torchtitan", STATES)
+    s, told = read.settings, {warning.rule: warning.message for warning in read.warnings}
+    assert (s["training.optimizer_dtype"], s["training.gradient_dtype"], s["training.master_weights"]) == (
+        "bf16",
+        "bf16",
+        False,
+    )
+    assert s["training.offload_optimizer"] and s["training.offload_parameters"] and s["training.beta2"] == 0.9
+    assert "disable_loss_parallel" in told["torchtitan-nearest"]
+    assert told["torchtitan-changes"].partition(": not read")[0] == (
+        "optimizer.name Muon, optimizer.early_step_in_backward true, "
+        "parallelism.expert_parallel_comm_backend deepep, compile.enable true"
+    )
+    assert not load_plan(None, {"model": "llama-3-8b", **RANKS, "training.global_batch_size": 64, **s}).errors
+
+
 def test_torchtitans_stages_are_those_that_it_infers() -> None:
     """By hand, 80 layers and 1 for each end in parts of 41: 2 stages; 32 over 4 x 2 chunks."""
     flags = "--model.name llama3 --model.flavor {} --parallelism.pipeline_parallel_degree {} "
