@@ -158,6 +158,7 @@ class Saver:
         """Write a snapshot, in the thread of a save. An error is stored for `finish` and announced
         to the other ranks, which would otherwise wait for this one."""
         try:
+            self.writer.barrier.begin()  # first: a failure is announced as one of this save
             snapshot.arrived.synchronize()
             self.writer.write(snapshot, self._show)
         except SaveFailed as error:

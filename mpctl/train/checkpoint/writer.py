@@ -51,6 +51,11 @@ class PeersFailed(SaveFailed):
 
     is_secondary = True
 
+    @classmethod
+    def because(cls, why: str) -> PeersFailed:
+        """The error of a rank that read why another one gave up."""
+        return cls(f"gave up saving with its peers: {why}")
+
 
 @dataclass
 class StoreBarrier:
@@ -90,6 +95,12 @@ class StoreBarrier:
             self.reported = self.clock()
             self.store.add(self._key(PROGRESS), 1)
 
+    @property
+    def failure(self) -> str:
+        """Why a rank gave up this save; empty while none did."""
+        key = self._key(FAILED)
+        return self.store.get(key).decode(errors="replace") if self.store.check([key]) else ""
+
     def wait(self, name: str, *, whom: str) -> None:
         """Return once `name` was announced. whom: awaited rank and action, for an error message.
 
@@ -98,9 +109,8 @@ class StoreBarrier:
         progress, pause = -1, SHORTEST
         deadline = self.clock() + self.patience
         while not self.store.check([self._key(name)]):
-            if self.store.check([self._key(FAILED)]):
-                why = self.store.get(self._key(FAILED)).decode(errors="replace")
-                raise PeersFailed(f"gave up saving with its peers: {why}")
+            if why := self.failure:
+                raise PeersFailed.because(why)
             now = self.store.add(self._key(PROGRESS), 0)
             if now != progress:
                 progress, deadline = now, self.clock() + self.patience
@@ -140,14 +150,13 @@ class CheckpointWriter:
 
     def write(self, snapshot: Snapshot, on_progress: OnProgress) -> None:
         """Write this rank's shard of `step-N`; returns when the checkpoint is published. Every rank
-        calls it, those that write nothing with an empty snapshot.
+        calls it after `barrier.begin`, those that write nothing with an empty snapshot.
 
         on_progress: called with a text such as `saving step 3: 20 MiB of 1 GiB written`. Raises
         SaveFailed when a file cannot be written, on this rank or on another.
         """
         folder, rank = partial_path(self.root, snapshot.step), self.rank
         on_progress(f"saving step {snapshot.step}")
-        self.barrier.begin()
         try:
             if rank == 0:
                 self._writing(folder, self._make_room)
@@ -158,14 +167,15 @@ class CheckpointWriter:
                 self.barrier.announce(_written(rank))
             if rank == 0:
                 self._publish(folder, snapshot)
+                self._prune(snapshot.step, on_progress)
                 self.barrier.announce("published")
             self.barrier.wait("published", whom="rank 0 to publish the checkpoint")
-        except SaveFailed:
+        except SaveFailed as error:
             if rank == 0:
+                if not self.barrier.failure:  # first, so that no rank blames itself for a file that is gone
+                    self.barrier.announce(FAILED, str(error))
                 remove(folder)
             raise
-        if rank == 0:
-            self._prune()
 
     def _make_room(self, folder: Path) -> None:
         """Make the folder of the checkpoint, empty. Raises SaveFailed where the disk has no room
@@ -220,31 +230,40 @@ class CheckpointWriter:
 
     def _writing(self, path: Path, write: Callable[[Path], None], *, needed: int = 0) -> None:
         """Write something; a failure is announced to all ranks, and its half-written file removed.
-        needed: bytes of the file, for the message. Raises SaveFailed."""
+        After another rank's failure, when rank 0 removes the folder, it is not a cause. needed: bytes
+        of the file, for the message. Raises SaveFailed."""
         try:
             write(path)
         except SaveFailed as error:
             self.barrier.announce(FAILED, str(error))
             raise
         except OSError as error:
+            if why := self.barrier.failure:
+                raise PeersFailed.because(why) from None
             words = _with_last_good(self.root, _why(path, error, needed))
             if path.is_file():  # its space lets the record of the failure be written
-                path.unlink()
+                path.unlink(missing_ok=True)
             self.barrier.announce(FAILED, words)
             raise SaveFailed(words) from None
 
-    def _prune(self) -> None:
-        """Remove checkpoints that need not stay, each renamed first, so that no checkpoint's name
-        is ever that of half of one."""
+    def _prune(self, saved_step: int, on_progress: OnProgress) -> None:
+        """Remove checkpoints that need not stay after that of `saved_step`, each renamed first, so
+        that no checkpoint's name is ever that of half of one. Every rank waits: each file that is
+        removed counts as progress."""
         saved = list_checkpoints(self.root)
         steps = [step for step, _ in saved]
         for step in prunable(steps, last=self.keep_last, every=self.keep_every):
             path = dict(saved)[step]
             try:
                 pruned = path.rename(hidden_sibling(path, PRUNED))
+                files = list(pruned.iterdir())
             except OSError as error:
                 print(f"{path} could not be removed: {error}", flush=True)
                 continue
+            for file in files:
+                on_progress(f"saving step {saved_step}: removing {file.name} of step {step}")
+                remove(file)
+                self.barrier.progress()
             remove(pruned)
 
 

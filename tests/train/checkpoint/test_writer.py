@@ -18,14 +18,17 @@ import torch.distributed as dist
 from safetensors import safe_open
 from torch._C._distributed_c10d import HashStore
 
-from mpctl.records.checkpoint.folder import list_checkpoints, prunable, publish, recover
+from mpctl.core.durable import remove
+from mpctl.records.checkpoint.folder import list_checkpoints, partial_path, prunable, publish, recover
 from mpctl.records.checkpoint.verify import find_damage
 from mpctl.spec.load import parse
 from mpctl.train.checkpoint import writer as saving
+from mpctl.train.checkpoint.snapshot import Snapshot
 from mpctl.train.checkpoint.tensor_file import Entry, write_file
-from mpctl.train.checkpoint.writer import SaveFailed, StoreBarrier
+from mpctl.train.checkpoint.writer import CheckpointWriter, PeersFailed, SaveFailed, StoreBarrier
 from mpctl.train.transport.group import Group, Pending
 from tests.ranks import run_ranks
+from tests.train.checkpoint.shards import numbered
 from tests.train.runtime.tiny import make_trainer, tiny_job
 
 # ---------------------------------------------------------------- waiting at the store
@@ -184,6 +187,45 @@ def test_a_full_disk_is_reported_with_the_missing_bytes(
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-1"]
 
 
+def test_a_rank_that_writes_into_a_removed_folder_names_the_first_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 2 fails, so rank 0 removes the folder; what rank 1 finds then is not a cause."""
+    others, barrier = _barriers(Clock({}), 10)
+    writer = CheckpointWriter(tmp_path, 1, {1: numbered(1), 2: numbered(2)}, barrier)
+    folder, cause = partial_path(tmp_path, 4), "shard-2.safetensors: Input/output error"
+
+    def write_removed(path: Path, entries: Any, on_bytes: Any) -> None:
+        others.announce("failed", cause)
+        remove(folder)
+        path.write_bytes(b"")
+
+    monkeypatch.setattr(saving, "write_file", write_removed)
+    folder.mkdir()
+    others.announce("open")
+    with pytest.raises(PeersFailed, match=f"gave up saving with its peers: {cause}"):
+        writer.write(Snapshot(4, parameters={}), lambda words: None)
+    assert barrier.failure == cause
+
+
+def test_a_folder_is_removed_after_the_reason_was_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is heard of rank 1: rank 0 gives up and says so, before rank 1 can miss the folder."""
+    barrier, late = _barriers(Clock({}), 10)
+    heard: list[str] = []
+
+    def remove_partial(path: Path) -> None:
+        if path.exists():
+            heard.append(late.failure)
+        remove(path)
+
+    monkeypatch.setattr(saving, "remove", remove_partial)
+    writer = CheckpointWriter(tmp_path, 0, {1: numbered(1)}, barrier)
+    with pytest.raises(PeersFailed) as caught:
+        writer.write(Snapshot(4), lambda words: None)
+    assert heard == [str(caught.value)] and "no rank wrote anything for 10 s" in heard[0]
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_it_reports_what_it_is_doing(data: Path, tmp_path: Path) -> None:
     trainer = make_trainer(tiny_job(data, training__steps=1), tmp_path)
     said: list[str] = []
@@ -261,6 +303,33 @@ def test_which_checkpoints_are_pruned() -> None:
     assert prunable(steps, last=1, every=0) == [5, 10, 15, 20, 25, 30]
     assert prunable(steps, last=3, every=10) == [5, 15]
     assert prunable(steps, last=9, every=0) == []
+
+
+def test_a_save_lasts_until_older_checkpoints_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other ranks train on after it, and a collective would wait for rank 0. Removing needs 8 s a
+    file, longer in all than their patience of 10 s."""
+    clock = Clock({})
+    barrier, waiting = _barriers(clock, 10)
+    old = _checkpoint(tmp_path / "step-1", "old")
+    for rank in range(4):
+        (old / f"shard-{rank}").touch()
+    said: list[str] = []
+    moved: list[int] = []
+
+    def remove_slowly(path: Path) -> None:
+        if path.is_file():
+            moved.append(waiting.store.add("1/progress", 0))
+            clock.now += 8
+            assert not waiting.store.check(["1/published"])
+        remove(path)
+
+    monkeypatch.setattr(saving, "remove", remove_slowly)
+    writer = CheckpointWriter(tmp_path, 0, {0: numbered(0)}, barrier, keep_last=1)
+    writer.write(Snapshot(2, parameters={}), said.append)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-2"]
+    assert len(moved) == 5 and moved == sorted({*moved})  # each file renewed their patience
+    assert [words for words in said if words.startswith("saving step 2: removing shard-3 of step 1")]
+    assert waiting.store.check(["1/published"])
 
 
 def test_older_checkpoints_are_removed_after_a_new_one(data: Path, tmp_path: Path) -> None:
