@@ -44,9 +44,10 @@ class Activity:
     @property
     def text(self) -> str:
         """`step 3, stage 1, forward of micro batch 2`."""
-        if self.current is None or self.stage is None:
+        current = self.current  # the thread of a save reads it while training moves on
+        if current is None or self.stage is None:
             return self.phase
-        kind, microbatch, chunk = self.current.action
+        kind, microbatch, chunk = current.action
         of_chunk = f" in chunk {chunk}" if self.has_chunks else ""
         word = kind.replace("_", " ")
         return f"{self.phase}, stage {self.stage}, {word} of micro batch {microbatch}{of_chunk}"
