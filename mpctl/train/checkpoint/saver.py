@@ -33,6 +33,7 @@ from mpctl.train.checkpoint.writer import FAILED, CheckpointWriter, SaveFailed
 
 DRAIN_PATIENCE = 10.0
 """Seconds without progress after which a rank that has failed no longer waits for its save."""
+DRAIN_POLL = 0.5
 
 
 @dataclass
@@ -53,7 +54,7 @@ class Saver:
     """One rank's part in saving a run.
 
     copies: what a save is written from by a thread; None where training waits until it is
-    published. on_change: called when `progress` changes. progress: text about the current save,
+    published. on_change: called when `activity` changes. progress: text about the current save,
     `saving step 3: 20 MiB of 1 GiB written`, empty while nothing is. is_awaited: whether this
     rank's training waits for a save now. saved: steps of which there is a checkpoint, the one being
     written included. times: of the saves that ended; failure: why one was given up.
@@ -141,9 +142,16 @@ class Saver:
 
     def drain(self) -> None:
         """After training has failed: let the save in flight end, as long as it makes progress, so
-        that what it has copied is not lost."""
-        self.writer.barrier.patience = min(self.writer.barrier.patience, DRAIN_PATIENCE)
-        with suppress(Exception):
+        that what it has copied is not lost. A save that stands still is left to its thread."""
+        barrier, current = self.writer.barrier, self.current
+        barrier.patience, barrier.moved = min(barrier.patience, DRAIN_PATIENCE), barrier.clock()
+        with suppress(Exception), self._awaited():
+            if current is not None and (thread := current.thread) is not None:
+                while thread.is_alive() and not barrier.is_silent:
+                    thread.join(DRAIN_POLL)
+                thread.join(DRAIN_POLL)  # one that waits for other ranks gives up now, too
+                if thread.is_alive():
+                    return
             self.finish()
 
     def take_times(self) -> tuple[float, float | None]:
@@ -198,6 +206,12 @@ class Saver:
     def _awaited(self) -> Iterator[None]:
         """Mark that training waits for a save in the block; the mark stays after an exception, as
         what the rank was doing when it failed."""
-        before, self.is_awaited = self.is_awaited, True
+        before = self.is_awaited
+        self._mark_awaited(True)
         yield
-        self.is_awaited = before
+        self._mark_awaited(before)
+
+    def _mark_awaited(self, is_awaited: bool) -> None:
+        has_changed, self.is_awaited = is_awaited != self.is_awaited, is_awaited
+        if has_changed and self.progress:
+            self.on_change()

@@ -66,7 +66,8 @@ class StoreBarrier:
     the counter "n/progress".
 
     store: torch.distributed's, shared by all ranks. patience: seconds without progress after which
-    waiting ends. clock and sleep are arguments so that tests need not wait.
+    waiting ends; it may change meanwhile. clock and sleep are arguments so that tests need not wait.
+    moved: when this rank last made or noticed progress, by `clock`.
     """
 
     store: Store
@@ -75,6 +76,7 @@ class StoreBarrier:
     sleep: Callable[[float], None] = time.sleep
     number: int = 0
     reported: float = float("-inf")
+    moved: float = float("-inf")
     announced: dict[int, list[str]] = field(default_factory=dict)
 
     def begin(self) -> None:
@@ -91,9 +93,15 @@ class StoreBarrier:
 
     def progress(self) -> None:
         """Restart the timeout of all that wait; asks the store a few times a second at most."""
-        if self.clock() - self.reported >= PROGRESS_SECONDS:
-            self.reported = self.clock()
+        self.moved = self.clock()
+        if self.moved - self.reported >= PROGRESS_SECONDS:
+            self.reported = self.moved
             self.store.add(self._key(PROGRESS), 1)
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether there was no progress for longer than `patience`."""
+        return self.clock() - self.moved > self.patience
 
     @property
     def failure(self) -> str:
@@ -107,14 +115,13 @@ class StoreBarrier:
         Raises PeersFailed when a rank announced that it failed, or when patience ran out.
         """
         progress, pause = -1, SHORTEST
-        deadline = self.clock() + self.patience
         while not self.store.check([self._key(name)]):
             if why := self.failure:
                 raise PeersFailed.because(why)
             now = self.store.add(self._key(PROGRESS), 0)
             if now != progress:
-                progress, deadline = now, self.clock() + self.patience
-            elif self.clock() > deadline:
+                progress, self.moved = now, self.clock()
+            elif self.is_silent:
                 raise PeersFailed(
                     f"saving timed out: no rank wrote anything for {self.patience:g} s while waiting for {whom}"
                 )

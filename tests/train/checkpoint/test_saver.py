@@ -8,8 +8,11 @@ import signal
 import time
 import weakref
 from collections import namedtuple
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from threading import Event, current_thread, main_thread
 from typing import Any
 
 import pytest
@@ -20,8 +23,9 @@ from mpctl.plan.estimate.states import checkpoint_bytes, snapshot_bytes
 from mpctl.records.checkpoint.folder import list_checkpoints
 from mpctl.records.checkpoint.verify import find_damage
 from mpctl.spec.load import parse
+from mpctl.train.checkpoint import saver as savers
 from mpctl.train.checkpoint import writer as writing
-from mpctl.train.checkpoint.snapshot import HostCopies
+from mpctl.train.checkpoint.snapshot import HostCopies, Snapshot, take_snapshot
 from mpctl.train.checkpoint.tensor_file import Entry, write_file
 from mpctl.train.checkpoint.writer import SaveFailed
 from mpctl.train.runtime.train import Trainer
@@ -34,23 +38,26 @@ from tests.train.runtime.tiny import column, make_trainer, tiny_job, train
 
 Usage = namedtuple("Usage", "total used free")
 EVERY = {"checkpoint__interval": 2, "training__steps": 6, "training__eval_samples": 0}
+HELD_SECONDS = 20.0
 
 
-class SlowDisk:
-    """Needs `seconds` for each shard; `steps` are those of the trainer while it wrote."""
+class HeldDisk:
+    """Begins to write the shard of step N once `may_write(N)`; written: these steps, as they end.
+    A save that is held for HELD_SECONDS fails."""
 
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self.trainer: Trainer | None = None
-        self.steps: list[tuple[int, int]] = []
+    def __init__(self, may_write: Callable[[int], bool]) -> None:
+        self.may_write = may_write
+        self.reached = Event()
+        self.written: list[int] = []
 
     def __call__(self, path: Path, entries: list[Entry], on_bytes: Any) -> Any:
-        began = self.trainer.step if self.trainer else 0
-        for _ in range(10):
-            time.sleep(self.seconds / 10)
-            on_bytes(0)
+        step, deadline = int(path.parent.name.split(".")[1].removeprefix("step-")), time.monotonic() + HELD_SECONDS
+        self.reached.set()
+        while not self.may_write(step):
+            assert time.monotonic() < deadline, f"step {step} was held for {HELD_SECONDS:g} s"
+            time.sleep(0.002)
         file = write_file(path, entries, on_bytes)
-        self.steps.append((began, self.trainer.step if self.trainer else 0))
+        self.written.append(step)
         return file
 
 
@@ -69,23 +76,43 @@ def test_training_continues_while_a_thread_writes(data: Path, tmp_path: Path, mo
     synchronous = tiny_job(data, **EVERY, checkpoint__asynchronous=False)
     list(make_trainer(synchronous, tmp_path / "a").run())
     trainer = make_trainer(tiny_job(data, **EVERY), tmp_path / "b")
-    disk = SlowDisk(0.4)
-    disk.trainer = trainer
+    disk = HeldDisk(lambda step: trainer.step > step or step == 6)
     monkeypatch.setattr(writing, "write_file", disk)
     records = list(trainer.run())
     assert _digests(tmp_path / "a") == _digests(tmp_path / "b")
-    assert [step for step, _ in list_checkpoints(tmp_path / "b/checkpoints")] == [2, 4, 6]
-    assert [began for began, _ in disk.steps] == [2, 4, 6]
-    assert disk.steps[0][1] > 2 and disk.steps[1][1] > 4  # training went on meanwhile
-    # The second save waited for the first one, and reported it; the third for the second.
+    assert [step for step, _ in list_checkpoints(tmp_path / "b/checkpoints")] == disk.written == [2, 4, 6]
     times = trainer.saver.times
     assert [save["step"] for save in times] == [2, 4, 6]
-    assert times[0]["stall_seconds"] < 0.2 < 0.4 <= times[0]["seconds"]
+    assert all(save["stall_seconds"] < save["seconds"] for save in times[:2])
     stalls = {r["step"]: r["save_stall_seconds"] for r in records if "save_stall_seconds" in r}
-    assert sorted(stalls) == [3, 5, 6]  # 6 is saved before it is validated and recorded
-    assert stalls[3] == times[0]["stall_seconds"]
-    assert stalls[5] == times[1]["stall_seconds"] > stalls[3]
-    assert all(r["save_seconds"] >= 0.4 for r in records if "save_seconds" in r)
+    # 6 is saved before it is validated and recorded
+    assert stalls == {3: times[0]["stall_seconds"], 5: times[1]["stall_seconds"], 6: times[2]["stall_seconds"]}
+    seconds = [r["save_seconds"] for r in records if "save_seconds" in r]
+    assert seconds and {*seconds} <= {save["seconds"] for save in times}
+
+
+def test_the_next_save_waits_for_the_one_before(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And reports it: the shard of step 2 is held until training waits after step 4."""
+    job = tiny_job(data, **{**EVERY, "training__steps": 4})
+    trainer = make_trainer(job, tmp_path)
+    saver, began = trainer.saver, list[tuple[float, set[int]]]()
+
+    def is_awaited(step: int) -> bool:
+        if trainer.step == 4 and saver.is_awaited:
+            began.append((saver.clock(), {*saver.saved}))
+        return step == 4 or bool(began)
+
+    def write(path: Path, entries: list[Entry], on_bytes: Any) -> Any:
+        file = disk(path, entries, on_bytes)
+        ended.append(saver.clock())
+        return file
+
+    disk, ended = HeldDisk(is_awaited), list[float]()
+    monkeypatch.setattr(writing, "write_file", write)
+    list(trainer.run())
+    at, saved = began[0]
+    assert saved == {2} and disk.written == [2, 4]
+    assert saver.times[1]["stall_seconds"] >= ended[0] - at > 0
 
 
 @pytest.mark.parametrize(
@@ -234,6 +261,32 @@ def test_whatever_goes_wrong_in_the_thread_is_raised(
     assert isinstance(trainer.saver.failure, ZeroDivisionError)
 
 
+class LostDevice:
+    """A mark in a device's stream that is never reached."""
+
+    def synchronize(self) -> None:
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+
+def test_copies_that_do_not_arrive_fail_their_own_save(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Announced under the number of the save that other ranks wait for."""
+    trainer = make_trainer(tiny_job(data), tmp_path)
+    barrier = trainer.saver.writer.barrier
+    trainer.step = 1
+    trainer.save()
+
+    def without_device(*args: Any, **keywords: Any) -> Snapshot:
+        return replace(take_snapshot(*args, **keywords), arrived=LostDevice())
+
+    monkeypatch.setattr(savers, "take_snapshot", without_device)
+    trainer.step = 2
+    with pytest.raises(RuntimeError, match="CUDA error"):
+        trainer.save()
+    assert barrier.announced == {1: ["1/open", "1/written/0", "1/published"], 2: ["2/failed"]}
+
+
 def test_a_checkpoint_that_cannot_fit_is_not_begun(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = make_trainer(tiny_job(data, training__steps=1, training__eval_samples=0), tmp_path)
     list(trainer.run())
@@ -255,15 +308,51 @@ def test_a_checkpoint_that_cannot_fit_is_not_begun(data: Path, tmp_path: Path, m
 
 def test_training_that_fails_lets_its_save_end(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = make_trainer(tiny_job(data, **EVERY), tmp_path)
-    monkeypatch.setattr(writing, "write_file", SlowDisk(0.5))
+    failed = Event()
+    monkeypatch.setattr(writing, "write_file", HeldDisk(lambda step: failed.is_set()))
     steps = trainer.run()
     next(steps), next(steps)
     monkeypatch.setattr(Trainer, "one_step", lambda trainer: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         next(steps)
     assert list_checkpoints(tmp_path / "checkpoints") == []
+    failed.set()
     trainer.saver.drain()
     assert [step for step, _ in list_checkpoints(tmp_path / "checkpoints")] == [2]
+
+
+def test_a_save_that_stands_still_is_not_waited_for_after_a_failure(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, is_mended = make_trainer(tiny_job(data), tmp_path), Event()
+    monkeypatch.setattr(writing, "write_file", HeldDisk(lambda step: is_mended.is_set()))
+    monkeypatch.setattr(savers, "DRAIN_PATIENCE", 0.1)
+    trainer.step = 2
+    trainer.begin_save()
+    current = trainer.saver.current
+    assert current is not None and current.thread is not None
+    trainer.saver.drain()
+    assert current.thread.is_alive() and current.failure is None
+    is_mended.set()
+    current.thread.join()
+
+
+def test_it_reports_when_training_begins_and_ends_to_wait(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the training thread, while the thread that writes is held and reports nothing."""
+    trainer, said, is_ending = make_trainer(tiny_job(data), tmp_path), list[str](), Event()
+    disk = HeldDisk(lambda step: is_ending.is_set() and bool(said))
+    monkeypatch.setattr(writing, "write_file", disk)
+    trainer.saver.on_change = lambda: said.append(trainer.doing) if current_thread() is main_thread() else None
+    trainer.step = 2
+    trainer.begin_save()
+    assert said[-1] == "starting; saving step 2"
+    assert disk.reached.wait(HELD_SECONDS)
+    said.clear()
+    is_ending.set()
+    trainer.saver.finish()
+    assert said == ["saving step 2", "starting"]
 
 
 def _die_while_writing(rank: int, size: int, raw: dict[str, Any], run_dir: str) -> list[float]:

@@ -74,6 +74,16 @@ def test_progress_renews_patience_and_silence_ends_it() -> None:
     assert 10 <= clock.now - began < 12
 
 
+def test_less_patience_ends_waiting_that_has_begun() -> None:
+    """As where training fails while its save waits for a rank (Saver.drain)."""
+    clock = Clock({})
+    waiting, _ = _barriers(clock, 300)
+    clock.events[5.0] = lambda: setattr(waiting, "patience", 10)
+    with pytest.raises(SaveFailed, match="no rank wrote anything for 10 s"):
+        waiting.wait("written/1", whom="rank 1")
+    assert 10 <= clock.now < 11
+
+
 def test_a_failure_elsewhere_ends_waiting_with_its_words() -> None:
     clock = Clock({})
     waiting, writing = _barriers(clock, 10)
