@@ -22,7 +22,7 @@ from mpctl.core.errors import RunFailed
 from mpctl.records.rundir.breadcrumb import JOINED, JOINING, TORCHRUN, Breadcrumb, rank_memory
 from mpctl.records.rundir.origin import Origin
 from mpctl.records.rundir.profile_files import profile_path
-from mpctl.records.rundir.rank_files import RankReport, loss_text
+from mpctl.records.rundir.rank_files import RankReport, StepRecord, loss_text
 from mpctl.train.runtime.process import (
     die_with_parent,
     end_beside_gloo,
@@ -126,9 +126,17 @@ def find_probe(request: BenchRequest) -> Probe:
     raise RunFailed(f"no probe answers {request['task']!r}: this mpctl is another version")
 
 
+def log_step(record: StepRecord, metrics: LineFile | None) -> None:
+    """Append a step's record to metrics.jsonl, on rank 0, then its line to this rank's log. A full
+    disk ends training at the first line that does not fit (run/launch/diagnose.py names it)."""
+    if metrics is not None:
+        _write_record(metrics, {**record, "time": time.time()})
+    print(f"step {record['step']}: {loss_text(record)}")
+
+
 def _write_record(metrics: LineFile, record: Mapping[str, object]) -> None:
-    """Append a step's record. Training goes on without it: checkpoints say more loudly that a disk
-    is full; the records follow when there is space again."""
+    """Append a step's record. While the log takes a warning, training goes on without it; the
+    records follow when there is space again."""
     waited, error = len(metrics.waiting), metrics.append(json.dumps(record))
     if error and not waited:
         why = error.strerror or error
@@ -171,13 +179,11 @@ class Worker:
         communication, device = CommunicationSeconds(), DeviceFigures.of(trainer)
         print(trainer.model)
         print(f"attention: {', '.join(device.attention)}", flush=True)
-        metrics = LineFile(self.run_dir / "metrics.jsonl")
+        metrics = LineFile(self.run_dir / "metrics.jsonl") if self.rank_env.rank == 0 else None
         for record in trainer.run():
             communication.add(record)
             device.add(record)
-            print(f"step {record['step']}: {loss_text(record)}")
-            if self.rank_env.rank == 0:
-                _write_record(metrics, {**record, "time": time.time()})
+            log_step(record, metrics)
         report = self._report(trainer)
         communication.report(report)
         device.report(report)
