@@ -4,19 +4,19 @@ model without training it, or as the initial weights of a run (training.init_fro
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from mpctl.core.errors import InputError
+from mpctl.core.errors import InputError, Issue, attempt
 from mpctl.model.operators.adapters import is_of_adapter
 from mpctl.records.checkpoint.manifest import read_manifest
 from mpctl.records.checkpoint.saved_model import SavedModel
 from mpctl.spec.model import ModelSpec
-from mpctl.train.checkpoint.reader import Targets
+from mpctl.train.checkpoint.reader import ReadTargets, Targets
 from mpctl.train.families.implementation import FamilyModule
 from mpctl.train.layers.adapters import lengthened, row_norms
 from mpctl.train.layers.experts import ParallelExperts
@@ -40,22 +40,21 @@ def load_chunks(chunks: list[FamilyModule], model: ModelSpec, origin: Path) -> N
         parameter.requires_grad_(False)
     targets = {name: (shard_of(parameter), parameter.data) for name, parameter in parameters.items()}
     opened = open_origin(origin)
-    read_values(opened, targets)
+    value_reader(opened, targets)(targets)
     biases = router_biases_of(opened)
     for name, module in stage_model(chunks).named_modules():
         if isinstance(module, ParallelExperts) and name in biases:
             module.router_bias.copy_(torch.tensor(biases[name]))
 
 
-def read_values(origin: Hub | SavedModel, targets: Targets) -> None:
-    """Fill each target, by its parameter's name, with its part of the value at `origin`. Adapters at `origin` are
-    merged into the weights that they add to, unless they are among the targets."""
+def value_reader(origin: Hub | SavedModel, names: Iterable[str]) -> ReadTargets:
+    """What fills targets, by their parameters' names, with their parts of the values at `origin`. Adapters at `origin`
+    are merged into the weights that they add to, unless they are among `names`, of all that is to be read."""
     values = Values.of(origin)
-    if any(map(is_of_adapter, targets)):
-        values.read(targets)
-    else:
-        require_mergeable(values)
-        values.read_merged(targets)
+    if any(map(is_of_adapter, names)):
+        return values.read
+    require_mergeable(values)
+    return values.read_merged
 
 
 def _require_saved(trainer: Trainer, extended: Collection[str]) -> None:
@@ -94,24 +93,34 @@ def start_lengths(trainer: Trainer) -> None:
 
 def start_from(trainer: Trainer, path: Path) -> None:
     """Give a trainer the weights of another model of the same shape, into float32 masters if there
-    are any; step, moments and data order are those of a fresh run. Raises InputError if the model
-    has another shape or cannot be read."""
+    are any; step, moments and data order are those of a fresh run. One parameter at a time is in memory
+    unsharded; replicas take the same ones together. Raises InputError if the model has another shape or
+    cannot be read."""
     trainer.environment.activity.phase = f"reading initial weights from {path}"
-    optimizer, batches, names = trainer.optimizer, trainer.batches, trainer.names
-    values = {p: optimizer.full_value(p).detach() for p in names}
-    targets = {name: (shard_of(p), values[p]) for p, name in names.items()}
-    origin, model = open_origin(path), model_of(trainer.job)
-    filled = fill_tables(origin, model, targets, batches.extension, reserved=batches.reserved_ids)
-    _require_saved(trainer, targets.keys() - filled.keys())
-    targets = filled
-    if origin_adapter(origin) is None:  # those of the job start anew
-        targets = {name: target for name, target in targets.items() if not is_of_adapter(name)}
-    read_values(origin, targets)
+    optimizer, origin = trainer.optimizer, open_origin(path)
+    is_anew = origin_adapter(origin) is None  # adapters of the job then keep the values that they have
+    names = {p: name for p, name in trainer.names.items() if not (is_anew and is_of_adapter(name))}
+    read = value_reader(origin, names.values())
+    if issues := [issue for p, name in names.items() for issue in _start_value(trainer, origin, read, p, name)]:
+        raise InputError(issues)
     if trainer.partition.layout.reads_base and trainer.mesh.rank == 0:  # which writes the manifest
         trainer.base = base_reference(path, origin)
-    for parameter, value in values.items():
-        optimizer.set_value(parameter, value)
     optimizer.publish()
     trainer.routing.log.load(router_biases_of(origin))
-    if origin_adapter(origin) is None:
+    if is_anew:
         start_lengths(trainer)
+
+
+def _start_value(
+    trainer: Trainer, origin: Hub | SavedModel, read: ReadTargets, parameter: Tensor, name: str
+) -> list[Issue]:
+    """Give one parameter its value at `origin`; returns what is wrong with that value."""
+    optimizer, batches, model = trainer.optimizer, trainer.batches, model_of(trainer.job)
+    value = optimizer.full_value(parameter).detach()
+    targets: Targets = {name: (shard_of(parameter), value)}
+    left = fill_tables(origin, model, targets, batches.extension, reserved=batches.reserved_ids)
+    _require_saved(trainer, targets.keys() - left.keys())
+    issues: list[Issue] = []
+    attempt(issues, lambda: read(left))
+    optimizer.set_value(parameter, value)
+    return issues
