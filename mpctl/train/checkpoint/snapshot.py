@@ -62,7 +62,7 @@ class OptimizerState(Protocol):
         """Each trained parameter with its full `value` and moments."""
 
     def frozen_values(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
-        """The full values of frozen parameters that are stored in slices."""
+        """The full values of frozen parameters that are stored in slices and that some rank saves."""
 
     def updates_of(self, parameter: Tensor) -> int:
         """Return the number of updates in the moments of a trained parameter."""
@@ -235,11 +235,16 @@ def _kept_states(names: Mapping[Tensor, str], optimizer: OptimizerState, keep: K
     for parameter, state in optimizer.states():
         if (name := names.get(parameter)) is not None:
             states[parameter] = {f: keep(f"{name}/{f}", tensor) for f, tensor in state.items()}
-    gathered: dict[Tensor, Tensor] = dict(optimizer.frozen_values())
+        del state  # or its bucket stays while the next one is gathered
+    gathered: dict[Tensor, Tensor] = {}
+    for frozen, value in optimizer.frozen_values():
+        if (name := names.get(frozen)) is not None:
+            gathered[frozen] = keep(f"{name}/value", value.detach())
+        del value
     for other, name in names.items():
         if other not in optimizer.trained:
-            value = gathered.get(other, other).detach()
-            states[other] = {"value": keep(f"{name}/value", value)}
+            kept = gathered[other] if other in gathered else keep(f"{name}/value", other.detach())
+            states[other] = {"value": kept}
     return states
 
 

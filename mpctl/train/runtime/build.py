@@ -169,8 +169,7 @@ def _assemble(run_dir: Path, partition: PipelinePartition, mesh: Mesh, environme
         keys=_step_keys(chunks, job, device),
         deferred_wgrad=deferred_wgrad,
     )
-    gathering = [mesh.groups[view.zero_group] for view in layout.views.values()]
-    sends_beside = all(group.sends_beside for group in gathering)
+    sends_beside = all(mesh.groups[view.zero_group].sends_beside for view in layout.views.values())
     copies = HostCopies(environment.make_stream(device))
     optimizer = Optimizer(
         buffer,
@@ -182,6 +181,7 @@ def _assemble(run_dir: Path, partition: PipelinePartition, mesh: Mesh, environme
         kernels=environment.kernels,
         matrices=muon_matrices(layout),
         groups=mesh.groups,
+        is_saved=layout.is_saved,
     )
     scales = fp8_scales(layout, chunks, device)
     saver = Saver(

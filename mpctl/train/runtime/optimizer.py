@@ -183,6 +183,7 @@ class Optimizer:
     sharded. publishes_ahead: whether the gather of updated parameters may still be running until a
     forward waits for it (zero/gather.py). before_step: called before a step changes the tensors; it
     waits for who may still read them, such as a checkpoint's copies. kernels: make the update.
+    is_saved: whether checkpoints hold a parameter, by name.
     matrices: those that Muon updates, by name; groups: by name, whose ranks complete them.
     values: the tensors that are updated; parameters: which parameter each belongs to, None for
     padding.
@@ -200,9 +201,10 @@ class Optimizer:
         kernels: KernelBackend = TORCH_BACKEND,
         matrices: Mapping[str, Matrix] | None = None,
         groups: Mapping[str, Group] | None = None,
+        is_saved: Callable[[str], bool] = lambda name: True,
     ) -> None:
         self.training, self.stores, self.frozen = training, stores, frozen
-        self.publishes_ahead, self.before_step = publishes_ahead, before_step
+        self.publishes_ahead, self.before_step, self.is_saved = publishes_ahead, before_step, is_saved
         stepped = [part for store in stores for part in store.stepped]
         self.parameters = [part.parameter for part in stepped]
         self.values = [part.values for part in stepped]
@@ -354,13 +356,16 @@ class Optimizer:
             for number, parameter in reversed(list(enumerate(store.shard.parameters))):
                 own = zip(self.moments_of(parameter), full, strict=False)
                 yield parameter, {"value": value[number], **{name: tensors[number] for name, tensors in own}}
+            del value, full, own  # before the next bucket
 
     def frozen_values(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
-        """The full values of frozen parameters that are sharded; replicas iterate together, as for
-        `states`."""
+        """The full values of frozen parameters that are sharded, of buckets that checkpoints hold;
+        replicas iterate together, as for `states`."""
         for store in self.frozen:
-            full = store.gather_full([part.values for part in store.stepped])
-            yield from zip(store.shard.parameters, full, strict=True)
+            if any(map(self.is_saved, store.shard.bucket.names)):
+                full = store.gather_full([part.values for part in store.stepped])
+                yield from zip(store.shard.parameters, full, strict=True)
+                del full  # before the next bucket
 
     def _moment(self, value: Tensor, name: str = "") -> Tensor:
         """A moment of a value; zeros before its first step, and of one that has fewer moments than others."""

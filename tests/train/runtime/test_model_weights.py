@@ -1,4 +1,4 @@
-"""What is whole in memory while a stage of slices gets its initial weights."""
+"""What is whole in memory while a stage of slices gets its initial weights, and while it is saved."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mpctl.model.layout.job_layout import JobLayout
+from mpctl.records.checkpoint.verify import find_damage
 from mpctl.spec.job import JobSpec
 from mpctl.train.runtime.build import build_trainer
 from mpctl.train.runtime.environment import RuntimeEnvironment
@@ -80,6 +81,20 @@ def unsharded(monkeypatch: pytest.MonkeyPatch) -> Alive:
     return alive
 
 
+@pytest.fixture
+def gathered(monkeypatch: pytest.MonkeyPatch) -> Alive:
+    """The buckets that were gathered, by their first parameter."""
+    alive, gather = Alive(), Zero3ParamStore.gather_full
+
+    def gather_full(store: Zero3ParamStore, local: list[Tensor]) -> list[Tensor]:
+        full: list[Tensor] = []
+        alive.watch(store.shard.bucket.names[0], lambda: full.extend(gather(store, local)) or full[0])
+        return full
+
+    monkeypatch.setattr(Zero3ParamStore, "gather_full", gather_full)
+    return alive
+
+
 def test_initial_weights_are_whole_one_by_one(
     base: tuple[Path, dict[str, Tensor]], data: Path, tmp_path: Path, unsharded: Alive
 ) -> None:
@@ -102,3 +117,17 @@ def test_adapters_go_on_over_their_base_and_are_not_merged(
     again = small_job(data, **LORA, training__init_from=str(tmp_path / "first"))
     found = values_of(sliced_trainer(again, tmp_path / "again"))
     assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+@pytest.mark.parametrize("is_saved", [True, False])
+def test_a_save_gathers_one_bucket_at_a_time_and_none_that_it_leaves_out(
+    base: tuple[Path, dict[str, Tensor]], data: Path, tmp_path: Path, gathered: Alive, is_saved: bool
+) -> None:
+    changes = {"training__freeze": ["embedding.*", "layers.0.*"]} if is_saved else LORA
+    trainer = sliced_trainer(small_job(data, **changes, training__init_from=str(base[0])), tmp_path)
+    trainer.save()
+    frozen = {store.shard.bucket.names[0] for store in trainer.optimizer.frozen}
+    assert len(frozen) > 1 and gathered.seen - frozen
+    assert gathered.seen & frozen == (frozen if is_saved else set())
+    assert gathered.most == 1
+    assert find_damage(tmp_path / "checkpoints/step-0") == []
