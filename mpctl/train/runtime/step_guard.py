@@ -126,12 +126,12 @@ class StepGuard:
 
 
 def recent_losses(records: Sequence[StepRecord], count: int) -> tuple[list[float], int]:
-    """The losses of the last `count` updates, oldest first, and how many steps were skipped after
-    the last of them."""
+    """The losses of the last `count` updates, oldest first, and how many steps a decision skipped
+    after the last of them: an overflow of fp16, which has no reason, does not count."""
     made = [record for record in records if not record.get("skipped")]
     losses = [record["loss"] for record in made]
     last = made[-1]["step"] if made else 0
-    skipped = sum(record["step"] > last for record in records)
+    skipped = sum(record["step"] > last and "skip_reason" in record for record in records)
     return [loss for loss in losses[-count:] if loss is not None], skipped
 
 

@@ -67,10 +67,24 @@ def test_skipping_has_an_end() -> None:
 
 def test_what_a_resumption_remembers() -> None:
     made = [{"step": n, "loss": float(n)} for n in range(1, 6)]
-    lost: list[Any] = [{"step": n, "loss": None, "skipped": True} for n in (6, 7)]
+    lost: list[Any] = [{"step": n, "loss": None, "skipped": True, "skip_reason": "nan"} for n in (6, 7)]
     assert recent_losses([*made, *lost], 3) == ([3.0, 4.0, 5.0], 2)  # type: ignore[list-item]
     assert recent_losses(made, 9)[1] == 0  # type: ignore[arg-type]
     assert recent_losses(lost, 3) == ([], 2)
+
+
+def test_a_resumption_counts_the_skipped_steps_that_the_run_counted() -> None:
+    """Five overflows of fp16, which the loss scale handles, and two losses that are not finite: the next ends
+    the run, resumed or not."""
+    live, resumed = (guard(on_nonfinite="skip", max_skipped_steps=2) for _ in range(2))
+    records: list[Any] = [{"step": n, "loss": 2.0, "skipped": True} for n in range(1, 6)]
+    assert [live.check(n, 2.0, math.inf, may_overflow=True).action for n in range(1, 6)] == ["update"] * 5
+    resumed.restore(*recent_losses(records, 3))
+    assert resumed.skipped == live.skipped == 0
+    assert [judged(live, NAN) for _ in range(2)] == ["skip"] * 2
+    records += [{"step": n, "loss": None, "skipped": True, "skip_reason": "nan"} for n in (6, 7)]
+    resumed.restore(*recent_losses(records, 3))
+    assert judged(live, NAN) == judged(resumed, NAN) == "stop"
 
 
 def test_batches_that_are_left_out() -> None:
