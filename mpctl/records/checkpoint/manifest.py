@@ -94,7 +94,7 @@ class Manifest(BaseModel):
     step: NonNegativeInt
     shards: Annotated[list[ShardFile], Field(min_length=1, max_length=MOST_SHARDS)]
     save: str = ""
-    loss_scale: dict[str, float] = {}
+    loss_scale: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = {}
     fp8: Fp8Histories = {}
     router_bias: RouterBias = {}
     router_counts: dict[str, list[NonNegativeInt]] = {}

@@ -378,10 +378,10 @@ class Trainer:
         self.fp8.load(manifest.fp8)
         try:
             self.routing.log.load(manifest.router_bias, manifest.router_counts)
+            if self.loss_scale:
+                self.loss_scale.load(manifest.loss_scale)
         except ValueError as error:
             raise damage_error(folder / MANIFEST, str(error)) from None
-        if self.loss_scale:
-            self.loss_scale.load(manifest.loss_scale)
         self.saver.saved.add(self.step)
 
 

@@ -173,7 +173,10 @@ class LossScale:
         return {"scale": self.value, "well": self.well, "skipped": self.skipped}
 
     def load(self, state: Mapping[str, float]) -> None:
-        """Restore from a checkpoint; one of another dtype has no values for it."""
+        """Restore from a checkpoint; one of another dtype has no values for it. Raises ValueError if only
+        some are there."""
         if state:
+            if lacking := sorted(self.state().keys() - state.keys()):
+                raise ValueError(f"loss_scale has no {', '.join(lacking)}")
             self.value, self.well = state["scale"], int(state["well"])
             self.skipped = int(state["skipped"])

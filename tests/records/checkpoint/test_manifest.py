@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,7 @@ def test_a_manifest_that_cannot_be_is_damage(tmp_path: Path) -> None:
         {**NEW, "shards": [{"name": "shard-0", "coords": {}}] * 2},
         {**OLD, "step": 2, "shards": 1, "loss_scale": {"skipped": 3}},
         {**OLD, "step": 2, "shards": 1, "loss_scale": [1]},
+        *({**OLD, "shards": 1, "loss_scale": {"skipped": n}} for n in (math.inf, math.nan, 10**400)),
         {**OLD, "step": -5, "shards": 1},
         {**OLD, "shards": 1, "fp8": {"x": [[1, 2]]}},
         {**OLD, "shards": 1, "fp8": {"x": [[1, 2, -3]]}},

@@ -14,8 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from mpctl.core.errors import InputError
 from mpctl.model.layout.job_layout import JobLayout
-from mpctl.records.checkpoint.manifest import read_manifest
+from mpctl.records.checkpoint.manifest import Manifest, read_manifest
 from mpctl.run.launch.summary import planned_traffic
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import parse
@@ -168,6 +169,8 @@ def test_a_loss_scale_by_hand() -> None:
     again = LossScale(2.0**16, window=2, least=1.0)
     again.load(scale.state())
     assert again == scale
+    with pytest.raises(ValueError, match="loss_scale has no scale, skipped"):
+        again.load({"well": 1.0})
     with pytest.raises(FloatingPointError, match=r"loss scale of 1, and .*min_loss_scale is 1:"):
         for _ in range(3):
             scale.overflowed()
@@ -235,6 +238,9 @@ def test_a_skipped_step_changes_nothing_and_is_remembered(data: Path, tmp_path: 
     again = make_trainer(job, tmp_path / "run")
     assert again.loss_scale == trainer.loss_scale and again.loss_scale.value == HUGE / 2
     assert {float(s["step"]) for s in again.optimizer.rule.state.values()} == {0.0}
+    Manifest(step=1, shards=saved.shards, loss_scale={"skipped": 1.0}).write(tmp_path / "run/checkpoints/step-1")
+    with pytest.raises(InputError, match=r"manifest\.json.*loss_scale has no scale, well"):
+        make_trainer(job, tmp_path / "run")
 
 
 def test_below_the_least_scale_the_run_ends(data: Path, tmp_path: Path) -> None:
