@@ -323,7 +323,7 @@ def _read_fsdp(reader: KeyReader) -> bool:
     """Set ZeRO and its ranks by FSDP's keys, with or without fsdp_ before them; whether there are some."""
     s = reader.settings
     values = {name.removeprefix(F).removeprefix("fsdp_"): name for name in reader.flags if name.startswith(F)}
-    if not values and not reader.has("fsdp"):
+    if not values and reader.value("fsdp") in ("", "false"):  # an empty list is no FSDP
         return False
     strategy = reader.value(values.get("sharding_strategy", ""), "FULL_SHARD")
     again = reader.is_on(values.get("reshard_after_forward", ""), default=strategy != "SHARD_GRAD_OP")

@@ -37,6 +37,7 @@ from mpctl.interop.mapping import NO_SETTINGS, ForeignKey, KeyReader, ReadJob, w
 from mpctl.model.layout.topology import zero_copies, zero_stage
 from mpctl.plan.planning.plan import Overrides, Plan
 from mpctl.spec.job import JobSpec
+from mpctl.spec.runtime import get_profile
 from mpctl.spec.training import TrainingSpec
 
 LIMITS = LauncherLimits(
@@ -246,7 +247,15 @@ def read_deepspeed(text: str, typed: Overrides = NO_SETTINGS) -> ReadJob:
         s["training.recompute"] = "full"
     _read_batch(reader)
     rest = (" ".join((name, *words)) for name, words in values.items() if name.startswith(Z) and name not in KNOWN)
-    return reader.job("megatron-deepspeed", rest)
+    return reader.job(_runtime({**s, **typed}), rest)
+
+
+def _runtime(settings: Overrides) -> str:
+    """Megatron-DeepSpeed for what it alone splits, a pipeline, layers and experts, with the ZeRO that it has; else
+    transformers' Trainer over DeepSpeed."""
+    splits = any(settings.get(f"parallel.{axis}", 1) != 1 for axis in ("pp", "tp", "ep"))
+    stage = settings.get("parallel.zero", 0)
+    return "megatron-deepspeed" if splits and stage in get_profile("megatron-deepspeed").runs.zero else "deepspeed"
 
 
 def _values(text: str) -> Flags:

@@ -65,6 +65,31 @@ OF_ACCELERATE = {
 """Keys of accelerate that are read, or change no plan."""
 
 
+MEGATRON_ROWS = (
+    ForeignKey(f"{MEGATRON}tp_degree", "parallel.tp", int, 1),
+    ForeignKey(f"{MEGATRON}pp_degree", "parallel.pp", int, 1),
+    ForeignKey(f"{MEGATRON}context_parallel_size", "parallel.cp", int, 2),
+    ForeignKey(f"{MEGATRON}expert_model_parallel_size", "parallel.ep", int),
+    ForeignKey(f"{MEGATRON}expert_tensor_parallel_size", "parallel.etp", int),
+    ForeignKey(f"{MEGATRON}decoder_last_pipeline_num_layers", "parallel.last_stage_layers", int),
+    ForeignKey(f"{MEGATRON}use_distributed_optimizer", "parallel.zero", bool, False, {0: False, 1: True}),
+    ForeignKey(f"{MEGATRON}optimizer_cpu_offload", "training.offload_optimizer", bool),
+    ForeignKey(f"{MEGATRON}overlap_cpu_optimizer_d2h_h2d", "training.offload_overlap", bool),
+    ForeignKey(f"{MEGATRON}gradient_clipping", "training.clip_norm", float, 1.0),
+    ForeignKey(f"{MEGATRON}attention_dropout", "training.attention_dropout", float),
+    ForeignKey(f"{MEGATRON}hidden_dropout", "training.dropout", float),
+)
+"""Keys and defaults of MegatronLMPlugin (utils/dataclasses.py)."""
+OF_MEGATRON = {
+    *(row.key for row in MEGATRON_ROWS),
+    *(f"{MEGATRON}recompute_{name}" for name in ("granularity", "method", "num_layers", "activations")),
+    *(f"{MEGATRON}{name}" for name in ("sequence_parallelism", "num_micro_batches", "use_precision_aware_optimizer")),
+    *(f"{MEGATRON}{name}" for name in ("no_load_optim", "no_save_optim", "eod_mask_loss", "calculate_per_token_loss")),
+    *(f"{MEGATRON}{name}" for name in ("attention_softmax_in_fp32", "use_rotary_position_embeddings")),
+}
+"""Its keys that are read, or change no plan."""
+
+
 def read_accelerate(text: str, typed: Overrides = NO_SETTINGS) -> ReadJob:
     """The job of a config, or of `accelerate launch`'s flags. Raises InputError with every value
     that no setting says."""
@@ -87,7 +112,7 @@ def read_accelerate(text: str, typed: Overrides = NO_SETTINGS) -> ReadJob:
     if reader.has("optim"):
         read_optimizer(reader, "optim")
     known = {row.key for row in TRAINER} | OF_ACCELERATE | {"gradient_checkpointing"}
-    rest = unread_keys(reader, (*known, *(name for name in values if name.startswith(MEGATRON))))
+    rest = unread_keys(reader, (*known, *OF_MEGATRON))
     if adapter := [text for text in rest if text.startswith(PEFT)]:
         reader.nearest(adapter[0].split()[0], "adapters are TRL's flags", "read them: --from trl")
     return reader.job(runtime, rest)
@@ -142,7 +167,7 @@ def read_sharding(reader: KeyReader) -> str:
             file = reader.value("deepspeed_config_file")
             reader.wrong("deepspeed_config_file", f"{file} is another file", f"give it: --from deepspeed @{file}")
         s["parallel.zero"] = int(reader.number("zero_stage", int, 2))
-        return "megatron-deepspeed"
+        return "deepspeed"
     s["parallel.zero"] = _read_fsdp(reader) if kind == "FSDP" else 0
     if kind not in ("FSDP", "MULTI_GPU", "NO", "MULTI_CPU"):
         reader.wrong("distributed_type", f"{kind!r} is not read", f"use {', '.join((*TYPES.values(), 'MULTI_GPU'))}")
@@ -166,11 +191,32 @@ def _read_fsdp(reader: KeyReader) -> int:
 
 
 def _read_megatron(reader: KeyReader) -> str:
-    s = reader.settings
-    s["parallel.tp"] = int(reader.number(f"{MEGATRON}tp_degree", int, 1))
-    s["parallel.pp"] = int(reader.number(f"{MEGATRON}pp_degree", int, 1))
+    reader.read(MEGATRON_ROWS)
+    s, key = reader.settings, f"{MEGATRON}context_parallel_size"
+    if not reader.has(key):
+        reader.nearest(key, "is absent: planned as 2, accelerate's default", "write it in the config")
     s["parallel.sequence_parallel"] = reader.is_on(f"{MEGATRON}sequence_parallelism") and s["parallel.tp"] != 1
-    s["parallel.zero"] = int(reader.is_on(f"{MEGATRON}use_distributed_optimizer"))
-    if reader.is_on(f"{MEGATRON}recompute_activations"):
-        s["training.recompute"] = "selective"
+    if reader.is_on(f"{MEGATRON}use_precision_aware_optimizer"):
+        s["training.optimizer_dtype"] = "fp32"
+    if reader.is_on(name := f"{MEGATRON}use_custom_fsdp"):
+        reader.nearest(name, "planned as the distributed optimizer alone: its strategy is not in the config")
+    if reader.has(name := f"{MEGATRON}num_micro_batches"):
+        reader.flags["gradient_accumulation_steps"] = reader.flags[name]
+    _read_recompute(reader)
     return "megatron-core"
+
+
+def _read_recompute(reader: KeyReader) -> None:
+    """Every layer where the config says nothing: accelerate's default. recompute_activations is not passed on."""
+    activations, key = f"{MEGATRON}recompute_activations", f"{MEGATRON}recompute_granularity"
+    word = reader.value(key, "full")
+    if word not in ("selective", "full"):
+        reader.wrong(key, f"{word!r} is not known", "use selective or full")
+    reader.settings["training.recompute"] = word
+    if not reader.has(key):
+        told = f" and {activations} changes nothing" if reader.has(activations) else ""
+        reader.nearest(key, f"is absent: planned as full, accelerate's default{told}", "write it in the config")
+    method, per = (reader.value(f"{MEGATRON}recompute_{name}") for name in ("method", "num_layers"))
+    if word == "full" and (method or "uniform", per or "1") != ("uniform", "1"):
+        message = f"{method} with {per or 1} layers: a job recomputes every layer from its input"
+        reader.wrong(f"{MEGATRON}recompute_method", message, f"use uniform with {MEGATRON}recompute_num_layers 1")

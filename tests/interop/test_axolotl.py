@@ -60,6 +60,12 @@ def test_axolotl_takes_it(name: str) -> None:
         assert bool(config.load_in_4bit) == (adapter.stored_as == "nf4")
 
 
+@pytest.mark.parametrize(("fsdp", "stage"), [("[]", 0), ("false", 0), ("[full_shard, auto_wrap]", 3)])
+def test_an_empty_fsdp_is_none(fsdp: str, stage: int) -> None:
+    settings = read_axolotl(f"{{base_model: Qwen/Qwen2.5-7B, fsdp: {fsdp}}}", {}).settings
+    assert settings.get("parallel.zero", 0) == stage
+
+
 def test_full_training_without_fsdp_has_bf16_states() -> None:
     text = "{base_model: gpt2, bf16: auto, micro_batch_size: 2, gradient_checkpointing: true}"
     s = read_axolotl(text, {}).settings

@@ -12,7 +12,7 @@ from mpctl.interop.command_line import read_flags
 from mpctl.interop.emitted import emit_plan
 from mpctl.interop.from_accelerate import read_accelerate
 from mpctl.plan.planning.plan import load_plan
-from tests.interop.jobs import plan_of
+from tests.interop.jobs import Settings, plan_of
 from tests.interop.test_accelerate import SHARDED, WHOLE
 
 BATCH = ("training.micro_batch_size", "training.global_batch_size")
@@ -51,7 +51,7 @@ def test_what_is_written_is_read_as_the_same_layout(name: str) -> None:
         ),
         (
             "{distributed_type: DEEPSPEED, num_processes: 8, deepspeed_config: {zero_stage: 1}}",
-            {"parallel.zero": 1, "training.runtime": "megatron-deepspeed"},
+            {"parallel.zero": 1, "training.runtime": "deepspeed"},
         ),
         (
             "{distributed_type: MEGATRON_LM, num_processes: 8, megatron_lm_config: {megatron_lm_tp_degree: 2, "
@@ -74,6 +74,59 @@ def test_what_is_written_is_read_as_the_same_layout(name: str) -> None:
 def test_plug_ins_are_read(text: str, wanted: dict[str, object]) -> None:
     read = read_accelerate(text).settings
     assert {key: read.get(key) for key in wanted} == wanted
+
+
+MEGATRON = {
+    "tp_degree": 2,
+    "pp_degree": 2,
+    "context_parallel_size": 1,
+    "expert_model_parallel_size": 4,
+    "recompute_granularity": "selective",
+    "use_distributed_optimizer": "true",
+    "optimizer_cpu_offload": "true",
+    "gradient_clipping": 0.5,
+    "hidden_dropout": 0.1,
+    "num_micro_batches": 8,
+    "no_save_optim": "true",
+}
+
+
+def of_megatron(keys: dict[str, Any]) -> str:
+    table = ", ".join(f"megatron_lm_{key}: {value}" for key, value in keys.items())
+    return (
+        "{distributed_type: MEGATRON_LM, num_processes: 16, per_device_train_batch_size: 2, "
+        f"megatron_lm_config: {{{table}}}}}"
+    )
+
+
+def test_every_key_of_megatron_is_read_or_named() -> None:
+    read = read_accelerate(of_megatron({**MEGATRON, "attention_backend": "true"}))
+    wanted = {
+        **{"parallel.tp": 2, "parallel.pp": 2, "parallel.cp": 1, "parallel.ep": 4, "parallel.zero": 1},
+        **{"training.recompute": "selective", "training.offload_optimizer": True, "training.clip_norm": 0.5},
+        **{"training.dropout": 0.1, "training.global_batch_size": 2 * 8 * 4},
+    }
+    assert {key: read.settings.get(key) for key in wanted} == wanted
+    told = {warning.rule: warning.message for warning in read.warnings}
+    assert {*told} == {"accelerate-changes"}
+    assert "attention_backend true" in told["accelerate-changes"] and "no_save_optim" not in told["accelerate-changes"]
+
+
+def test_megatron_without_its_keys_has_accelerates_defaults() -> None:
+    """MegatronLMPlugin (accelerate 1.15): context_parallel_size 2, recompute_granularity full, and
+    recompute_activations in no argument of Megatron-LM."""
+    read = read_accelerate(of_megatron({"recompute_activations": "true", "use_custom_fsdp": "true"}))
+    assert (read.settings["parallel.cp"], read.settings["training.recompute"]) == (2, "full")
+    told = " ".join(warning.message for warning in read.warnings)
+    named = ("context_parallel_size", "recompute_activations changes nothing", "use_custom_fsdp")
+    assert all(f"megatron_lm_{name}" in told for name in named)
+
+
+def test_zero_3_of_deepspeed_is_planned_as_the_trainers() -> None:
+    text = "{distributed_type: DEEPSPEED, num_processes: 8, mixed_precision: bf16, deepspeed_config: {zero_stage: 3}}"
+    job: Settings = {"model": "llama-3-8b", "cluster.device": "a100-80gb"}
+    plan = load_plan(None, {**job, **read_accelerate(text).settings})
+    assert "runtime-runs" not in [check.rule for check in plan.checks]
 
 
 LINE = "accelerate launch --use_fsdp --num_processes 8 --mixed_precision bf16 --fsdp_version 2 train.py "
@@ -121,6 +174,8 @@ def test_changes_of_a_config_function_are_its_keys() -> None:
             "{distributed_type: DEEPSPEED, deepspeed_config: {deepspeed_config_file: z.json}}",
             "--from deepspeed @z.json",
         ),
+        (of_megatron({"recompute_granularity": "some"}), "use selective or full"),
+        (of_megatron({"recompute_method": "block", "recompute_num_layers": 4}), "block with 4 layers"),
         ("{a: 1}", "distributed_type"),
         ("{distributed_type: FSDP, num_processes: x}", "'x' is not an integer"),
     ],
