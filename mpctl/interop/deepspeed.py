@@ -25,6 +25,7 @@ By hand, tp 4, pp 4 and dp 4 with a global batch of 128: 32 accumulation steps o
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from math import log2
 
@@ -34,6 +35,7 @@ from mpctl.interop.emitted import ForeignLauncher, plan_notes
 from mpctl.interop.limits import LauncherLimits, refused, uneven_refusals
 from mpctl.interop.log_formats import BAR, LauncherLog, StepFormat
 from mpctl.interop.mapping import NO_SETTINGS, ForeignKey, KeyReader, ReadJob, written
+from mpctl.interop.trainer_keys import unread_keys
 from mpctl.model.layout.topology import zero_copies, zero_stage
 from mpctl.plan.planning.plan import Overrides, Plan
 from mpctl.spec.job import JobSpec
@@ -54,12 +56,8 @@ LIMITS = LauncherLimits(
     host=("offload_optimizer", "offload_parameters"),
     offload_settings=("offload_fraction",),
 )
-Z, ADAM, SAVED, TOPOLOGY = (
-    "zero_optimization.",
-    "optimizer.params.",
-    "activation_checkpointing.",
-    "PipeModelDataParallelTopology.",
-)
+Z, ADAM, SAVED = "zero_optimization.", "optimizer.params.", "activation_checkpointing."
+TOPOLOGY, PIPELINE = "PipeModelDataParallelTopology.", "PipelineModule."
 
 
 def _if_half(value: Callable[[TrainingSpec], object], *dtypes: str) -> Callable[[JobSpec], object]:
@@ -133,7 +131,24 @@ PIPELINE_ROWS = (
     ForeignKey(f"{TOPOLOGY}num_dp", "parallel.dp", int, value=lambda job: job.sizes["dp"]),
 )
 DTYPES = {"fp32": "fp32", "bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16"}
-KNOWN = {*(row.key for row in ROWS), f"{Z}allgather_bucket_size", f"{Z}stage3_gather_16bit_weights_on_model_save"}
+AUTOCAST, CASTS = "torch_autocast.", {**DTYPES, "float32": "fp32", "float": "fp32", "float16": "fp16", "half": "fp16"}
+OPTIMIZERS = {"adam": "adamw", "adamw": "adamw", "lion": "lion", "sgd": "sgd"}
+MASTERS, STATES = "bf16.bf16_master_weights_and_grads", "bf16.bf16_optimizer_states"
+KNOWN = {
+    *(row.key for row in (*ROWS, *PIPELINE_ROWS)),
+    *(f"{Z}allgather_bucket_size", f"{Z}stage3_gather_16bit_weights_on_model_save", f"{ADAM}momentum"),
+    *(MASTERS, STATES, f"{AUTOCAST}enabled", f"{AUTOCAST}dtype", f"{PIPELINE}activation_checkpoint_interval"),
+}
+IGNORED = re.compile(
+    r"(steps_per_print|wall_clock_breakdown|memory_breakdown|dump_state|dataloader_drop_last|log_level|"
+    r"zero_allow_untested_optimizer|zero_force_ds_cpu_optimizer|disable_python_gc|vocabulary_size) |"
+    r"(scheduler|tensorboard|wandb|comet|csv_monitor|monitor_config|comms_logger|flops_profiler|checkpoint|timers)\.|"
+    r"optimizer\.(legacy_fusion|params\.(torch_adam|adam_w_mode|bias_correction)) |activation_checkpointing\.profile |"
+    r"fp16\.(loss_scale|hysteresis|consecutive_hysteresis) |bf16\.(check_grad_overflow|immediate_grad_update) |"
+    r"PipelineModule\.(partition_method type:|activation_checkpoint_func|loss_fn|seed_layers|base_seed)"
+)
+"""Keys, with their values, of logs, schedules and checkpoints, which change no plan."""
+OLDER = re.compile(r"^bfloat16\.")
 
 
 def _refusals(plan: Plan) -> Iterator[Issue]:
@@ -156,6 +171,10 @@ def _refusals(plan: Plan) -> Iterator[Issue]:
         yield refused("parallel.ep", p.ep, message, "use ep 1 or pp 1")
     if job.model is not None and job.model.router_bias:
         yield refused("model.router_bias", "true", "DeepSpeed's AutoEP does not change biases", "use false")
+    share = job.training.offload_fraction
+    if job.training.offload_optimizer and share < 1 and zero_stage(job) < 3:
+        message = "DeepSpeed keeps a share of the states in host memory with ZeRO 3 alone"
+        yield refused("training.offload_fraction", share, message, "use zero 3, or offload_fraction 1")
     yield from uneven_refusals(plan, "DeepSpeed cuts stages of equal layers, or by parameters")
     scale = job.training.loss_scale
     if job.training.dtype == "fp16" and not log2(scale).is_integer():
@@ -229,7 +248,7 @@ def _lines(table: Mapping[str, object], indent: str) -> Iterator[str]:
 
 def read_deepspeed(text: str, typed: Overrides = NO_SETTINGS) -> ReadJob:
     """The job of a configuration. Raises InputError with every value that no setting says."""
-    values = {name: words for name, words in _values(text).items() if words != ("auto",)}
+    values = {OLDER.sub("bf16.", name): words for name, words in _values(text).items() if words != ("auto",)}
     values = {name: words for name, words in values.items() if words != ("none",) or not name.endswith(".device")}
     if not any(name.startswith(("train_", Z, "bf16", "fp16")) for name in values):
         message = "a configuration of DeepSpeed has train_batch_size or zero_optimization, and this text neither"
@@ -239,14 +258,16 @@ def read_deepspeed(text: str, typed: Overrides = NO_SETTINGS) -> ReadJob:
     s = reader.settings
     if s.get("parallel.cp", 1) != 1:  # Ulysses
         s["parallel.cp_comm"] = "a2a"
+    _read_optimizer(reader)
     _read_precision(reader)
     if (size := int(reader.number(f"{Z}mics_shard_size", int, 0))) > 0:
         s["parallel.zero_size"] = size
-    is_interval = reader.value("PipelineModule.activation_checkpoint_interval", "0") != "0"
-    if is_interval or any(name.startswith(SAVED) for name in values):
-        s["training.recompute"] = "full"
+    _read_recompute(reader)
     _read_batch(reader)
-    rest = (" ".join((name, *words)) for name, words in values.items() if name.startswith(Z) and name not in KNOWN)
+    off = [name.removesuffix("enabled") for name in values if name.endswith(".enabled") and not reader.is_on(name)]
+    for name in [name for name in values if name.startswith(tuple(off)) and name not in KNOWN]:
+        del values[name]
+    rest = unread_keys(reader, KNOWN, IGNORED)
     return reader.job(_runtime({**s, **typed}), rest)
 
 
@@ -261,19 +282,68 @@ def _runtime(settings: Overrides) -> str:
 def _values(text: str) -> Flags:
     if "ds_config" not in text:
         return read_yaml(text)
-    calls, assigned = python_calls(text)
+    called, assigned = python_calls(text)
+    calls = {name: value for name, value in called.items() if name.startswith((TOPOLOGY, PIPELINE))}
     config = assigned.get("ds_config")
     return flat_values({**(config if isinstance(config, dict) else {}), **calls})
+
+
+def _read_optimizer(reader: KeyReader) -> None:
+    s, key = reader.settings, "optimizer.type"
+    word = reader.value(key, "adamw")
+    s["training.optimizer"] = OPTIMIZERS.get(word.lower(), "adamw")
+    if word.lower() not in OPTIMIZERS:
+        reader.nearest(
+            key, f"{word}: planned as AdamW, with two moments", "--set training.optimizer=NAME plans another"
+        )
+    elif s["training.optimizer"] == "sgd":
+        s["training.momentum"] = float(reader.number(f"{ADAM}momentum", float, 0.0))
+
+
+def _read_recompute(reader: KeyReader) -> None:
+    """The pipeline recomputes; without one the script calls deepspeed.checkpointing, of which the table tells
+    alone."""
+    s = reader.settings
+    if any(name.startswith(PIPELINE) for name in reader.flags):
+        is_full = reader.value(f"{PIPELINE}activation_checkpoint_interval", "0") != "0"
+    elif is_full := any(name.startswith(SAVED) for name in reader.flags):
+        message = "planned as recompute full, which the script's calls of deepspeed.checkpointing decide"
+        reader.nearest(SAVED[:-1], message, "where it has none: --set training.recompute=none")
+    if is_full:
+        s["training.recompute"] = "full"
 
 
 def _read_precision(reader: KeyReader) -> None:
     s = reader.settings
     s["training.dtype"] = next((kind for kind in ("bf16", "fp16") if reader.is_on(f"{kind}.enabled")), "fp32")
+    if reader.is_on(f"{AUTOCAST}enabled") and s["training.dtype"] == "fp32":
+        key = f"{AUTOCAST}dtype"
+        word = reader.value(key, "float16").removeprefix("torch.")  # torch's default on GPUs
+        if word not in CASTS:
+            reader.wrong(key, f"{word!r} is not known", "use bf16 or fp16")
+        s["training.dtype"] = CASTS.get(word, "fp32")
+        message = f"planned as {CASTS.get(word)} with fp32 copies, of as many bytes as fp32 parameters under autocast"
+        reader.nearest(f"{AUTOCAST}enabled", message)
     reduced = reader.value("communication_data_type", reader.value("data_types.grad_accum_dtype"))
     if reduced and reduced not in DTYPES:
         reader.wrong("communication_data_type", f"{reduced!r} is not known", "use fp32 or bf16")
     elif reduced and DTYPES[reduced] != "fp32":
         s["training.gradient_dtype"] = DTYPES[reduced]
+    if reader.is_on(MASTERS) and s["training.dtype"] == "bf16":
+        _read_narrow(reader)
+
+
+def _read_narrow(reader: KeyReader) -> None:
+    """Gradients in bf16, with moments in bf16 or, in host memory, in fp32."""
+    s = reader.settings
+    s["training.gradient_dtype"] = "bf16"
+    if not reader.is_on(STATES):
+        reader.nearest(MASTERS, "its bf16 copies of the parameters are planned in fp32")
+        return
+    s["training.master_weights"] = False
+    if s["training.optimizer"] != "sgd":
+        s["training.optimizer_dtype"] = "bf16"
+    reader.nearest(MASTERS, "planned without its bf16 copies: 2 bytes a parameter of a rank's share are missing")
 
 
 def _read_batch(reader: KeyReader) -> None:

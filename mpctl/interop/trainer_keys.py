@@ -392,16 +392,6 @@ def read_global_batch(reader: KeyReader, typed: Overrides) -> None:
     s["training.global_batch_size"] = micro * steps * max(world // inner, 1)
 
 
-def unread_keys(reader: KeyReader, known: Iterable[str]) -> list[str]:
-    """The keys that may change a plan, with their values; those that do not are named in a warning."""
-    left = [name for name in reader.flags if name not in set(known)]
-    apart = [name for name in left if IGNORED.match(" ".join((name, *reader.flags[name])))]
-    if apart:
-        hint = "keys for data, checkpoints and logging, which do not change the plan"
-        reader.warn("flags", "--from", f"{', '.join(apart)}: ignored", hint)
-    return [" ".join((name, *reader.flags[name])) for name in left if name not in apart]
-
-
 IGNORED = re.compile(
     r"task_type|use_reentrant|bias none|gradient_checkpointing_kwargs\.use_reentrant|random_state|"
     r"group_by_length false|train_dataset|strict|hf_|type_of_model|model_type|"
@@ -418,6 +408,16 @@ IGNORED = re.compile(
     r"truncation_mode|trust_remote_code|use_cpu|val_set_size|wandb|warmup_ratio"
 )
 """Beginnings of keys, with their values, that change no plan: of data, checkpoints, evaluation and logging."""
+
+
+def unread_keys(reader: KeyReader, known: Iterable[str], ignored: re.Pattern[str] = IGNORED) -> list[str]:
+    """The keys that may change a plan, with their values; those that do not (`ignored`) are named in a warning."""
+    left = [name for name in reader.flags if name not in set(known)]
+    apart = [name for name in left if ignored.match(" ".join((name, *reader.flags[name])))]
+    if apart:
+        hint = "keys for data, checkpoints and logging, which do not change the plan"
+        reader.warn("flags", "--from", f"{', '.join(apart)}: ignored", hint)
+    return [" ".join((name, *reader.flags[name])) for name in left if name not in apart]
 
 
 _STAGE = re.compile(r"z(?:ero)?[_-]?([123])(?!\d)")
