@@ -24,7 +24,7 @@ from mpctl.plan.planning.plan import make_plan
 from mpctl.plan.planning.summary import plan_summary
 from mpctl.spec.adapter import AdapterSpec
 from mpctl.spec.load import load_job
-from mpctl.spec.runtime import AdapterCosts, MemoryPasses
+from mpctl.spec.runtime import AdapterCosts, MemoryPasses, get_profile
 from tests.plan.estimate.test_time import DEVICE, IDEAL, NONE, timed
 
 # A layer has 4096 (q) + 2 x 1024 (k, v) + 4096 (o) + 3 x 8192 (gate, up, down) = 34,816 weights in products
@@ -213,6 +213,14 @@ def test_states_of_a_quantised_base_and_float32_adapters() -> None:
     states = find_states(layout, 0)
     assert states.parameters == PRODUCTS * 4.5 / 8 + 4 * (REST + OF_QV)
     assert states.optimizer == 8 * OF_QV
+
+
+@pytest.mark.parametrize("runtime", ["trl", "deepspeed", "unsloth"])
+def test_trainers_keep_embeddings_and_head_in_16_bits(runtime: str) -> None:
+    """trl 1.16, trainer/: no prepare_model_for_kbit_training; Unsloth casts what has gradients alone."""
+    qlora = {"kind": "qlora", "targets": ["q_proj", "v_proj"], "double_quantization": False}
+    states = find_states(adapted(qlora, get_profile(runtime).adapters), 0)
+    assert states.parameters == PRODUCTS * 4.5 / 8 + 2 * REST + 4 * OF_QV
 
 
 def test_modules_to_save_are_trained_in_full() -> None:
