@@ -22,6 +22,14 @@ ADAPTER, ALL = "training.adapter.", "all-linear"
 KINDS, BASES = ("lora", "qlora", "dora"), ("nf4", "int8", "bf16", "fp16", "fp32")
 """Adapters, and types of frozen weights, that these launchers have."""
 ATTENTION, MLP = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj")
+DEFAULT_TARGETS = {
+    **dict.fromkeys(("bloom", "falcon", "pythia", "neox"), ("query_key_value",)),
+    "gpt2": ("c_attn",),
+    "phi-2": ("q_proj", "v_proj", "fc1", "fc2"),
+    "": ("q_proj", "v_proj"),
+}
+"""The targets of PEFT where none are named, by a part of the model's name: utils/constants.py, which has them by
+model_type, q_proj and v_proj for Llama, Mistral, Mixtral, Gemma, Qwen 2 and 3."""
 LATENT = ("q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
 
 
@@ -109,6 +117,16 @@ def read_base(reader: KeyReader, *, in_4_bits: bool, in_8_bits: bool, dora: bool
             reader.nearest(quant, f"{reader.value(quant)}: planned as nf4, of the same bits")
     elif in_8_bits:
         s[f"{ADAPTER}base_precision"] = "int8"
+
+
+def read_default_targets(reader: KeyReader, key: str, model: str) -> None:
+    """Set the targets of PEFT where `key` names none. model: its name, as far as it is known."""
+    if reader.has(key):
+        return
+    found = next(names for part, names in DEFAULT_TARGETS.items() if part in model.lower())
+    reader.settings[f"{ADAPTER}targets"] = list(found)
+    message = f"is absent: planned as {', '.join(found)}, PEFT's default by the model's type"
+    reader.nearest(key, message, "name the modules, or all-linear")
 
 
 def read_names(reader: KeyReader, key: str, setting: str, every: tuple[str, ...] = ()) -> None:

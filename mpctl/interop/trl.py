@@ -34,6 +34,7 @@ from mpctl.interop.peft_keys import (
     is_nested,
     peft_refusals,
     read_base,
+    read_default_targets,
     read_names,
     saved_of,
     stored_as,
@@ -247,8 +248,10 @@ def read_trl(text: str, typed: Overrides = NO_SETTINGS) -> ReadJob:
     _read_loss(reader)
     if s["training.recompute"] == "full" and any(map(reader.is_on, OFFLOADS)):
         s["training.offload_activations"] = True
-    is_low = reader.value("dtype", "float32") in ("bfloat16", "float16")
+    is_low = _is_low(reader)
     if reader.is_on("use_peft"):
+        if not is_unsloth(text):  # whose default is every linear module
+            read_default_targets(reader, "lora_target_modules", str(typed.get("model", s.get("model", ""))))
         is_low = _read_adapter(reader) and not is_unsloth(text)  # which makes A and B fp32
     is_deepspeed = reader.value("distributed_type") == "DEEPSPEED"
     set_trained(s, is_half=is_low, has_masters=is_deepspeed)
@@ -259,6 +262,15 @@ def read_trl(text: str, typed: Overrides = NO_SETTINGS) -> ReadJob:
     known |= {*OF_ACCELERATE, "accelerate_config", "activation_checkpointing", "config", "config_file"}
     runtime = "deepspeed" if is_deepspeed else "unsloth" if is_unsloth(text) else "trl"
     return reader.job(runtime, unread_keys(reader, known))
+
+
+def _is_low(reader: KeyReader) -> bool:
+    """Whether the model is read in 16 bits; `auto`, the type of its files, is planned as the one it trains in."""
+    word, dtype = reader.value("dtype", "float32"), reader.settings["training.dtype"]
+    if word == "auto" and not any(map(reader.is_on, ("load_in_4bit", "load_in_8bit"))):
+        message = f"auto, the type of the model's files, is planned as {dtype}"
+        reader.nearest("dtype", message, "name it where they have another type, such as dtype: float32")
+    return word in ("bfloat16", "float16") or (word == "auto" and dtype == "bf16")
 
 
 def _read_loss(reader: KeyReader) -> None:

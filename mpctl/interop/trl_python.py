@@ -45,8 +45,13 @@ OBJECTS = {
     *("train_dataset", "bnb_4bit_compute_dtype"),
 }
 """Arguments that hold objects, whose own calls are read, or that change no plan."""
-UNSLOTH = {"max_length": "2048", "load_in_4bit": "true", "dtype": "bfloat16", "lora_r": "16", "lora_alpha": "16"}
+UNSLOTH = {
+    **{"max_length": "2048", "load_in_4bit": "true", "dtype": "bfloat16"},
+    **{"lora_r": "16", "lora_alpha": "16", "lora_dropout": "0.0"},
+}
 PEFT = {"lora_r": "8", "lora_alpha": "8", "lora_dropout": "0.0"}
+LOADED = {"dtype": "auto"}
+"""Of a from_pretrained of the script's own (transformers 5); SFTTrainer reads a model by its name in float32."""
 
 
 def is_python(text: str) -> bool:
@@ -74,7 +79,8 @@ def python_values(text: str) -> Flags:
         values[name if name.split(".")[0] in CALLS else NAMES.get(last, last)] = words
     if "LoraConfig(" in text or "get_peft_model(" in text:
         values["use_peft"] = ("true",)
-    defaults = UNSLOTH if is_unsloth(text) else PEFT if "use_peft" in values else {}
+    adapter, loaded = (PEFT if "use_peft" in values else {}), (LOADED if any(map(_is_load, nodes)) else {})
+    defaults = UNSLOTH if is_unsloth(text) else {**adapter, **loaded}
     values = {**{name: (words,) for name, words in defaults.items()}, **values}
     if values.get("gradient_checkpointing") == ("unsloth",):
         values["gradient_checkpointing"] = ("true",)
@@ -84,6 +90,12 @@ def python_values(text: str) -> Flags:
 def is_unsloth(text: str) -> bool:
     """Whether a script loads its model by Unsloth."""
     return "FastLanguageModel.from_pretrained(" in text or "FastModel.from_pretrained(" in text
+
+
+def _is_load(node: ast.AST) -> bool:
+    """Whether it reads a model: `AutoModelForCausalLM.from_pretrained(...)`."""
+    name, _, call = ast.unparse(node.func).rpartition(".") if isinstance(node, ast.Call) else ("", "", "")
+    return call == "from_pretrained" and ("Model" in name or "ForCausalLM" in name) and "Peft" not in name
 
 
 def _arguments(node: ast.Call, constants: dict[str, object]) -> dict[str, object]:

@@ -15,6 +15,7 @@ from mpctl.cli.options import JobSource
 from mpctl.core.errors import InputError
 from mpctl.interop.command_line import read_flags
 from mpctl.interop.emitted import emit_plan
+from mpctl.interop.peft_keys import DEFAULT_TARGETS
 from mpctl.interop.shell import read_script
 from mpctl.interop.trl import read_trl
 from mpctl.plan.planning.plan import load_plan
@@ -234,6 +235,48 @@ def test_a_base_without_a_dtype_is_read_in_fp32() -> None:
     told = {warning.rule: warning for warning in read.warnings}
     assert "trl-changes" not in told
     assert any("base_precision=bf16" in warning.hint for warning in read.warnings)
+
+
+@pytest.mark.parametrize(
+    ("text", "targets"),
+    [
+        ("{model_name_or_path: Qwen/Qwen2.5-7B, use_peft: true}", ["q_proj", "v_proj"]),
+        ("{model_name_or_path: gpt2, use_peft: true}", ["c_attn"]),
+        ('SFTTrainer(model="meta-llama/Llama-3.1-8B", peft_config=LoraConfig(r=4))', ["q_proj", "v_proj"]),
+        ("{model_name_or_path: Qwen/Qwen2.5-7B, use_peft: true, lora_target_modules: all-linear}", ["all-linear"]),
+        ("FastLanguageModel.from_pretrained('a/b')\nFastLanguageModel.get_peft_model(model, r=8)", None),
+    ],
+)
+def test_without_targets_pefts_are_planned(text: str, targets: list[str] | None) -> None:
+    """peft 0.21, utils/constants.py; Unsloth's get_peft_model names all seven modules of Llama's layers."""
+    read = read_trl(text)
+    assert read.settings.get("training.adapter.targets") == targets
+    told = [warning.message for warning in read.warnings if "PEFT's default" in warning.message]
+    assert bool(told) == (targets not in (None, ["all-linear"]))
+    if targets is None:
+        assert read.settings["training.adapter.dropout"] == 0.0
+
+
+def test_pefts_own_table_has_the_same_targets() -> None:
+    constants = pytest.importorskip("peft.utils.constants", reason="peft is not installed")
+    table = constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+    types = {"gpt2": "gpt2", "bloom": "bloom", "falcon": "falcon", "pythia": "gpt_neox", "neox": "gpt_neox"}
+    for part, names in DEFAULT_TARGETS.items():
+        for kind in [types.get(part, "phi")] if part else ("llama", "mistral", "mixtral", "gemma2", "qwen2", "qwen3"):
+            assert table[kind] == list(names)
+
+
+@pytest.mark.parametrize("peft", ["", ", peft_config=LoraConfig(r=4, target_modules='all-linear')"])
+def test_a_model_that_the_script_loads_has_the_type_of_its_files(peft: str) -> None:
+    """transformers 5, modeling_utils.py: from_pretrained without a dtype is dtype auto."""
+    model = 'model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-7B")\n'
+    own = read_trl(f"{model}SFTTrainer(model=model, max_length=512{peft})")
+    assert "training.adapter.base_precision" not in own.settings
+    assert own.settings.get("training.optimizer_dtype") == (None if peft else "bf16")
+    assert any("auto" in warning.message for warning in own.warnings)
+    named = read_trl(f'SFTTrainer(model="Qwen/Qwen2.5-7B", max_length=512{peft})')
+    assert named.settings.get("training.adapter.base_precision") == ("fp32" if peft else None)
+    assert "training.optimizer_dtype" not in named.settings
 
 
 def test_types_of_another_launcher_are_not_a_users() -> None:
