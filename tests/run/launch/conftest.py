@@ -24,4 +24,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Launched:
     """20 steps on tp 2, checkpoints after 10 and 20, in a directory whose name has spaces."""
     run_dir = tmp_path_factory.mktemp("launch") / "a run"
-    return launch(data, run_dir, "--tp", "2", "--json").ended()
+    run = launch(data, run_dir, "--tp", "2", "--json").ended()
+    assert run.process.returncode == 0, run.stderr  # else each test that compares with it fails for reasons of its own
+    return run
