@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from tests.cli.calls import Mpctl
 from tests.run.history.made import make_run, summary
 from tests.run.history.test_status import going_on
 from tests.run.launch.attempts import report
+from tests.run.launch.command import wait_for
 
 
 @pytest.mark.parametrize(("status", "code"), [("finished", 0), ("stopped", 0), ("failed", 1)])
@@ -45,14 +45,14 @@ def test_a_launcher_that_does_not_end_in_time(tmp_path: Path, call: Mpctl) -> No
 
 
 def test_the_end_is_waited_for_and_what_the_run_does_is_shown(tmp_path: Path) -> None:
-    run, texts = going_on(tmp_path / "demo"), []
+    run, texts = going_on(tmp_path / "demo"), list[str]()
 
     def end() -> None:
-        time.sleep(0.5)
+        wait_for(lambda: "waiting for the launcher" in texts)
         (run / "stop-request").unlink()  # by a launcher that took it for an old one
         saving = BreadcrumbState("saving step 6: 1 GiB of 2 GiB")
         report(run, saving, phase=AttemptPhase.STOPPING)
-        time.sleep(0.5)
+        wait_for(lambda: texts[-1] != "waiting for the launcher")
         (run / "summary.json").write_text(json.dumps(summary("stopped")))
 
     thread = threading.Thread(target=end)
