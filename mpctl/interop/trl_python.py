@@ -51,7 +51,7 @@ UNSLOTH = {
 }
 PEFT = {"lora_r": "8", "lora_alpha": "8", "lora_dropout": "0.0"}
 LOADED = {"dtype": "auto"}
-"""Of a from_pretrained of the script's own (transformers 5); SFTTrainer reads a model by its name in float32."""
+"""The dtype of a model that the script loads itself (transformers 5); SFTTrainer loads one by name in float32."""
 
 
 def is_python(text: str) -> bool:
