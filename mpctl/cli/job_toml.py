@@ -31,8 +31,8 @@ def job_toml(source: str | None, settings: Mapping[str, Any], about: Sequence[st
 
 
 def _start(source: str, removed: Set[str]) -> dict[str, object]:
-    """What a file starts from: the source by name, or its tables where one of its settings is removed, as no
-    file can take back what its preset says."""
+    """Name the source as the file's preset, or copy its tables without the removed settings: a file cannot unset
+    what its preset sets."""
     from mpctl.spec.load import read_source
     from mpctl.spec.presets import lasting_name
 

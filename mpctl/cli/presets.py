@@ -124,7 +124,7 @@ def schema(
     name: SchemaArgument = None,
     list_: Annotated[bool, typer.Option("--list", help="List the documents, and what each is.")] = False,
     find: Annotated[
-        str | None, typer.Option("--find", help="Settings of a job with these words in name or meaning.")
+        str | None, typer.Option("--find", help="Settings of a job with these words in name or description.")
     ] = None,
 ) -> None:
     """Print the JSON Schema of a job file, or of a document that mpctl prints or writes.
@@ -140,7 +140,7 @@ def schema(
 
     if find is not None:
         if not (found := find_settings(find)):
-            message = f"no setting of a job has {find!r} in its name or meaning"
+            message = f"no setting has {find!r} in its name or description"
             raise InputError.of("no-setting", "--find", message, "use other words, or read docs/reference.md")
         print_json(found)
     elif list_:

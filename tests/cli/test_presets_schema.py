@@ -230,7 +230,7 @@ def test_settings_are_found_by_words_of_their_names_and_meanings(mpctl: Mpctl) -
     assert found["training.recompute"]["enum"] == ["none", "selective", "full"]
     assert "training.recompute" not in mpctl("schema", "--find", "recompute modules").document
     refused = mpctl("schema", "--find", "no such thing")
-    assert refused.code == 2 and "no setting of a job" in refused.err
+    assert refused.code == 2 and "no setting has 'no such thing'" in refused.err
 
 
 def test_it_is_a_json_schema_whose_references_resolve(schema: Schema) -> None:
