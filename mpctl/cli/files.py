@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mpctl.core.errors import InputError
 
-PAGES = {"--html": "unwritable", "--csv": "cannot-write"}  # the rule of each
+PAGES = ("--html", "--csv")
 WRITTEN = ("--html", "--csv", "--svg", "--trace", "--out", "--save")
 
 
@@ -26,4 +26,4 @@ def require_files(arguments: Sequence[str]) -> None:
         option, is_given, path = word.partition("=")
         if option in PAGES and is_given and not Path(path).parent.is_dir():
             hint = "name a file in a folder that exists"
-            raise InputError.of(PAGES[option], option, f"{path}: there is no folder {Path(path).parent}", hint)
+            raise InputError.of("unwritable", option, f"{path}: there is no folder {Path(path).parent}", hint)

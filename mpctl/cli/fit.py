@@ -276,7 +276,7 @@ def _save(path: Path, answer: FitChoice, document: FitDocument) -> None:
         write_whole(path, text)
     except OSError as error:
         message = f"{path}: {error.strerror or error}"
-        raise InputError.of("cannot-write", "--save", message, "name a file in a folder that exists") from None
+        raise InputError.of("unwritable", "--save", message, "name a file in a folder that exists") from None
 
 
 def _write_page(path: Path, document: FitDocument) -> None:

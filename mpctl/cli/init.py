@@ -295,7 +295,7 @@ def _write(path: Path, text: str, *, overwrite: bool) -> None:
         write_whole(path, text)
     except OSError as error:
         message = f"{path}: {error.strerror or error}"
-        raise InputError.of("cannot-write", "PATH", message, "name another file") from None
+        raise InputError.of("unwritable", "PATH", message, "name another file") from None
 
 
 MOST = 2**31 - 1  # the largest count in a job

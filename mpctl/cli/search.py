@@ -206,4 +206,4 @@ def _write_csv(path: Path, document: SearchDocument) -> None:
         with path.open("w", encoding="utf-8", newline="") as file:
             writer(file).writerows(csv_rows(document))
     except OSError as error:
-        raise InputError.of("cannot-write", "--csv", f"{path}: {error.strerror}") from None
+        raise InputError.of("unwritable", "--csv", f"{path}: {error.strerror}") from None

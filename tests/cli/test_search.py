@@ -198,7 +198,7 @@ def test_the_job_as_given_is_shown_where_it_gives_a_layout(mpctl: Mpctl, tmp_pat
         (["search", *SMALL, "--gpus", "12"], "gpus-fill-nodes"),
         (["search", *SMALL, "--set", "parallel.last_stage_layers=3"], "cut-is-searched"),
         (["search", *SMALL, "--dtype", "fp8"], "no-step-time"),
-        (["search", *SMALL, "--csv", "/nowhere/x.csv", "--top", "1"], "cannot-write"),
+        (["search", *SMALL, "--csv", "/nowhere/x.csv", "--top", "1"], "unwritable"),
         (["plan", "--batch", "/nowhere.jsonl"], "no-such-file"),
         (["plan", "demo", "--batch", "-"], "usage"),
         (["plan", "demo", "demo"], "usage"),
