@@ -50,6 +50,7 @@ _SIZED_BY_VALUES = {
     aten.repeat_interleave.Tensor,
 }
 _INDEXED = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default}
+_MAY_WAIT = _READS | _SIZED_BY_VALUES | _INDEXED
 _COPY, _TO_COPY = aten.copy_.default, aten._to_copy.default
 _IS_PINNED, _PIN = aten.is_pinned.default, aten._pin_memory.default
 _FROM_NUMBERS: set[Any] = {torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor}
@@ -134,7 +135,7 @@ class HostSyncCheck(TorchDispatchMode):
         """Return the reason why an operation would wait; empty if it would not."""
         if func in (_COPY, _TO_COPY):
             return self._copy_waits(func, args, kwargs)
-        if func not in _READS | _SIZED_BY_VALUES | _INDEXED:
+        if func not in _MAY_WAIT:
             return ""
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         if not any(self._is_there(tensor) for tensor in tensors):
