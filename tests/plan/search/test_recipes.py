@@ -32,6 +32,7 @@ def test_a_published_layout_stands_where_the_page_says(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", [name for name in RECIPES if name not in QUICK])
 def test_every_published_layout_does(name: str) -> None:
     check(recipe(name))
