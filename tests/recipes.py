@@ -30,6 +30,7 @@ from tests.published import published_runs
 
 PAGE = Path(__file__).parents[1] / "docs" / "recipes.md"
 BEGIN, END = "<!-- recipes: python -m tests.recipes --write -->\n", "<!-- end -->\n"
+BAR = r"\|"  # of Megatron's pipeline layouts, in a cell
 RECIPES = {
     "Llama 3 70B, 64 H100, NVIDIA 25.02": "dgxc_v25.02_llama3-70b_bf16_64_L80_tp4pp4cp2vp5_gbs128",
     "Llama 3 70B, 2,048 H100, NVIDIA 25.04": ("dgxc_v25.04_llama3-70b_bf16_2048_L80_tp4pp4cp2vp5_gbs4096"),
@@ -126,13 +127,23 @@ def table_lines(recipes: list[Recipe]) -> Iterator[str]:
     """A row for each run."""
     yield "| run | published layout | measured | planned | suggested by a search | planned | published |"
     yield "|---|---|---|---|---|---|---|"
-    for one in recipes:
-        best = one.suggested
-        best_text = "the same" if one.is_suggested else short_text(best.layout)
-        yield (
-            f"| {one.name} | {short_text(one.given.layout)} | {seconds_text(one.measured)} | "
-            f"{seconds_text(one.given.time.total)} | {best_text} | {seconds_text(best.time.total)} | {one.verdict} |"
-        )
+    yield from map(table_line, recipes)
+
+
+def table_line(one: Recipe) -> str:
+    """The row of a run."""
+    best = one.suggested
+    best_text = "the same" if one.is_suggested else short_text(best.layout)
+    cells = (
+        one.name,
+        short_text(one.given.layout),
+        seconds_text(one.measured),
+        seconds_text(one.given.time.total),
+        best_text,
+        seconds_text(best.time.total),
+        one.verdict,
+    )
+    return f"| {' | '.join(cell.replace('|', BAR) for cell in cells)} |"
 
 
 def short_text(layout: LayoutSettings) -> str:
