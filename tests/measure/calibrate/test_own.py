@@ -267,6 +267,7 @@ def test_no_run_is_no_fit() -> None:
 
 
 @pytest.mark.slow  # two minutes: the presets are fitted without the sweep first
+@pytest.mark.timeout(1200)
 def test_few_own_runs_tell_the_rest_of_a_sweep() -> None:
     """vTrain's runs as those of another software on another cluster, by presets that have not seen
     them: benchmarks/results/measurements.md has the table of all sweeps."""
