@@ -39,7 +39,7 @@ def orphaned(run: Path) -> Callable[[Variables], bool]:
     def is_orphaned(found: Variables) -> bool:
         torchrun = found.get(TORCHRUN, "")
         is_ours = found.get(RUN_DIR) == str(run) and torchrun.isdecimal()
-        return is_ours and not psutil.pid_exists(int(torchrun))
+        return is_ours and _is_gone(int(torchrun))
 
     return is_orphaned
 
@@ -96,6 +96,15 @@ def has_ended(process: psutil.Process) -> bool:
     try:
         return process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     except (psutil.Error, OSError):
+        return True
+
+
+def _is_gone(pid: int) -> bool:
+    """Whether no process of this id runs. Process 1 of a container may never wait for orphans: a torchrun that
+    died with its launcher stays as a zombie then."""
+    try:
+        return has_ended(psutil.Process(pid))
+    except (psutil.Error, OSError, ValueError, OverflowError):
         return True
 
 

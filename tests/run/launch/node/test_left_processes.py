@@ -16,6 +16,7 @@ import pytest
 
 from mpctl.run.launch.node import left_processes
 from mpctl.run.launch.node.left_processes import end_processes_with, find_processes, has_ended, left_by, orphaned
+from tests.run.launch.command import wait_for
 
 NOT_A_PROCESS = 2**22 + 1
 SLEEP = "import time; time.sleep(60)"
@@ -97,6 +98,13 @@ def test_orphans_are_those_whose_torchrun_is_gone(tmp_path: Path, started: Start
     orphan = started(rank_of(tmp_path, NOT_A_PROCESS))
     started(rank_of(tmp_path, os.getpid()))  # of another agent on this host, which is alive
     started(rank_of(tmp_path / "other", NOT_A_PROCESS))
+    assert pids(orphaned(tmp_path)) == {orphan.pid}
+
+
+def test_a_torchrun_that_nobody_waited_for_is_gone(tmp_path: Path, started: Started) -> None:
+    zombie = started({}, sys.executable, "-c", "")
+    wait_for(lambda: psutil.Process(zombie.pid).status() == psutil.STATUS_ZOMBIE)
+    orphan = started(rank_of(tmp_path, zombie.pid))
     assert pids(orphaned(tmp_path)) == {orphan.pid}
 
 
