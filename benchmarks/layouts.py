@@ -81,9 +81,9 @@ whose choice of expert lies within rounding:
 
 {experts}
 
-Only the order of float32 additions differs, and training may amplify it, most in demo-t5. In float64 the tests hold
-layers, losses, gradients and final parameters to 1e-10 (`tests/train/layers`, `tests/train/runtime`). Every rank held
-the parameters and sent the bytes of its plan.
+Only the order of float32 additions differs, and training may amplify it. In float64 the tests hold layers, losses,
+gradients and final parameters to 1e-10 (`tests/train/layers`, `tests/train/runtime`). Every rank held the parameters
+and sent the bytes of its plan.
 
 Renewed by `python -m benchmarks.layouts > docs/layouts.md` ({torch}, two cores).
 

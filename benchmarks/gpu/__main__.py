@@ -241,7 +241,7 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="small models, also on a CPU")
     parser.add_argument("--budget", default="6m", help="time for all of it: 6m, 1h, 360")
     parser.add_argument(
-        "--tests", action="store_true", help=f"the tests of a GPU too, first, in {TESTS_SHARE:.0%} of the time"
+        "--tests", action="store_true", help=f"the tests of a GPU too, first, in {TESTS_SHARE:.0%}% of the time"
     )
     parser.add_argument("--list", action="store_true", help="print what the budget has room for")
     parser.add_argument(
