@@ -4,8 +4,8 @@ Three stages in one folder (`--out`, by default runs/benchmark-tune), each of wh
 was stopped:
 
 1. sweep: every layout that `mpctl search JOB` knows for `--ranks` is trained once, with STEPS steps
-   after the warm-up, in the order of its plan. Of `demo` on four ranks these are 748; by default
-   those that recompute, or cut stages by cost, are left out (`--fix`), which leaves 272, since the
+   after the warm-up, in the order of its plan. Of `demo` on four ranks these are 1,116; by default
+   those that recompute, or cut stages by cost, are left out (`--fix`), which leaves 456, since the
    job fits its memory twenty times over; `--whole` sweeps all. Some 15 s a layout on two cores.
    `--fix zero=0 --fix vpp=1` sweeps a part of the space, and tunes in it.
 2. tune: `mpctl tune`, with `--budget`, in the whole space where nothing is fixed by hand.

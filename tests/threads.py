@@ -133,6 +133,7 @@ def run_ranks(function: Callable[..., Any], n: int, *args: Any) -> list[Any]:
 
     def run(rank: int) -> None:
         _HERE.world = world
+        torch.set_num_threads(1)  # as each process of tests/ranks.py: sums in the same order, to the bit
         try:
             results[rank] = function(rank, n, *args)
         except BaseException as error:
