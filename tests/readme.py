@@ -24,6 +24,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 PAGES = (README, ROOT / "docs" / "guide.md", ROOT / "docs" / "tour.md")
+LAUNCHERS = (ROOT / "docs" / "other-launchers.md", ROOT / "tests" / "recorded" / "emitted.md")
+"""Pages whose blocks alone are made here; tests/cli/test_interop.py compares them."""
+EXCERPTS = tuple(ROOT / "docs" / f"{name}.md" for name in ("fine-tuning", "goodput", "presets", "tensor-modes"))
+"""Pages whose blocks are lines of what their commands print, chosen by hand."""
 TABLE = re.compile(r"(<!-- published runs: [^\n]*-->\n)(.*?)(<!-- end -->)", re.S)
 RUNS = {
     "korth22_t5_175B_full": ("GPT-3 175B, 64 A100", "arXiv 2205.05198, Table 5"),
@@ -141,7 +145,7 @@ def main(*, slow: bool) -> None:
             return match[0]
         return f"```\n$ {match[1]}\n{shown(match[1])}```"
 
-    for page in PAGES:
+    for page in (*PAGES, *LAUNCHERS):
         page.write_text(SHOWN.sub(block, page.read_text("utf-8")), "utf-8")
         print(f"wrote {page.relative_to(ROOT)}")
     text = README.read_text("utf-8")

@@ -16,6 +16,7 @@ from mpctl.cli.app import app, run
 from mpctl.core.units import bytes_text, seconds_text
 from mpctl.plan.planning.plan import load_plan
 from tests import readme
+from tests.cli.calls import Mpctl
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text("utf-8")
@@ -101,6 +102,16 @@ RENEW = "run `make readme` and commit the pages and their pictures"
 )
 def test_what_a_command_prints_is_what_the_readme_shows(command: str, block: str) -> None:
     assert readme.shown(command) == block, RENEW
+
+
+@pytest.mark.parametrize(
+    ("command", "block"), [pair for page in readme.EXCERPTS for pair in readme.SHOWN.findall(page.read_text("utf-8"))]
+)
+def test_an_excerpt_is_of_what_the_command_prints(mpctl: Mpctl, command: str, block: str) -> None:
+    """Each line to the last figure, in their order."""
+    said = mpctl(*shlex.split(command.partition(" | ")[0])[1:])
+    printed = iter([line.rstrip() for line in said.out.splitlines() + said.err.splitlines()])
+    assert [line for line in block.splitlines() if line not in printed] == []
 
 
 def test_the_published_runs_are_those_of_the_record() -> None:
