@@ -21,6 +21,7 @@ are summed in the same order.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from itertools import islice, takewhile
 from typing import Literal, NamedTuple
 
@@ -89,8 +90,7 @@ def warmup(name: ScheduleName, *, stage: int, stages: int, microbatches: int, ch
         raise ScheduleError(conflict.message)
     assert 0 <= stage < stages, f"stage {stage} of {stages}"
     if SCHEDULES[name].is_v:
-        order = _of_v(name, stage, stages, min(microbatches, FEW_OF_V * stages))
-        return sum(1 for _ in takewhile(lambda action: action.kind == "forward", order))
+        return _counts_of_v(name, stage, stages, min(microbatches, FEW_OF_V * stages))[0]
     if chunks == 1:
         return SCHEDULES[name].warmup(stage, stages, microbatches)
     return min(2 * (stages - stage - 1) + (chunks - 1) * stages, microbatches * chunks)
@@ -105,7 +105,7 @@ def peak_in_flight(name: ScheduleName, *, stage: int, stages: int, microbatches:
     """
     ahead = warmup(name, stage=stage, stages=stages, microbatches=microbatches, chunks=chunks)
     if SCHEDULES[name].is_v:
-        return most_in_flight(_of_v(name, stage, stages, min(microbatches, FEW_OF_V * stages)))
+        return _counts_of_v(name, stage, stages, min(microbatches, FEW_OF_V * stages))[1]
     deferred = stage if SCHEDULES[name].splits_backward else 0
     return min(ahead + 1 + deferred, microbatches * chunks)
 
@@ -141,6 +141,13 @@ def _neighbour(action: Action, stage: int, placement: StagePlacement, way: int) 
     if action.kind not in DIRECTIONS:
         return None
     return placement.neighbour(StageChunk(stage, action.chunk), way * DIRECTIONS[action.kind])
+
+
+@lru_cache(maxsize=4096)  # a search asks for a stage in each layout that has it
+def _counts_of_v(name: ScheduleName, stage: int, stages: int, microbatches: int) -> tuple[int, int]:
+    """`warmup` and `peak_in_flight` of a V-shaped schedule, by counting."""
+    order = list(_of_v(name, stage, stages, microbatches))
+    return sum(1 for _ in takewhile(lambda action: action.kind == "forward", order)), most_in_flight(order)
 
 
 def _of_v(name: ScheduleName, stage: int, stages: int, microbatches: int) -> Iterator[Action]:
