@@ -268,6 +268,7 @@ def _save(path: Path, answer: FitChoice, document: FitDocument) -> None:
     """Write the answer as a job file. Raises InputError where the file is there already."""
     from mpctl.cli.job_toml import job_toml
     from mpctl.core.durable import write_whole
+    from mpctl.render.markup import cannot_write
 
     if path.exists():
         raise InputError.of("file-exists", "--save", f"{path} is there already", "name another file")
@@ -275,8 +276,7 @@ def _save(path: Path, answer: FitChoice, document: FitDocument) -> None:
     try:
         write_whole(path, text)
     except OSError as error:
-        message = f"{path}: {error.strerror or error}"
-        raise InputError.of("unwritable", "--save", message, "name a file in a folder that exists") from None
+        raise cannot_write(path, error, "--save") from None
 
 
 def _write_page(path: Path, document: FitDocument) -> None:
